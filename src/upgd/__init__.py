@@ -1,0 +1,1 @@
+"""Learning from streams that never stop changing."""

@@ -1,0 +1,121 @@
+"""The mathematics of utility-based perturbed gradient descent, on one page.
+
+Every method of the paper except AdamW is one rule with switches. For each parameter entry ``w`` with gradient ``g`` and,
+if one has it, curvature ``h`` (an estimate of the Hessian's diagonal), at step ``t`` = 1, 2, …::
+
+    m  = ½·h·w² − g·w                                          utility     what losing w would cost on this sample
+    u ← β·u + (1−β)·m                                          trace       … on recent samples
+    û  = u / (1 − βᵗ)                                          unbiased    … although u began at zero
+    ū  = sigmoid(û / scale)                                    gate        … compared with the others: 0 useless, 1 useful
+    w ← (1 − lr·wd)·w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū)]     update      useful weights stay, useless ones are perturbed
+
+``scale`` is :func:`global_scale` (the largest utility of the learner) or :func:`local_scale` (the norm over the weights
+that enter the same unit); ξ is the noise of :mod:`upgd.noise`; the switches name the method:
+
+==============================  ===  ===  ===  ======  ======
+method                           c    p    q     σ       wd
+==============================  ===  ===  ===  ======  ======
+SGD                              1    0    0     0       0
+SGDW                             1    0    0     0      > 0
+PGD; Anti-PGD (other noise)      1    0    0    > 0      0
+Shrink & Perturb                 1    0    0    > 0     > 0
+UPGD, UPGD-W                     1    1    1    ≥ 0     ≥ 0
+UPGD that does not protect       1    0    1    ≥ 0     ≥ 0
+UPS (search, no gradient)        0    –    1    > 0      0
+==============================  ===  ===  ===  ======  ======
+
+The functions are pure and work for one learner or for many: tensors may begin with *learner dimensions*, and then every
+hyperparameter and switch may be a tensor of just these dimensions, so that each learner has its own.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+__all__ = ["gate", "global_scale", "local_scale", "trace", "unbiased", "update", "utility"]
+
+#: A hyperparameter or switch: one number, or one per learner.
+Value = float | Tensor
+
+
+def utility(weight: Tensor, grad: Tensor, curvature: Tensor | None = None) -> Tensor:
+    """What the loss would rise by, to first or second order, were each weight set to zero: ``½·h·w² − g·w``."""
+    first_order = -grad * weight
+    return first_order if curvature is None else first_order + 0.5 * curvature * weight**2
+
+
+def trace(previous: Tensor, instant: Tensor, beta: Value) -> Tensor:
+    """The running average ``β·u + (1 − β)·m``."""
+    beta = _per_learner(beta, previous)
+    return beta * previous + (1 - beta) * instant
+
+
+def unbiased(traced: Tensor, beta: Value, step: Value) -> Tensor:
+    """The trace as if it had not begun at zero: ``u / (1 − βᵗ)``, with steps counted from 1."""
+    return traced / _per_learner(1 - beta**step, traced)
+
+
+def global_scale(utilities: Iterable[Tensor], learner_dims: int = 0) -> Tensor:
+    """The largest utility over all parameters of a learner, at least the smallest normal float.
+
+    That floor says what happens while nothing is useful (all utilities zero or negative): a utility of zero gets the gate
+    sigmoid(0) = ½ and a negative one 0; never a division by zero, never a flipped sign. A parameter tensor that has an
+    infinite or undefined utility does not take part, so that its accident stays its own.
+    """
+    maxima = [_maximum(u, learner_dims) for u in utilities if u.numel()]
+    finite = [torch.where(torch.isfinite(m), m, 0) for m in maxima]
+    largest = torch.stack(finite).amax(0)
+    return largest.clamp(min=torch.finfo(largest.dtype).tiny)
+
+
+def local_scale(utility: Tensor, learner_dims: int = 0) -> Tensor:
+    """The Euclidean norm over the weights that enter the same unit, at least the smallest normal float.
+
+    A unit is a row of a Linear weight, a filter of a convolution, or a bias vector as a whole. The result has the
+    dimensions of ``utility``, of size 1 where the norm was taken.
+    """
+    within_learner = utility.ndim - learner_dims
+    if within_learner == 0:
+        norm = utility.abs()
+    else:
+        first = learner_dims + 1 if within_learner > 1 else learner_dims
+        norm = torch.linalg.vector_norm(utility, dim=tuple(range(first, utility.ndim)), keepdim=True)
+    return norm.clamp(min=torch.finfo(norm.dtype).tiny)
+
+
+def gate(utility: Tensor, scale: Tensor) -> Tensor:
+    """How useful each entry is next to the others, in [0, 1]: ``sigmoid(û / scale)``."""
+    return torch.sigmoid(utility / _per_learner(scale, utility))
+
+
+def update(
+    weight: Tensor,
+    grad: Tensor,
+    gate: Value = 0.0,
+    noise: Value = 0.0,
+    *,
+    lr: Value,
+    sigma: Value = 0.0,
+    weight_decay: Value = 0.0,
+    c: Value = 1.0,
+    p: Value = 1.0,
+    q: Value = 1.0,
+) -> Tensor:
+    """The new weight: ``(1 − lr·wd)·w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū)]``."""
+    lr, sigma, weight_decay, c, p, q = (_per_learner(v, weight) for v in (lr, sigma, weight_decay, c, p, q))
+    gradient_part = c * grad * (1 - p * gate)
+    search_part = sigma * noise * (1 - q * gate)
+    return (1 - lr * weight_decay) * weight - lr * (gradient_part + search_part)
+
+
+def _maximum(utility: Tensor, learner_dims: int) -> Tensor:
+    within_learner = tuple(range(learner_dims, utility.ndim))
+    return utility.amax(within_learner) if within_learner else utility
+
+
+def _per_learner(value: Value, like: Tensor) -> Value:
+    """Let one number per learner meet tensors that have more dimensions than learners do."""
+    if isinstance(value, Tensor) and 0 < value.ndim < like.ndim:
+        return value.reshape(value.shape + (1,) * (like.ndim - value.ndim))
+    return value
