@@ -1,0 +1,1 @@
+"""Hundreds of online learners at once, each exactly what it would be alone."""
