@@ -1,0 +1,55 @@
+"""Checks of what users pass to the optimizers; every error is one sentence with the argument, the value and the remedy."""
+
+from typing import Any
+
+from torch import Tensor
+
+CHOICES = {"scaling": ("global", "local"), "noise": ("white", "anticorrelated")}
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """Check the options of one parameter group, whichever of them the optimizer has."""
+    check_lr(group["lr"])
+    for name in ("sigma", "weight_decay"):
+        if name in group:
+            check_at_least_zero(name, group[name])
+    if "beta_utility" in group:
+        beta = group["beta_utility"]
+        if not _is_number(beta) or not 0 <= beta < 1:
+            raise ValueError(f"beta_utility must be in [0, 1), but it is {beta!r}; try beta_utility=0.999.")
+    for name, choices in CHOICES.items():
+        if name in group and group[name] not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, but it is {group[name]!r}.")
+
+
+def check_lr(lr: Any) -> None:
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"Tensor lr must be 1-element, but it has {lr.numel()} elements; try torch.tensor(0.01).")
+    elif not _is_number(lr) or not lr >= 0:
+        raise ValueError(f"lr must be a number of at least 0, but it is {lr!r}; try lr=0.01.")
+
+
+def check_at_least_zero(name: str, value: Any) -> None:
+    if not _is_number(value) or not value >= 0:
+        raise ValueError(f"{name} must be a number of at least 0, but it is {value!r}; use {name}=0.0 to do without.")
+
+
+def check_curvature(curvature: Any) -> None:
+    if curvature is not None and not callable(getattr(curvature, "diagonal", None)):
+        raise TypeError(
+            f"curvature must have a method diagonal(param) -> tensor, but it is {curvature!r}; "
+            "pass upgd.HesScale(model, criterion), or leave it out for first-order utility."
+        )
+
+
+def check_parameter(param: Tensor) -> None:
+    if param.is_complex():
+        raise TypeError(
+            f"params must be real, but one of shape {tuple(param.shape)} is {param.dtype}: utility has no meaning for "
+            "complex numbers; optimize torch.view_as_real(param) instead."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,106 @@
+"""Perturbed gradient descent and its kin, which perturb all weights evenly."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from upgd.optim._weightwise import WeightwiseOptimizer
+
+
+class PGD(WeightwiseOptimizer):
+    r"""Perturbed gradient descent: gradient descent with the same amount of noise on every weight.
+
+    .. math::
+        w \leftarrow (1-\mathrm{lr}\,\lambda)\,w - \mathrm{lr}\,(g + \sigma\xi), \qquad \xi\sim\mathcal N(0,1)
+
+    With ``noise="anticorrelated"`` it is Anti-PGD (Orvieto et al., 2022); with ``sigma=0`` it is gradient descent with
+    decoupled weight decay (SGDW).
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for every torch optimizer.
+        lr: learning rate; a number or a one-element tensor.
+        sigma: σ, the standard deviation of the perturbation.
+        weight_decay: λ, decoupled weight decay.
+        noise, maximize, foreach, capturable, generator: as for :class:`upgd.UPGD`.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = upgd.PGD(model.parameters(), lr=0.01, sigma=0.1, noise="anticorrelated")
+        >>> torch.nn.functional.mse_loss(model(torch.randn(1, 4)), torch.zeros(1, 2)).backward()
+        >>> optimizer.step()
+    """
+
+    _gated = False
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        *,
+        sigma: float,
+        weight_decay: float = 0.0,
+        noise: str = "white",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "sigma": sigma,
+            "weight_decay": weight_decay,
+            "noise": noise,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults, generator=generator)
+
+    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
+        return 1.0, 0.0, 0.0
+
+
+class ShrinkAndPerturb(PGD):
+    r"""Shrink and perturb (Ash and Adams, 2020), at every step: :class:`upgd.PGD` with weight decay.
+
+    .. math::
+        w \leftarrow (1-\mathrm{lr}\,\lambda)\,w - \mathrm{lr}\,(g + \sigma\xi), \qquad \xi\sim\mathcal N(0,1)
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for every torch optimizer.
+        lr: learning rate; a number or a one-element tensor.
+        sigma: σ, how strongly to perturb.
+        weight_decay: λ, how strongly to shrink.
+        maximize, foreach, capturable, generator: as for :class:`upgd.UPGD`.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = upgd.ShrinkAndPerturb(model.parameters(), lr=0.01, sigma=0.1, weight_decay=0.01)
+        >>> torch.nn.functional.mse_loss(model(torch.randn(1, 4)), torch.zeros(1, 2)).backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        *,
+        sigma: float,
+        weight_decay: float,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            sigma=sigma,
+            weight_decay=weight_decay,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            generator=generator,
+        )

@@ -1,0 +1,95 @@
+"""Utility-based perturbed gradient descent, weight-wise."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from upgd.optim._weightwise import Curvature, WeightwiseOptimizer
+
+
+class UPGD(WeightwiseOptimizer):
+    r"""Utility-based perturbed gradient descent: protects the weights that are useful and perturbs those that are not.
+
+    For every weight :math:`w` with gradient :math:`g`, at step :math:`t`:
+
+    .. math::
+        \begin{aligned}
+            m &= -g\,w \quad(+\tfrac12 h\,w^2 \text{ with curvature } h)       && \text{utility of } w \text{ now} \\
+            u &\leftarrow \beta u + (1-\beta) m, \qquad \hat u = u/(1-\beta^t) && \text{… recently} \\
+            \bar u &= \mathrm{sigmoid}(\hat u / \text{scale})                  && \text{… next to the others} \\
+            w &\leftarrow (1-\mathrm{lr}\,\lambda)\,w - \mathrm{lr}\,(g + \sigma\xi)(1-\bar u), \qquad \xi\sim\mathcal N(0,1)
+        \end{aligned}
+
+    A parameter without gradient is left alone, and its utility takes no part. A gradient that is infinite or NaN spoils the
+    entries it belongs to, as with every torch optimizer, but no other parameter: the spoilt tensor is left out of the
+    global scale. The utility of 16-bit parameters is kept in 32 bits.
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for every torch optimizer.
+        lr: learning rate; a number or a one-element tensor.
+        beta_utility: β, how long utility remembers; 0 looks at the present sample alone.
+        sigma: σ, the standard deviation of the perturbation.
+        weight_decay: λ, decoupled weight decay (UPGD-W where it is positive).
+        scaling: ``"global"`` compares a weight with the most useful one of all parameters (of all groups);
+            ``"local"`` with the norm over the weights that enter the same unit.
+        protect_gradient: ``False`` gates the noise only: ``w ← (1−lr·λ)·w − lr·[g + σ·ξ·(1−ū)]``.
+        noise: ``"white"``, or ``"anticorrelated"`` where each perturbation takes back the one before,
+            at the cost of one more tensor of state per parameter.
+        curvature: an object with ``diagonal(param) -> tensor``, such as :class:`upgd.HesScale`, for second-order utility.
+        maximize: ascend the objective instead.
+        foreach: ``True`` for the implementation that works block by block in place, ``False`` for the plain one that
+            mirrors :mod:`upgd.rules`; by default the former wherever it applies.
+        capturable: keep the step count on the parameter's device, so that ``step`` never waits for it and can be
+            captured in a CUDA graph.
+        generator: where the noise comes from; by default torch's global generator, so ``torch.manual_seed`` governs it.
+            It is copied and pickled with the optimizer but is no part of ``state_dict()``.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = upgd.UPGD(model.parameters(), lr=0.01, sigma=0.001)
+        >>> loss = torch.nn.functional.mse_loss(model(torch.randn(1, 4)), torch.zeros(1, 2))
+        >>> loss.backward()
+        >>> optimizer.step()
+
+    Reference:
+        Elsayed and Mahmood, "Utility-based Perturbed Gradient Descent: An Optimizer for Continual Learning",
+        https://arxiv.org/abs/2302.03281
+    """
+
+    _gated = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        *,
+        beta_utility: float = 0.999,
+        sigma: float = 1e-3,
+        weight_decay: float = 0.0,
+        scaling: str = "global",
+        protect_gradient: bool = True,
+        noise: str = "white",
+        curvature: Curvature | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "beta_utility": beta_utility,
+            "sigma": sigma,
+            "weight_decay": weight_decay,
+            "scaling": scaling,
+            "protect_gradient": protect_gradient,
+            "noise": noise,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults, curvature=curvature, generator=generator)
+
+    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
+        return 1.0, 1.0 if group["protect_gradient"] else 0.0, 1.0

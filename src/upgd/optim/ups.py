@@ -1,0 +1,66 @@
+"""Utility-based perturbed search, weight-wise."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from upgd.optim._weightwise import Curvature, WeightwiseOptimizer
+
+
+class UPS(WeightwiseOptimizer):
+    r"""Utility-based perturbed search: only perturbs, and spares what is useful. It does not descend the gradient.
+
+    .. math::
+        w \leftarrow w - \mathrm{lr}\,\sigma\xi\,(1-\bar u), \qquad \xi\sim\mathcal N(0,1)
+
+    with the scaled utility :math:`\bar u` of :class:`upgd.UPGD`, for which the gradient is still needed: call
+    ``loss.backward()`` before ``step()`` as usual. As a control, ``sigma`` noise without utility is
+    :class:`upgd.PGD` on zero gradients.
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for every torch optimizer.
+        lr: learning rate; the paper uses 1 and searches over ``sigma``.
+        sigma: σ, the standard deviation of the perturbation.
+        beta_utility, scaling, noise, curvature, maximize, foreach, capturable, generator: as for :class:`upgd.UPGD`.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = upgd.UPS(model.parameters(), sigma=0.01)
+        >>> torch.nn.functional.mse_loss(model(torch.randn(1, 4)), torch.zeros(1, 2)).backward()
+        >>> optimizer.step()
+    """
+
+    _gated = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1.0,
+        *,
+        beta_utility: float = 0.999,
+        sigma: float = 1e-3,
+        scaling: str = "global",
+        noise: str = "white",
+        curvature: Curvature | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "beta_utility": beta_utility,
+            "sigma": sigma,
+            "weight_decay": 0.0,
+            "scaling": scaling,
+            "noise": noise,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults, curvature=curvature, generator=generator)
+
+    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
+        return 0.0, 0.0, 1.0
