@@ -1,0 +1,138 @@
+"""What a data set is: images and labels as bytes, and how many classes and shades they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Bytes", "DataError", "Dataset", "from_arrays"]
+
+#: Everything here is stored as unsigned bytes and stays so until it is used.
+Bytes = npt.NDArray[np.uint8]
+
+
+class DataError(ValueError):
+    """A data file, archive, download or array that cannot be used; the message says which one and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled images, kept as bytes.
+
+    Pixels become numbers in [−1, 1] only where they are used, as ``(x / white − 0.5) / 0.5``. A data set that comes from
+    the cache is memory-mapped: opening it takes milliseconds, and all processes of a machine share one copy.
+
+    Args:
+        name: What the data set is called in tables and reports.
+        images: uint8, ``(n, height, width)`` for grey images or ``(n, channels, height, width)`` for colour.
+        labels: uint8, ``(n,)``, from 0 to ``classes − 1``.
+        classes: The number of classes.
+        white: The value of the brightest pixel there may be: 255, or 16 for the embedded digits.
+        transposed: Whether the rows of an image are its columns, as in the files of EMNIST; see :meth:`upright`.
+
+    Example:
+        >>> import upgd.data
+        >>> digits = upgd.data.load("digits")
+        >>> digits.images.shape, digits.classes, digits.white
+        ((1797, 8, 8), 10, 16)
+    """
+
+    name: str
+    images: Bytes
+    labels: Bytes
+    classes: int
+    white: int = 255
+    transposed: bool = False
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        shape = "×".join(str(n) for n in self.images.shape[1:])
+        return f"Dataset({self.name!r}: {len(self):,} images of {shape}, {self.classes} classes)"
+
+    def upright(self) -> Dataset:
+        """The same images as a person wants to see them: axes swapped where the files store them transposed.
+
+        A view, no copy. Experiments use the pixels as they are stored, so that results compare with those of others; a
+        network without convolutions cannot tell the difference.
+        """
+        if not self.transposed:
+            return self
+        return replace(self, images=self.images.swapaxes(-1, -2), transposed=False)
+
+
+def from_arrays(
+    name: str, images: Any, labels: Any, *, classes: int | None = None, white: int = 255, transposed: bool = False
+) -> Dataset:
+    """A data set from arrays that you already have, after checking them. Nothing is copied that need not be.
+
+    Args:
+        name: What to call it.
+        images: uint8, ``(n, height, width)`` or ``(n, channels, height, width)``: an array or anything numpy takes for one.
+        labels: ``(n,)`` integers from 0 to ``classes − 1``, at most 256 classes.
+        classes: The number of classes; by default the largest label plus one.
+        white: The value of the brightest pixel there may be.
+        transposed: Whether rows and columns of the images are swapped, as EMNIST stores them.
+
+    Returns:
+        The data set; its arrays are read-only.
+
+    Example:
+        >>> import numpy as np
+        >>> import upgd.data
+        >>> upgd.data.from_arrays("noise", np.zeros((3, 4, 4), np.uint8), [0, 1, 1])
+        Dataset('noise': 3 images of 4×4, 2 classes)
+    """
+    images, labels = _checked_images(images, white), _checked_labels(labels)
+    if len(images) != len(labels):
+        raise DataError(
+            f"images and labels must be as many: there are {len(images):,} images and {len(labels):,} labels."
+        )
+    found = int(labels.max()) + 1
+    classes = found if classes is None else classes
+    if not found <= classes <= 256:
+        raise DataError(f"classes must be from {found} (the largest label plus one) to 256, not {classes}.")
+    return Dataset(name, _read_only(images), _read_only(labels), classes, white, transposed)
+
+
+def _checked_images(images: Any, white: int) -> Bytes:
+    array = np.asarray(images)
+    if array.dtype != np.uint8:
+        raise DataError(
+            f"images must be unsigned bytes (uint8) from 0 to white={white}, not {array.dtype}: "
+            "scale and round them first, e.g. (255 * images).round().astype('uint8')."
+        )
+    if array.ndim not in (3, 4) or 0 in array.shape:
+        raise DataError(
+            f"images must have the shape (n, height, width) or (n, channels, height, width), none of them 0, not {array.shape}."
+        )
+    if array.ndim == 4 and array.shape[-1] in (1, 3) and array.shape[1] not in (1, 3):
+        raise DataError(
+            f"images of shape {array.shape} have their channels last; give them as images.transpose(0, 3, 1, 2)."
+        )
+    if not 1 <= white <= 255:
+        raise DataError(f"white must be from 1 to 255, the value of the brightest pixel there may be, not {white}.")
+    if white < 255 and array.max() > white:
+        raise DataError(
+            f"images hold the value {array.max()}, more than white={white}; give white={array.max()} or more."
+        )
+    return array
+
+
+def _checked_labels(labels: Any) -> Bytes:
+    array = np.asarray(labels)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise DataError(f"labels must be one row of integers, not {array.dtype} of shape {array.shape}.")
+    if len(array) and not 0 <= array.min() <= array.max() <= 255:
+        raise DataError(f"labels must be from 0 to 255, not from {array.min()} to {array.max()}.")
+    return array.astype(np.uint8, copy=False)
+
+
+def _read_only(array: Bytes) -> Bytes:
+    view = array.view()
+    view.flags.writeable = False
+    return view
