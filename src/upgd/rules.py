@@ -47,8 +47,7 @@ def utility(weight: Tensor, grad: Tensor, curvature: Tensor | None = None) -> Te
 
 def trace(previous: Tensor, instant: Tensor, beta: Value) -> Tensor:
     """The running average ``β·u + (1 − β)·m``."""
-    beta = _per_learner(beta, previous)
-    return beta * previous + (1 - beta) * instant
+    return _per_learner(beta, previous) * previous + _per_learner(1 - beta, previous) * instant
 
 
 def unbiased(traced: Tensor, beta: Value, step: Value) -> Tensor:
@@ -115,7 +114,7 @@ def _maximum(utility: Tensor, learner_dims: int) -> Tensor:
 
 
 def _per_learner(value: Value, like: Tensor) -> Value:
-    """Let one number per learner meet tensors that have more dimensions than learners do."""
-    if isinstance(value, Tensor) and 0 < value.ndim < like.ndim:
-        return value.reshape(value.shape + (1,) * (like.ndim - value.ndim))
+    """Let one number per learner meet tensors that have more dimensions than learners do, and perhaps fewer bits."""
+    if isinstance(value, Tensor) and value.ndim > 0:
+        return value.reshape(value.shape + (1,) * (like.ndim - value.ndim)).to(like.dtype)
     return value
