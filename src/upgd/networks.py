@@ -1,0 +1,276 @@
+"""The networks of the paper, and initial weights that depend on a seed and nothing else.
+
+PyTorch initialises Linear and convolution layers, weights and biases, from ``U(−1/√fan_in, 1/√fan_in)``. So do we, but
+the numbers come from the counters of :mod:`upgd.noise`: parameter number ``k`` of a network (in the order of
+``network.parameters()``) is drawn for (seed, ``Purpose.INITIAL_WEIGHTS``, step ``k``), in float64, then rounded to the
+parameter's type. A learner therefore starts with the same bits alone (:func:`reset`) or among hundreds
+(:func:`initial_parameters`), whatever ran before and on whatever device.
+
+    >>> MLP((784, 300, 150, 10)).describe()
+    'MLP 784-300-150-10, relu, 282,160 parameters'
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from upgd.noise import Purpose, uniforms
+
+__all__ = ["ACTIVATIONS", "MLP", "ConvNet", "Linear", "initial_parameters", "reset"]
+
+#: The activations by name.
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "tanh": nn.Tanh,
+    "identity": nn.Identity,
+}
+
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+#: How many random words are in the making at once: what fits a core's cache, or what keeps a GPU busy.
+_WORDS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+class MLP(nn.Module):
+    """A fully connected network: Linear layers with an activation after each but the last.
+
+    Args:
+        sizes: the numbers of units from the inputs to the outputs, such as ``(784, 300, 150, 10)``.
+        activation: ``"relu"``, ``"leaky_relu"``, ``"tanh"`` or ``"identity"`` (a deep linear network).
+        seed: what the initial weights are a function of.
+
+    Images need no flattening beforehand: the trailing dimensions of an input are joined until they make ``sizes[0]``.
+    An input may be a batch or a single sample.
+
+    Attributes:
+        sizes: as given, a tuple.
+        activation: as given.
+        layers: the ``nn.Sequential`` of (Linear, activation) pairs and the last Linear.
+    """
+
+    def __init__(self, sizes: Sequence[int], activation: str = "relu", *, seed: int = 0) -> None:
+        super().__init__()
+        self.sizes = _checked_sizes(sizes)
+        self.activation = _checked_activation(activation)
+        self.layers = nn.Sequential(*_dense_layers(self.sizes, activation))
+        self.reset(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(_flat(x, self.sizes[0]))
+        return outputs
+
+    def reset(self, seed: int) -> Self:
+        """Draw the initial weights of ``seed``; the same as a new network with that seed."""
+        return reset(self, seed)
+
+    def describe(self) -> str:
+        """The network in one line."""
+        shape = "-".join(str(size) for size in self.sizes)
+        parts = [f"{type(self).__name__} {shape}"]
+        if len(self.sizes) > 2:
+            parts.append(self.activation)
+        return ", ".join([*parts, _parameter_count(self)])
+
+
+class Linear(MLP):
+    """A single linear layer, the baseline of the toy problems: an :class:`MLP` without hidden units."""
+
+    def __init__(self, inputs: int, outputs: int, *, seed: int = 0) -> None:
+        super().__init__((inputs, outputs), "identity", seed=seed)
+
+
+class ConvNet(nn.Module):
+    """The convolutional network of the paper.
+
+    ``conv 6@5×5 → pool 2 → conv 16@5×5 → pool 2 → 120 → 84 → outputs``, with an activation after each convolution and
+    each hidden layer.
+
+    Args:
+        input_shape: ``(channels, height, width)``, or ``(height, width)`` for grey images.
+        outputs: the number of outputs.
+        activation: as for :class:`MLP`.
+        conv_activation: whether the convolutions have an activation. The paper's text says yes; the authors' public
+            code has none. Say which one a result used.
+        seed: what the initial weights are a function of.
+
+    Attributes:
+        layers: one ``nn.Sequential`` from the first convolution to the outputs. Without ``conv_activation`` an
+            ``nn.Identity`` stands where the activation would.
+    """
+
+    CHANNELS = (6, 16)
+    KERNEL = 5
+    POOL = 2
+    HIDDEN = (120, 84)
+
+    def __init__(
+        self,
+        input_shape: Sequence[int] = (3, 32, 32),
+        outputs: int = 10,
+        activation: str = "relu",
+        *,
+        conv_activation: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.input_shape = tuple(input_shape)
+        self.activation = _checked_activation(activation)
+        self.conv_activation = conv_activation
+        channels, height, width = self._image = _checked_image(self.input_shape, self._smallest_side())
+        after_convolution = ACTIVATIONS[activation if conv_activation else "identity"]
+        layers: list[nn.Module] = []
+        for filters in self.CHANNELS:
+            layers += [nn.Conv2d(channels, filters, self.KERNEL), after_convolution(), nn.MaxPool2d(self.POOL)]
+            channels, height, width = filters, self._after_pooling(height), self._after_pooling(width)
+        #: The units of the fully connected part, from the flattened feature maps to the outputs.
+        self.sizes = _checked_sizes((channels * height * width, *self.HIDDEN, outputs))
+        self.layers = nn.Sequential(*layers, nn.Flatten(-3), *_dense_layers(self.sizes, activation))
+        self.reset(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = tuple(x.shape[-len(self.input_shape) :])
+        if given != self.input_shape:
+            raise ValueError(
+                f"ConvNet for inputs of shape {self.input_shape} got {tuple(x.shape)}; give it input_shape={given}"
+            )
+        outputs: Tensor = self.layers(x.reshape(*x.shape[: -len(self.input_shape)], *self._image))
+        return outputs
+
+    def reset(self, seed: int) -> Self:
+        """Draw the initial weights of ``seed``; the same as a new network with that seed."""
+        return reset(self, seed)
+
+    def describe(self) -> str:
+        """The network in one line."""
+        shape = "×".join(str(side) for side in self.input_shape)
+        convolutions = "-".join(f"{filters}@{self.KERNEL}×{self.KERNEL}" for filters in self.CHANNELS)
+        dense = "-".join(str(size) for size in self.sizes[1:])
+        note = "" if self.conv_activation else " (none after convolutions)"
+        return f"ConvNet {shape}-{convolutions}-{dense}, {self.activation}{note}, {_parameter_count(self)}"
+
+    @classmethod
+    def _after_pooling(cls, side: int) -> int:
+        return (side - cls.KERNEL + 1) // cls.POOL
+
+    @classmethod
+    def _smallest_side(cls) -> int:
+        side = 1
+        for _ in cls.CHANNELS:
+            side = side * cls.POOL + cls.KERNEL - 1
+        return side
+
+
+def initial_parameters(network: nn.Module, seeds: Sequence[int] | Tensor) -> dict[str, Tensor]:
+    """The initial parameters of one learner per seed, stacked.
+
+    Args:
+        network: a module made of Linear and convolution layers, ours or anybody's. Only its shapes matter; it is not
+            changed.
+        seeds: one integer for each learner.
+
+    Returns:
+        For each name of ``network.named_parameters()`` a tensor ``(len(seeds), *shape)``, of the parameter's type and
+        on its device; entry ``s`` has the bits that ``reset(network, seeds[s])`` would give.
+
+    Example:
+        >>> stacked = initial_parameters(MLP((4, 3, 2)), seeds=[0, 1, 2])
+        >>> stacked["layers.0.weight"].shape
+        torch.Size([3, 3, 4])
+    """
+    fan_ins = _fan_ins(network)
+    return {
+        name: _initial(parameter, number, fan_ins[name], seeds)
+        for number, (name, parameter) in enumerate(network.named_parameters())
+    }
+
+
+@torch.no_grad()
+def reset(network: AnyModule, seed: int) -> AnyModule:
+    """Give every parameter of ``network``, made of Linear and convolution layers, its initial value for ``seed``.
+
+    Returns:
+        The network itself.
+    """
+    initial = initial_parameters(network, [seed])
+    for name, parameter in network.named_parameters():
+        parameter.copy_(initial[name][0])
+    return network
+
+
+def _initial(parameter: Tensor, number: int, fan_in: int, seeds: Sequence[int] | Tensor) -> Tensor:
+    device = None if parameter.is_meta else parameter.device
+    all_seeds = torch.as_tensor(seeds, dtype=torch.long, device=device)
+    out = torch.empty(len(all_seeds), parameter.numel(), dtype=parameter.dtype, device=device)
+    at_once = _WORDS_AT_ONCE.get(out.device.type, _WORDS_AT_ONCE["cpu"])
+    learners = max(1, at_once // max(1, parameter.numel()))
+    for first in range(0, len(all_seeds), learners):
+        some = slice(first, first + learners)
+        uniform = uniforms(all_seeds[some], Purpose.INITIAL_WEIGHTS, number, parameter.numel())
+        # 2u − 1 is exact in float64, so that the only rounding is the product's: the same on every device.
+        out[some] = (2 * uniform - 1) * (1 / math.sqrt(fan_in))
+    return out.view(len(all_seeds), *parameter.shape)
+
+
+def _fan_ins(network: nn.Module) -> dict[str, int]:
+    """How many inputs a unit has, for every parameter: a layer's bias has the fan-in of its weight."""
+    of_parameter: dict[Tensor, int] = {}
+    for path, module in network.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and not isinstance(module, _LAYERS):
+            raise TypeError(
+                f"the layer {path or 'network'!r} is a {type(module).__name__}, but initial weights are defined for"
+                " Linear and convolution layers only; initialise this network yourself"
+            )
+        for parameter in own:
+            of_parameter.setdefault(parameter, module.weight[0].numel())
+    return {name: of_parameter[parameter] for name, parameter in network.named_parameters()}
+
+
+def _dense_layers(sizes: Sequence[int], activation: str) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), ACTIVATIONS[activation]()]
+    return layers[:-1]
+
+
+def _flat(x: Tensor, inputs: int) -> Tensor:
+    """Join trailing dimensions until they make ``inputs``."""
+    for first in reversed(range(x.ndim)):
+        if math.prod(x.shape[first:]) == inputs:
+            return x.flatten(first)
+    raise ValueError(
+        f"MLP with {inputs} inputs got a tensor of shape {tuple(x.shape)}; let sizes[0] be a sample's size"
+    )
+
+
+def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    checked = tuple(sizes)
+    if len(checked) < 2 or not all(isinstance(size, int) and size > 0 for size in checked):
+        raise ValueError(f"sizes must be two or more positive integers, such as (784, 300, 150, 10), not {sizes!r}")
+    return checked
+
+
+def _checked_activation(activation: str) -> str:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
+    return activation
+
+
+def _checked_image(shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    image = (1, *shape) if len(shape) == 2 else shape
+    if len(image) != 3 or not all(isinstance(side, int) for side in image) or image[0] < 1 or min(image[1:]) < smallest:
+        raise ValueError(
+            "input_shape must be (channels, height, width) or (height, width) with sides of at least "
+            f"{smallest} pixels, not {shape!r}; an MLP takes smaller images"
+        )
+    return image
+
+
+def _parameter_count(network: nn.Module) -> str:
+    return f"{sum(parameter.numel() for parameter in network.parameters()):,} parameters"

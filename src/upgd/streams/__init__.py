@@ -1,0 +1,30 @@
+"""Problems as functions of (seed, step).
+
+A stream has no state: ``stream.chunk(seeds, start, length)`` gives the same samples whatever was asked before, in whatever
+pieces, for one seed or for many, on any device.
+
+    >>> stream = make("input-permuted-digits")
+    >>> chunk = stream.chunk(seeds=[0, 1], start=1_000, length=3)
+    >>> chunk.inputs().shape, chunk.targets.shape
+    (torch.Size([2, 3, 8, 8]), torch.Size([2, 3]))
+"""
+
+from upgd.streams.contract import Chunk, Stream, seed_tensor
+from upgd.streams.images import InputPermuted, OutputPermuted, Stationary
+from upgd.streams.registry import make, names, register
+from upgd.streams.toy import ToyChangingInputs, ToyChangingOutputs, UtilityQuality
+
+__all__ = [
+    "Chunk",
+    "InputPermuted",
+    "OutputPermuted",
+    "Stationary",
+    "Stream",
+    "ToyChangingInputs",
+    "ToyChangingOutputs",
+    "UtilityQuality",
+    "make",
+    "names",
+    "register",
+    "seed_tensor",
+]

@@ -1,0 +1,155 @@
+"""What every stream is: a function of (seed, step) that fills a :class:`Chunk`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+__all__ = ["Chunk", "Device", "Loss", "Stream", "seed_tensor"]
+
+Device = torch.device | str
+Loss = Literal["cross_entropy", "mse"]
+
+
+@dataclass
+class Chunk:
+    """The samples of some seeds at ``length`` consecutive steps.
+
+    A stream that computes its inputs puts them in ``dense``. A stream over a data set gives the data set and where to
+    look: step ``l`` of seed ``s`` is image ``index[s, l]`` of ``source``, and if there is a ``permutation``, pixel
+    ``j`` of what the learner sees is pixel ``permutation[s, task[l], j]`` of that image. So a device gathers from data
+    that lives on it, and images stay uint8 until they are used.
+
+    Attributes:
+        start: the first step; steps count from 0.
+        targets: ``(seeds, length)`` int64 classes, or ``(seeds, length, outputs)`` float32.
+        dense: ``(seeds, length, *input_shape)`` float32, or None.
+        source: ``(images, *input_shape)`` uint8, or None; the data set itself, never a copy.
+        index: ``(seeds, length)`` int64, or None.
+        permutation: ``(seeds, tasks, inputs)`` int64, or None; one row for each task that the chunk touches.
+        task: ``(length,)`` int64, ascending, the row of ``permutation``: 0 for the first task that the chunk touches
+            (and if it is not given, for all).
+        white: the value of the brightest pixel of ``source``.
+    """
+
+    start: int
+    targets: Tensor
+    dense: Tensor | None = None
+    source: Tensor | None = None
+    index: Tensor | None = None
+    permutation: Tensor | None = None
+    task: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    white: int = 255
+
+    def __post_init__(self) -> None:
+        indexed = self.source is not None and self.index is not None
+        if (self.dense is None) != indexed:
+            raise ValueError("a Chunk has either dense inputs, or a source and an index into it")
+        if len(self.task) == 0:  # not given: all steps belong to one task
+            self.task = torch.zeros(self.length, dtype=torch.long, device=self.targets.device)
+
+    @property
+    def length(self) -> int:
+        """How many steps the chunk has."""
+        return self.targets.shape[1]
+
+    def narrow(self, offset: int, length: int) -> "Chunk":
+        """The ``length`` steps from ``start + offset``. Tensors are shared, not copied, and rows of ``permutation`` kept."""
+        steps = slice(offset, offset + length)
+        return replace(
+            self,
+            start=self.start + offset,
+            targets=self.targets[:, steps],
+            dense=None if self.dense is None else self.dense[:, steps],
+            index=None if self.index is None else self.index[:, steps],
+            task=self.task[steps],
+        )
+
+    def inputs(self) -> Tensor:
+        """What the learners see: ``(seeds, length, *input_shape)`` float32; images in [−1, 1].
+
+        A pixel value x becomes ``2·x/white − 1``, rounded once, so that every device gives the same bits.
+        """
+        if self.dense is not None:
+            return self.dense
+        pixels = self._pixels(slice(None))
+        if self.permutation is not None:
+            tasks = self.permutation.shape[1]
+            lengths = torch.bincount(self.task, minlength=tasks).tolist()
+            of_tasks = zip(torch.split(pixels, lengths, 1), self.permutation.unbind(1), strict=True)
+            pixels = torch.cat([seen.gather(2, order[:, None].expand_as(seen)) for seen, order in of_tasks], 1)
+        return self._scaled(pixels)
+
+    def inputs_at(self, offset: int) -> Tensor:
+        """What the learners see at step ``start + offset``: ``(seeds, *input_shape)``. Never waits for the device."""
+        if self.dense is not None:
+            return self.dense[:, offset]
+        pixels = self._pixels(offset)
+        if self.permutation is not None:
+            row = self.task[offset : offset + 1]
+            pixels = pixels.gather(1, self.permutation.index_select(1, row).squeeze(1))
+        return self._scaled(pixels)
+
+    def _pixels(self, steps: int | slice) -> Tensor:
+        assert self.source is not None
+        assert self.index is not None
+        return self.source.flatten(1)[self.index[:, steps]]
+
+    def _scaled(self, pixels: Tensor) -> Tensor:
+        assert self.source is not None
+        # Dividing by a tensor, since a GPU takes division by a number for multiplication with its rounded reciprocal.
+        white = torch.full((), self.white, dtype=torch.float32, device=pixels.device)
+        scaled = pixels.float().mul_(2).sub_(self.white).div_(white)
+        return scaled.view(*pixels.shape[:-1], *self.source.shape[1:])
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """A problem: samples as a pure function of (seed, step).
+
+    Attributes:
+        name: what to call it in tables.
+        input_shape: the shape of one input.
+        outputs: how many outputs a network needs.
+        loss: ``"cross_entropy"`` (targets are classes) or ``"mse"`` (targets are vectors of ``outputs`` numbers).
+        task_length: the problem changes at multiples of this many steps; where nothing changes, a window for curves.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def loss(self) -> Loss: ...
+    @property
+    def task_length(self) -> int: ...
+
+    def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
+        """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
+        ...
+
+
+def seed_tensor(seeds: Sequence[int] | Tensor, device: Device = "cpu") -> Tensor:
+    """Seeds as an int64 tensor ``(len(seeds),)`` on the device."""
+    tensor = torch.as_tensor(seeds)
+    if tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise TypeError(f"seeds must be a sequence of integers, such as [0] or range(20), not {seeds!r}")
+    return tensor.to(device=device, dtype=torch.long)
+
+
+def step_tensor(start: int, length: int, device: Device = "cpu") -> Tensor:
+    """The steps ``start … start + length − 1``, checked, as an int64 tensor."""
+    if start < 0 or length < 1:
+        raise ValueError(f"start must be 0 or more and length 1 or more, not {start} and {length}")
+    return torch.arange(start, start + length, device=device)
+
+
+def checked_task_length(task_length: int) -> int:
+    """A number of steps, or an error that says so."""
+    if not isinstance(task_length, int) or task_length < 1:
+        raise ValueError(f"task_length must be a positive number of steps, not {task_length!r}")
+    return task_length

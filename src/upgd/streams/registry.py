@@ -1,0 +1,69 @@
+"""Streams by name."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, TypeVar
+
+from upgd.streams.contract import Stream
+from upgd.streams.images import InputPermuted, OutputPermuted, Stationary
+from upgd.streams.toy import ToyChangingInputs, ToyChangingOutputs, UtilityQuality
+
+__all__ = ["make", "names", "register"]
+
+Factory = Callable[..., Stream]
+AnyFactory = TypeVar("AnyFactory", bound=Factory)
+
+#: The data sets whose streams :func:`names` lists; the families take any other data set, too.
+_DATA_SETS = ("digits", "mnist", "emnist", "cifar10")
+_FAMILIES: dict[str, Factory] = {family.family: family for family in (Stationary, InputPermuted, OutputPermuted)}
+_FACTORIES: dict[str, Factory] = {
+    "toy-changing-inputs": ToyChangingInputs,
+    "toy-changing-outputs": ToyChangingOutputs,
+    "utility-quality": UtilityQuality,
+    "utility-quality-weights": UtilityQuality,
+    "utility-quality-features": UtilityQuality,
+    **{f"{name}-{data}": partial(family, data) for name, family in _FAMILIES.items() for data in _DATA_SETS},
+}
+
+
+def make(name: str, **options: Any) -> Stream:
+    """The stream of that name.
+
+    Args:
+        name: one of :func:`names`; or ``stationary-DATA``, ``input-permuted-DATA``, ``output-permuted-DATA`` for any data
+            set that :func:`upgd.data.load` knows; or ``stationary``, ``input-permuted``, ``output-permuted`` with
+            ``data=(images, labels)``, your own arrays.
+        options: what the stream takes, such as ``task_length``.
+
+    Example:
+        >>> make("input-permuted-digits", task_length=500).input_shape
+        (8, 8)
+    """
+    if name in _FACTORIES:
+        return _FACTORIES[name](**options)
+    if name in _FAMILIES:
+        return _FAMILIES[name](**options)
+    for family, factory in _FAMILIES.items():
+        if name.startswith(f"{family}-"):
+            return factory(name.removeprefix(f"{family}-"), **options)
+    near = get_close_matches(name, _FACTORIES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}"
+    raise ValueError(f"there is no stream named {name!r}; {hint}")
+
+
+def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
+    """Add a stream: put ``@register("my-stream")`` before a class, or a function, that :func:`make` shall call."""
+
+    def remember(factory: AnyFactory) -> AnyFactory:
+        if name in _FACTORIES or name in _FAMILIES:
+            raise ValueError(f"there is a stream named {name!r} already; choose another name")
+        _FACTORIES[name] = factory
+        return factory
+
+    return remember
+
+
+def names() -> list[str]:
+    """The names of all registered streams."""
+    return list(_FACTORIES)

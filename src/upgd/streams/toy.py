@@ -1,0 +1,104 @@
+"""Regression problems that compute their inputs: the toy problems and the one that judges utilities."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from upgd.noise import Purpose, normals, uniforms
+from upgd.streams.contract import Chunk, Device, Loss, checked_task_length, seed_tensor, step_tensor
+from upgd.streams.shuffle import permutations
+
+__all__ = ["ToyChangingInputs", "ToyChangingOutputs", "UtilityQuality"]
+
+
+class _Toy:
+    """16 standard normal inputs; the target is ``a`` times the sum of two of them."""
+
+    input_shape: tuple[int, ...] = (16,)
+    outputs: int = 1
+    loss: Loss = "mse"
+    name: str
+
+    def __init__(self, *, amplitude: float = 1.0, task_length: int = 200) -> None:
+        self.amplitude = amplitude
+        self.task_length = checked_task_length(task_length)
+
+    def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
+        """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
+        steps = step_tensor(start, length, device)
+        inputs = normals(seed_tensor(seeds, device)[:, None], Purpose.INPUTS, steps, self.input_shape[0]).float()
+        task = steps // self.task_length
+        first, amplitude = self._of_task(task)
+        pair = torch.stack((first, first + 1), -1).expand(len(inputs), -1, -1)
+        targets = amplitude.unsqueeze(-1) * inputs.gather(2, pair).sum(-1, keepdim=True)
+        return Chunk(start=start, targets=targets, dense=inputs, task=task - start // self.task_length)
+
+    def _of_task(self, task: Tensor) -> tuple[Tensor, Tensor]:
+        """The first input of the pair, and the signed amplitude, at each task."""
+        raise NotImplementedError
+
+
+class ToyChangingInputs(_Toy):
+    """Linear regression whose relevant inputs change.
+
+    ``y = a·(x_i + x_{i+1})`` of 16 standard normal inputs. The pair is inputs {1, 2} in the first task, {3, 4} in the
+    second, and so on; after {15, 16} comes {1, 2} again.
+
+    Args:
+        amplitude: ``a``. The paper sums (1); the authors' code averages (½).
+        task_length: how many steps pass from one change to the next.
+    """
+
+    name = "toy-changing-inputs"
+
+    def _of_task(self, task: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * task % self.input_shape[0], torch.full_like(task, self.amplitude, dtype=torch.float32)
+
+
+class ToyChangingOutputs(_Toy):
+    """Linear regression whose target changes its sign.
+
+    ``y = ±a·(x_1 + x_2)`` of 16 standard normal inputs: plus in the first task, minus in the second, and so on.
+
+    Args:
+        amplitude: ``a``. The paper sums (1); the authors' code averages (½).
+        task_length: how many steps pass from one change to the next.
+    """
+
+    name = "toy-changing-outputs"
+
+    def _of_task(self, task: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(task), self.amplitude * (1 - 2 * (task % 2)).float()
+
+
+class UtilityQuality:
+    """The problem on which approximations of utility are compared with the truth; nothing changes.
+
+    ``y = x_i + x_j`` of 5 inputs from ``U[−½, ½]``. Which two inputs count is a function of the seed.
+
+    Args:
+        task_length: the window for curves.
+    """
+
+    name = "utility-quality"
+    input_shape: tuple[int, ...] = (5,)
+    outputs = 1
+    loss: Loss = "mse"
+
+    def __init__(self, *, task_length: int = 100) -> None:
+        self.task_length = checked_task_length(task_length)
+
+    def relevant_inputs(self, seeds: Sequence[int] | Tensor, device: Device = "cpu") -> Tensor:
+        """Which two inputs make the target: ``(len(seeds), 2)``."""
+        return permutations(seed_tensor(seeds, device), torch.zeros((), dtype=torch.long), self.input_shape[0])[:, :2]
+
+    def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
+        """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
+        steps = step_tensor(start, length, device)
+        uniform = uniforms(seed_tensor(seeds, device)[:, None], Purpose.INPUTS, steps, self.input_shape[0])
+        inputs = (uniform - 0.5).float()
+        pair = self.relevant_inputs(seeds, device)[:, None].expand(-1, length, -1)
+        targets = inputs.gather(2, pair).sum(-1, keepdim=True)
+        task = steps // self.task_length - start // self.task_length
+        return Chunk(start=start, targets=targets, dense=inputs, task=task)
