@@ -1,8 +1,8 @@
 """What the engine and a backend say to each other.
 
-The engine (:mod:`upgd.population.engine`) splits a population into groups of learners whose computation has the same shape
-(:class:`Kind`), makes their initial parameters, fetches blocks of the stream, and keeps windows and results. A backend
-advances one group through one block of steps. It knows nothing of windows, files, progress or other groups::
+The engine (:mod:`upgd.population.engine`) splits a population into groups of learners whose computation has the same
+shape (:class:`Kind`), makes their initial parameters, fetches blocks of the stream, and keeps windows and results. A
+backend advances one group through one block of steps. It knows nothing of windows, files, progress or other groups::
 
     backend = SomeBackend(network, group, parameters, device, dtype)
     for block in blocks:                          # in order, without gaps; any lengths
@@ -10,12 +10,12 @@ advances one group through one block of steps. It knows nothing of windows, file
 
 What every backend owes:
 
-- **Chunking must not show.** ``advance`` over steps 0…99 gives bit for bit what two calls over 0…49 and 50…99 give. So sums are
-  added to the tally step by step, in order, and nothing depends on where a block begins.
-- **The learner's own steps count from 1.** The sample at stream step ``s`` = ``chunk.start + offset`` is the learner's step
-  ``t = s + 1``: in ``βᵗ``, in AdamW's bias correction, and in the noise, ``upgd.noise`` at ``(seed, Purpose.NOISE, t, index)``.
-  ``index`` counts through the parameters flattened and joined in the order of ``network.parameters()``, also where a method
-  gives some of them no noise (feature-wise: the output layer).
+- **Chunking must not show.** ``advance`` over steps 0…99 gives bit for bit what two calls over 0…49 and 50…99 give. So
+  sums are added to the tally step by step, in order, and nothing depends on where a block begins.
+- **The learner's own steps count from 1.** The sample at stream step ``s`` = ``chunk.start + offset`` is the learner's
+  step ``t = s + 1``: in ``βᵗ``, in AdamW's bias correction, and in the noise, ``upgd.noise.learner_normals(seed, t, …)``.
+  Its index counts through the parameters flattened and joined in the order of ``network.parameters()``, also where a
+  method gives some of them no noise (feature-wise: the output layer).
 - **A diverged learner is left alone.** At the first step whose loss is not finite, write that stream step into
   ``tally.diverged_at`` and skip this update and all later ones: the parameters stay what they were when they gave that
   loss. A learner that comes with ``diverged_at ≥ 0`` is frozen already (the engine may have frozen it). What a
@@ -30,11 +30,9 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from upgd.streams import Chunk
+from upgd.streams.contract import Chunk, Loss
 
 __all__ = ["Backend", "Group", "Kind", "Loss", "Tally"]
-
-Loss = Literal["cross_entropy", "mse"]
 
 
 class Kind(NamedTuple):
@@ -43,13 +41,11 @@ class Kind(NamedTuple):
     Settings that the rule does not look at have the default written first, so that equal computations have equal kinds.
     """
 
-    rule: Literal[
-        "plain", "utility", "adamw"
-    ]  #: plain: p = q = 0, no utility at all (SGD, SGDW, PGD, Shrink & Perturb)
+    rule: Literal["plain", "utility", "adamw"]  #: plain: p = q = 0, no utility (SGD, PGD, Shrink & Perturb …)
     wise: Literal["weight", "feature"] = "weight"  #: utility only
     scaling: Literal["global", "local"] = "global"  #: utility only
     order: Literal[1, 2] = 1  #: utility only
-    noise: Literal["none", "white", "anticorrelated"] = "none"  #: none if σ = 0 for the whole group, and for adamw
+    noise: Literal["none", "white", "anticorrelated"] = "none"  #: none where σ = 0, and for adamw
 
 
 @dataclass(frozen=True)
@@ -86,9 +82,7 @@ class Tally:
     """
 
     loss: Tensor  #: (learners,) float64: sum of the losses, added step by step
-    correct: (
-        Tensor  #: (learners,) int64: how often the largest output (the first, if several) was the target's; mse: unused
-    )
+    correct: Tensor  #: (learners,) int64: how often the (first) largest output was the target's; mse: unused
     diverged_at: Tensor  #: (learners,) int64: the stream step (from 0) whose loss was not finite; −1: none so far
 
     @classmethod
@@ -101,7 +95,7 @@ class Tally:
 
 
 class Backend(Protocol):
-    """Advances one group. The module of a backend offers a class of this form and a function::
+    """Advances one group. :mod:`upgd.population.kernel` offers ``KernelBackend``, a class of this form, and a function::
 
         def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None
 
@@ -116,19 +110,19 @@ class Backend(Protocol):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Take the learners' initial parameters, ``{name: (learners, *shape)}`` in the order of ``network.named_parameters()``;
-        they are copied, not kept."""
+        """Take the learners' initial parameters, ``{name: (learners, *shape)}`` in the order of
+        ``network.named_parameters()``; they are copied, not kept."""
 
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         """Learn from every sample of the chunk, in order, and add to the tally."""
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on, as copies on the CPU or the device, each ``(learners, …)`` in the backend's dtype.
+        """Everything needed to go on, as copies, each ``(learners, …)`` in the backend's dtype.
 
         The names are the same for all backends, so that one may go on where another stopped:
-        ``parameters.NAME`` for every parameter; ``utility.NAME``, the trace u: of every parameter (weight-wise), or of the
-        features whose incoming weights are ``NAME``, ``(learners, units)`` (feature-wise: hidden layers' weights only);
-        ``first_moment.NAME`` and ``second_moment.NAME`` (adamw).
+        ``parameters.NAME`` for every parameter; ``utility.NAME``, the trace u: of every parameter (weight-wise), or of
+        the features whose incoming weights are ``NAME``, ``(learners, units)`` (feature-wise: hidden layers' weights
+        only); ``first_moment.NAME`` and ``second_moment.NAME`` (adamw).
         """
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
