@@ -1,0 +1,64 @@
+"""The raw words of the learners' noise on standard output, for programs that judge random number generators::
+
+    python -m benchmarks.noise_words index | dieharder -a -g 200
+    python -m benchmarks.noise_words step  | dieharder -a -g 200
+    python -m benchmarks.noise_words seed  | dieharder -a -g 200
+
+The argument says what neighbours in the stream differ by: the index of the parameter (all 282,160 of a 784-300-150-10
+network, then the next step), the step, or the seed. docs/noise.md shows the outcome.
+"""
+
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from upgd.noise import learner_words
+
+ENTRIES = 282_160
+BLOCK = 1 << 16
+PAIRS = 32
+
+
+def by_index(seed: int = 0) -> Iterator[Tensor]:
+    """All words of step 1, then of step 2, …: what one learner uses, in this order."""
+    step = 0
+    while step := step + 1:
+        yield torch.stack(learner_words(seed, step, ENTRIES // 2), -1)
+
+
+def by_step(seed: int = 0) -> Iterator[Tensor]:
+    """The words of one entry at many successive steps, then those of the next entry, …."""
+    start = 1
+    while True:
+        radius, angle = learner_words(seed, torch.arange(start, start + BLOCK), PAIRS)
+        yield torch.stack((radius.T, angle.T), 1)
+        start += BLOCK
+
+
+def by_seed(step: int = 1) -> Iterator[Tensor]:
+    """The words of one entry for many successive seeds, then those of the next entry, …."""
+    start = 0
+    while True:
+        radius, angle = learner_words(torch.arange(start, start + BLOCK), step, PAIRS)
+        yield torch.stack((radius.T, angle.T), 1)
+        start += BLOCK
+
+
+STREAMS = {"index": by_index, "step": by_step, "seed": by_seed}
+
+
+def main() -> None:
+    if len(sys.argv) != 2 or sys.argv[1] not in STREAMS:
+        sys.exit(f"usage: python -m benchmarks.noise_words {{{','.join(STREAMS)}}} | dieharder -a -g 200")
+    torch.set_num_threads(1)
+    try:
+        for block in STREAMS[sys.argv[1]]():
+            sys.stdout.buffer.write(block.contiguous().numpy().tobytes())
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has seen enough
+
+
+if __name__ == "__main__":
+    main()
