@@ -116,6 +116,11 @@ class Backend(Protocol):
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         """Learn from every sample of the chunk, in order, and add to the tally."""
 
+    def parameters(self) -> dict[str, Tensor]:
+        """The learners' parameters now, ``{name: (learners, *shape)}``, to look at before the next call: copied only if the
+        backend keeps them in another form."""
+        ...
+
     def state(self) -> dict[str, Tensor]:
         """Everything needed to go on, as copies, each ``(learners, …)`` in the backend's dtype.
 

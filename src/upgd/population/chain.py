@@ -1,0 +1,368 @@
+"""Loss, gradient and curvature of a chain of layers, for many learners at once, written out by hand.
+
+Every tensor begins with the learner dimension: learner i has its own weights and its own sample. The backward sweep is
+backpropagation and, beside it, HesScale. With features ``h = f(a)``, ``a = W·h' + b`` and S for curvature, in every layer::
+
+    ∂L/∂h' = Wᵀ·∂L/∂a                     S(h') = (W∘W)ᵀ·S(a)
+    ∂L/∂a  = f'(a)∘∂L/∂h                  S(a)  = f'(a)²∘S(h) + f''(a)∘∂L/∂h
+    ∂L/∂W  = ∂L/∂a ⊗ h'                   S(W)  = S(a) ⊗ h'²
+    ∂L/∂gate = ∂L/∂h∘h                    S(gate) = S(h)∘h²        for a gate, constant 1, behind every hidden feature
+
+A convolution is the same with one product per position, summed over positions. Sums are written so that a learner's numbers
+do not depend, in any bit, on how many learners are computed beside it (on the CPU).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from upgd.networks import MLP, ConvNet
+from upgd.population.backend import Loss
+
+__all__ = ["Chain", "Derivatives", "judge"]
+
+Parameters = Mapping[str, Tensor]
+Memory = tuple[Tensor, ...]
+
+
+@dataclass
+class Derivatives:
+    """What one sample says, per learner. Gradients and curvatures go by parameter, those of gates by the weight that
+    enters the gated features: ``(learners, features)``."""
+
+    loss: Tensor  #: (learners,)
+    correct: Tensor  #: (learners,) bool
+    gradient: dict[str, Tensor] = field(default_factory=dict)
+    curvature: dict[str, Tensor] = field(default_factory=dict)
+    gate_gradient: dict[str, Tensor] = field(default_factory=dict)
+    gate_curvature: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Back(NamedTuple):
+    """What travels backwards: derivatives with respect to a layer's output, and then its input."""
+
+    gradient: Tensor
+    curvature: Tensor | None  #: None where nobody asked for it
+
+
+class Layer(Protocol):
+    """One link of the chain. ``forward`` gives the output and what ``backward`` will want to remember."""
+
+    def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]: ...
+
+    def backward(self, parameters: Parameters, memory: Memory, back: Back, into: Derivatives) -> Back: ...
+
+
+class Chain:
+    """A network that is a chain of Linear, Conv2d, activation, MaxPool2d and Flatten layers.
+
+    Args:
+        network: :class:`upgd.networks.MLP`, :class:`upgd.networks.ConvNet`, or an ``nn.Sequential`` of such layers.
+        curvature: whether to compute curvature.
+        features: whether to compute the derivatives of gates.
+    """
+
+    def __init__(self, network: nn.Module, *, curvature: bool = False, features: bool = False) -> None:
+        self._curvature = curvature
+        self._features = features
+        self._layers = _layers(network)
+        self._joins_inputs = not isinstance(network, nn.Sequential)
+        #: Weight by weight, where its features can be seen: behind the activation that follows directly, if one does.
+        self._gates: dict[int, str] = {}
+        for at, layer in enumerate(self._layers):
+            if isinstance(layer, Dense | Convolution):
+                follows = at + 1 < len(self._layers) and isinstance(self._layers[at + 1], Activation)
+                self._gates[at + follows] = layer.weight
+        self.output_weight = self._gates.pop(max(self._gates))  # the output layer has no features
+
+    @staticmethod
+    def unsupported(network: nn.Module) -> str | None:
+        """Why the network is not such a chain; ``None`` if it is."""
+        try:
+            _layers(network)
+        except NotAChain as reason:
+            return str(reason)
+        return None
+
+    def features(self) -> tuple[str, ...]:
+        """The weights that enter hidden features, first layer first."""
+        return tuple(self._gates.values())
+
+    def owner(self, parameter: str) -> str:
+        """The weight of the layer that the parameter (that weight, or the bias) belongs to."""
+        return next(
+            layer.weight
+            for layer in self._layers
+            if isinstance(layer, Dense | Convolution) and parameter in (layer.weight, layer.bias)
+        )
+
+    def derivatives(self, parameters: Parameters, x: Tensor, target: Tensor, loss: Loss) -> Derivatives:
+        """All that one sample per learner says.
+
+        Args:
+            parameters: ``{name: (learners, *shape)}``.
+            x: ``(learners, *input_shape)``.
+            target: ``(learners,)`` classes or ``(learners, outputs)`` numbers.
+            loss: which loss.
+        """
+        h = self._arranged(x)
+        memories, outputs = [], []
+        for layer in self._layers:
+            h, memory = layer.forward(parameters, h)
+            memories.append(memory)
+            outputs.append(h)
+
+        found, back = judge(h, target, loss, self._curvature)
+        for at in reversed(range(len(self._layers))):
+            if self._features and at in self._gates:
+                self._look_at_gates(self._gates[at], outputs[at], back, found)
+            back = self._layers[at].backward(parameters, memories[at], back, found)
+        return found
+
+    def _arranged(self, x: Tensor) -> Tensor:
+        """The sample as the first layer takes it: our own networks join the sides of images, and add the colour to grey."""
+        if not self._joins_inputs:
+            return x
+        return x.flatten(1) if isinstance(self._layers[0], Dense) else x.unsqueeze(1) if x.ndim == 3 else x
+
+    def _look_at_gates(self, weight: str, h: Tensor, back: Back, into: Derivatives) -> None:
+        into.gate_gradient[weight] = _over_positions(back.gradient * h)
+        if back.curvature is not None:
+            into.gate_curvature[weight] = _over_positions(back.curvature * h**2)
+
+
+def judge(outputs: Tensor, target: Tensor, loss: Loss, curvature: bool) -> tuple[Derivatives, Back]:
+    """The loss of every learner's outputs, and its derivatives with respect to them."""
+    if loss == "mse":
+        error = outputs - target
+        found = Derivatives((error**2).mean(-1), torch.zeros_like(outputs[:, 0], dtype=torch.bool))
+        each = 2 / outputs.shape[-1]
+        return found, Back(each * error, torch.full_like(error, each) if curvature else None)
+    log_q = F.log_softmax(outputs, -1)
+    q, at_target = log_q.exp(), target.unsqueeze(-1)
+    found = Derivatives(-log_q.gather(-1, at_target).squeeze(-1), outputs.argmax(-1) == target)
+    gradient = q.scatter_add(-1, at_target, torch.full_like(at_target, -1, dtype=q.dtype))
+    return found, Back(gradient, q - q**2 if curvature else None)
+
+
+# ------------------------------------------------------------------------------------------------------------ the layers
+
+
+@dataclass(frozen=True)
+class Dense:
+    weight: str
+    bias: str | None
+    first: bool  #: nobody needs the derivatives of the network's inputs
+
+    def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
+        # A product and a sum, not a matrix product: BLAS chooses its order of summation by the number of learners.
+        out = (parameters[self.weight] * x.unsqueeze(1)).sum(-1)
+        return (out if self.bias is None else out + parameters[self.bias]), (x,)
+
+    def backward(self, parameters: Parameters, memory: Memory, back: Back, into: Derivatives) -> Back:
+        weight, inputs = parameters[self.weight], memory[0].unsqueeze(1)
+        gradient = back.gradient.unsqueeze(-1)
+        into.gradient[self.weight] = gradient * inputs
+        if self.bias is not None:
+            into.gradient[self.bias] = back.gradient
+        curvature = None
+        if back.curvature is not None:
+            curvature = back.curvature.unsqueeze(-1)
+            into.curvature[self.weight] = curvature * inputs**2
+            if self.bias is not None:
+                into.curvature[self.bias] = back.curvature
+        if self.first:
+            return back
+        return Back((weight * gradient).sum(1), None if curvature is None else (weight**2 * curvature).sum(1))
+
+
+@dataclass(frozen=True)
+class Convolution:
+    weight: str
+    bias: str | None
+    first: bool
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
+        patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)
+        out = _products(parameters[self.weight].flatten(2), patches)
+        if self.bias is not None:
+            out = out + parameters[self.bias].unsqueeze(-1)
+        return out.view(*out.shape[:2], *self._positions(x)), (x, patches)
+
+    def backward(self, parameters: Parameters, memory: Memory, back: Back, into: Derivatives) -> Back:
+        weight, (x, patches) = parameters[self.weight], memory
+        gradient = back.gradient.flatten(2)
+        into.gradient[self.weight] = _products(gradient, patches.mT).view_as(weight)
+        if self.bias is not None:
+            into.gradient[self.bias] = gradient.sum(-1)
+        curvature = None
+        if back.curvature is not None:
+            curvature = back.curvature.flatten(2)
+            into.curvature[self.weight] = _products(curvature, (patches**2).mT).view_as(weight)
+            if self.bias is not None:
+                into.curvature[self.bias] = curvature.sum(-1)
+        if self.first:
+            return back
+        matrix = weight.flatten(2)
+        return Back(
+            self._folded(_products(matrix.mT, gradient), x),
+            None if curvature is None else self._folded(_products((matrix**2).mT, curvature), x),
+        )
+
+    def _positions(self, x: Tensor) -> tuple[int, ...]:
+        sides = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        return tuple(
+            (side + 2 * pad - spread * (kernel - 1) - 1) // step + 1 for side, kernel, step, pad, spread in sides
+        )
+
+    def _folded(self, patches: Tensor, x: Tensor) -> Tensor:
+        return F.fold(patches, x.shape[2:], self.kernel_size, self.dilation, self.padding, self.stride)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """ReLU and LeakyReLU by their slope below zero (the identity: 1), or Tanh."""
+
+    slope: float | None  #: None: Tanh
+
+    def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
+        if self.slope is None:
+            h = torch.tanh(x)
+            return h, (h,)
+        if self.slope == 1:
+            return x, ()
+        return (F.relu(x) if self.slope == 0 else F.leaky_relu(x, self.slope)), (x,)
+
+    def backward(self, parameters: Parameters, memory: Memory, back: Back, into: Derivatives) -> Back:
+        gradient, curvature = back
+        if self.slope == 1:
+            return back
+        if self.slope is None:
+            h = memory[0]
+            rise = 1 - h**2
+            if curvature is not None:
+                curvature = rise**2 * curvature - 2 * h * rise * gradient
+            return Back(rise * gradient, curvature)
+        below = memory[0] <= 0
+        return Back(
+            torch.where(below, self.slope * gradient, gradient),
+            None if curvature is None else torch.where(below, self.slope**2 * curvature, curvature),
+        )
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    pool: nn.MaxPool2d  #: one that returns the indices, too
+
+    def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
+        out, index = self.pool(x)
+        return out, (x, index)
+
+    def backward(self, parameters: Parameters, memory: Memory, back: Back, into: Derivatives) -> Back:
+        return _each(lambda d: _put_back(d, *memory), back)
+
+
+@dataclass(frozen=True)
+class Flat:
+    def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
+        return x.flatten(1), (x,)
+
+    def backward(self, parameters: Parameters, memory: Memory, back: Back, into: Derivatives) -> Back:
+        return _each(lambda d: d.view_as(memory[0]), back)
+
+
+def _each(moved: Callable[[Tensor], Tensor], back: Back) -> Back:
+    """What only puts numbers in other places does the same to gradient and curvature."""
+    return Back(moved(back.gradient), None if back.curvature is None else moved(back.curvature))
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix products, one per learner. BLAS takes another way for a batch of one and rounds differently there, so a
+    learner that is alone gets company."""
+    if len(a) == 1:
+        return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
+    return torch.bmm(a, b)
+
+
+def _put_back(pooled: Tensor, x: Tensor, index: Tensor) -> Tensor:
+    """Where the largest ones stood, in an image of zeros."""
+    flat = torch.zeros_like(x).flatten(2)
+    return flat.scatter_add_(2, index.flatten(2), pooled.flatten(2)).view_as(x)
+
+
+def _over_positions(x: Tensor) -> Tensor:
+    return x if x.ndim == 2 else x.flatten(2).sum(-1)
+
+
+# ------------------------------------------------------------------------------------------- from a module to its layers
+
+
+class NotAChain(Exception):
+    """Why a network cannot be read as a chain; a clause that goes on after "because"."""
+
+
+def _layers(network: nn.Module) -> list[Layer]:
+    layers: list[Layer] = []
+    for name, module in _sequence(network):
+        weighted = any(isinstance(layer, Dense | Convolution) for layer in layers)
+        layers.append(_layer(name, module, first=not weighted))
+    if not any(isinstance(layer, Dense | Convolution) for layer in layers):
+        raise NotAChain("it has no Linear or Conv2d layer")
+    if not isinstance(layers[-1], Dense):
+        raise NotAChain("its last layer is no Linear layer")
+    return layers
+
+
+def _sequence(network: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The layers in the order in which the network calls them, by their names in ``named_parameters()``."""
+    if type(network).forward in (MLP.forward, ConvNet.forward):
+        prefix, sequential = "layers.", network.layers
+    elif type(network).forward is nn.Sequential.forward:
+        prefix, sequential = "", network
+    else:
+        raise NotAChain(f"{type(network).__name__} computes its outputs in a forward() of its own")
+    assert isinstance(sequential, nn.Sequential)
+    flat: list[tuple[str, nn.Module]] = []
+    for name, module in sequential.named_children():
+        if type(module) is nn.Sequential:
+            flat += [(f"{prefix}{name}.{inner}", layer) for inner, layer in _sequence(module)]
+        else:
+            flat.append((prefix + name, module))
+    if len({id(module) for _, module in flat}) < len(flat) or len(flat) < len(sequential):
+        raise NotAChain("it uses one layer twice")
+    return flat
+
+
+def _layer(name: str, module: nn.Module, first: bool) -> Layer:
+    kind = type(module)
+    if kind in (nn.Linear, nn.Conv2d):
+        weight, bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
+        if isinstance(module, nn.Linear):
+            return Dense(weight, bias, first)
+        assert isinstance(module, nn.Conv2d)
+        if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
+            raise NotAChain(f"its convolution {name!r} has groups, or padding other than a number of zeros")
+        return Convolution(weight, bias, first, module.kernel_size, module.stride, module.padding, module.dilation)
+    if kind in (nn.ReLU, nn.Identity):
+        return Activation(0.0 if kind is nn.ReLU else 1.0)
+    if isinstance(module, nn.LeakyReLU):
+        return Activation(module.negative_slope)
+    if kind is nn.Tanh:
+        return Activation(None)
+    if isinstance(module, nn.MaxPool2d):
+        m = module
+        return MaxPool(nn.MaxPool2d(m.kernel_size, m.stride, m.padding, m.dilation, True, m.ceil_mode))
+    if isinstance(module, nn.Flatten) and module.start_dim in (1, -3) and module.end_dim == -1:
+        return Flat()
+    raise NotAChain(
+        f"its layer {name!r} is a {kind.__name__}, and only Linear, Conv2d, ReLU, LeakyReLU, Tanh, Identity, MaxPool2d and "
+        "Flatten are known"
+    )

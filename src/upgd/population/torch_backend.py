@@ -1,0 +1,204 @@
+"""The readable truth: every method, variant and network, in batched tensors on any device.
+
+One step is: what the sample says (:mod:`.chain` or :mod:`.functional`), then the rule (:mod:`upgd.rules`) with the learner
+dimension first and every setting a vector. Nothing here is clever; faster backends must equal it.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor, nn
+
+from upgd import noise, rules
+from upgd.population.backend import Group, Kind, Loss, Tally
+from upgd.population.chain import Chain, Derivatives
+from upgd.population.functional import Functional
+from upgd.streams.contract import Chunk
+
+__all__ = ["TorchBackend", "unsupported"]
+
+#: Random numbers in the making at once: their temporaries are many.
+_NORMALS_AT_ONCE = 1 << 22
+
+Named = dict[str, Tensor]
+
+
+def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this backend cannot run the network so; ``None`` if it can."""
+    needs = [name for name, so in (("order=2", kind.order == 2), ("wise='feature'", kind.wise == "feature")) if so]
+    if needs and (reason := Chain.unsupported(network)):
+        return (
+            f"{' and '.join(needs)} must know the network as a chain of layers, but {reason}; make it an nn.Sequential, or "
+            "use wise='weight' and order=1"
+        )
+    return None
+
+
+class TorchBackend:
+    """See :class:`upgd.population.backend.Backend`."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        group: Group,
+        parameters: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._kind = group.kind
+        self._group = _on(group, device)
+        self._dtype = dtype
+        self._model = _model(network, group.kind, device, dtype)
+        self._parameters: Named = {name: p.to(device, dtype, copy=True) for name, p in parameters.items()}
+        self._state: dict[str, Named] = {"parameters": self._parameters}
+        if group.kind.rule == "adamw":
+            self._state["first_moment"] = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
+            self._state["second_moment"] = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
+        elif group.kind.rule == "utility":
+            self._state["utility"] = {name: torch.zeros_like(judged) for name, judged in self._judged().items()}
+
+    @torch.no_grad()
+    def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
+        """Learn from every sample of the chunk, in order, and add to the tally."""
+        targets = chunk.targets[self._group.rows]
+        if loss == "mse":
+            targets = targets.to(self._dtype)
+        for offset in range(chunk.length):
+            x = chunk.inputs_at(offset)[self._group.rows].to(self._dtype)
+            self._step(x, targets[:, offset], loss, chunk.start + offset, tally)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The learners' parameters now."""
+        return dict(self._parameters)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to go on; the names are those of the interface."""
+        return {f"{part}.{name}": t.clone() for part, named in self._state.items() for name, t in named.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` gave."""
+        for part, named in self._state.items():
+            for name, tensor in named.items():
+                named[name] = state[f"{part}.{name}"].to(tensor, copy=True)
+
+    def _step(self, x: Tensor, target: Tensor, loss: Loss, stream_step: int, tally: Tally) -> None:
+        found = self._model.derivatives(self._parameters, x, target, loss)
+        tally.loss += found.loss
+        tally.correct += found.correct
+        tally.diverged_at.masked_fill_((tally.diverged_at < 0) & ~found.loss.isfinite(), stream_step)
+        goes_on = tally.diverged_at < 0
+
+        step = stream_step + 1
+        changed = self._adamw(found, step) if self._kind.rule == "adamw" else self._perturbed_descent(found, step)
+        for part, named in self._state.items():
+            for name, old in named.items():
+                named[name] = torch.where(_of_learners(goes_on, old), changed[part][name], old)
+
+    # ---------------------------------------------------------------------------------------- the rule of upgd.rules
+
+    def _perturbed_descent(self, found: Derivatives, step: int) -> dict[str, Named]:
+        """The new parameters and traces."""
+        traces, gates = self._gates(found, step) if self._kind.rule == "utility" else ({}, {})
+        noises = self._noises(step)
+        g = self._group
+        new = {}
+        for name, weight in self._parameters.items():
+            settings = {"lr": g.lr, "weight_decay": g.weight_decay}
+            gradient = found.gradient[name]
+            if self._is_output(name):
+                new[name] = rules.update(weight, gradient, **settings)
+            else:
+                settings |= {"sigma": g.sigma, "c": g.c, "p": g.p, "q": g.q}
+                new[name] = rules.update(weight, gradient, gates.get(name, 0.0), noises.get(name, 0.0), **settings)
+        return {"parameters": new, "utility": traces}
+
+    def _gates(self, found: Derivatives, step: int) -> tuple[Named, Named]:
+        """The new traces, and how useful each entry of each parameter is held to be."""
+        feature_wise = self._kind.wise == "feature"
+        gradient = found.gate_gradient if feature_wise else found.gradient
+        curvature = found.gate_curvature if feature_wise else found.curvature
+        traces, unbiased = {}, {}
+        for name, judged in self._judged().items():
+            instant = rules.utility(judged, gradient[name], curvature.get(name))
+            traces[name] = rules.trace(self._state["utility"][name], instant, self._group.beta)
+            unbiased[name] = rules.unbiased(traces[name], self._group.beta, step)
+        if self._kind.scaling == "global":
+            scale = rules.global_scale(unbiased.values(), learner_dims=1)
+            gates = {name: rules.gate(u, scale) for name, u in unbiased.items()}
+        else:
+            gates = {name: rules.gate(u, rules.local_scale(u, learner_dims=1)) for name, u in unbiased.items()}
+        return traces, self._spread(gates) if feature_wise else gates
+
+    def _judged(self) -> Named:
+        """Whose utility is looked at: the weights; or gates, constant 1, behind the features."""
+        if self._kind.wise == "weight":
+            return self._parameters
+        assert isinstance(self._model, Chain)
+        return {name: torch.ones_like(self._parameters[name].flatten(2)[..., 0]) for name in self._model.features()}
+
+    def _spread(self, gates: Named) -> Named:
+        """A feature's gate holds for all weights that enter it, and for its bias."""
+        assert isinstance(self._model, Chain)
+        spread = {}
+        for name, parameter in self._parameters.items():
+            if not self._is_output(name):
+                gate = gates[self._model.owner(name)]
+                spread[name] = gate.reshape(gate.shape + (1,) * (parameter.ndim - gate.ndim))
+        return spread
+
+    def _is_output(self, name: str) -> bool:
+        """Whether the parameter belongs to an output layer that gets plain gradient descent."""
+        if self._kind.wise == "weight":
+            return False
+        assert isinstance(self._model, Chain)
+        return self._model.owner(name) == self._model.output_weight
+
+    def _noises(self, step: int) -> Named:
+        if self._kind.noise == "none":
+            return {}
+        white = self._white(step)
+        if self._kind.noise == "anticorrelated" and step > 1:
+            white = noise.anticorrelated(white, self._white(step - 1))
+        pieces = torch.split(white, [p[0].numel() for p in self._parameters.values()], dim=1)
+        return {name: piece.view_as(p) for piece, (name, p) in zip(pieces, self._parameters.items(), strict=True)}
+
+    def _white(self, step: int) -> Tensor:
+        """ζ of every learner, ``(learners, entries)``, a few learners at a time."""
+        count = sum(p[0].numel() for p in self._parameters.values())
+        some = torch.split(self._group.seeds, max(1, _NORMALS_AT_ONCE // count))
+        return torch.cat([noise.learner_normals(seeds, step, count, dtype=self._dtype) for seeds in some])
+
+    # ------------------------------------------------------------------------------------------------- torch's AdamW
+
+    def _adamw(self, found: Derivatives, step: int) -> dict[str, Named]:
+        """The new parameters and moments; see :class:`torch.optim.AdamW`."""
+        g = self._group
+        new: dict[str, Named] = {part: {} for part in self._state}
+        for name, weight in self._parameters.items():
+            gradient = found.gradient[name]
+            first = rules.trace(self._state["first_moment"][name], gradient, g.beta1)
+            second = rules.trace(self._state["second_moment"][name], gradient**2, g.beta2)
+            size = rules.unbiased(second, g.beta2, step).sqrt() + _of_learners(g.eps, weight)
+            kept = _of_learners(1 - g.lr * g.weight_decay, weight) * weight
+            new["parameters"][name] = kept - _of_learners(g.lr, weight) * rules.unbiased(first, g.beta1, step) / size
+            new["first_moment"][name], new["second_moment"][name] = first, second
+        return new
+
+
+def _model(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> Chain | Functional:
+    if Chain.unsupported(network) is None:
+        return Chain(network, curvature=kind.order == 2, features=kind.wise == "feature")
+    return Functional(copy.deepcopy(network).to(device, dtype))
+
+
+def _on(group: Group, device: torch.device) -> Group:
+    vectors = {f.name: getattr(group, f.name).to(device) for f in fields(group) if f.name != "kind"}
+    return replace(group, **vectors)
+
+
+def _of_learners(value: Tensor, like: Tensor) -> Tensor:
+    """One value per learner, to meet tensors that have more dimensions than learners do."""
+    value = value.reshape(value.shape + (1,) * (like.ndim - value.ndim))
+    return value if value.dtype == torch.bool else value.to(like.dtype)
