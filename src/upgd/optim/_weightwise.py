@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 # Entries of a block: on the CPU what stays in the cache over the whole phase, on a GPU what bounds temporary memory while
 # kernel launches are still few.
-_BLOCK_ENTRIES = {"cpu": 1 << 16}
+_BLOCK_ENTRIES = {"cpu": 1 << 18}
 _BLOCK_ENTRIES_ELSEWHERE = 1 << 24
 
 
@@ -112,7 +112,7 @@ class WeightwiseOptimizer(Optimizer):
         for saved_id, param in zip(saved_ids, own, strict=True):
             saved = state_dict["state"].get(saved_id, {}).get("utility")
             if saved is not None and "utility" in self.state[param]:
-                self.state[param]["utility"] = saved.to(param.device, _utility_dtype(param), copy=True)
+                self.state[param]["utility"] = saved.to(param.device, _utility_dtype(param))
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -127,7 +127,7 @@ class WeightwiseOptimizer(Optimizer):
         Args:
             closure: evaluates the model again and returns the loss, as for every torch optimizer; optional.
         """
-        self._cuda_graph_capture_health_check()
+        _capture_health_check(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -238,6 +238,11 @@ class WeightwiseOptimizer(Optimizer):
                 f"{got}; call loss.backward() before step(), and give the curvature the model that owns the parameter."
             )
         return diagonal
+
+
+def _capture_health_check(optimizer: Optimizer) -> None:
+    """torch's warning for those who capture a step that is not capturable; newer versions have it under a wider name."""
+    getattr(optimizer, "_accelerator_graph_capture_health_check", optimizer._cuda_graph_capture_health_check)()
 
 
 def _utility_dtype(param: Tensor) -> torch.dtype:

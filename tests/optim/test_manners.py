@@ -1,0 +1,464 @@
+"""What torch users take for granted, for every optimizer and variant of the package."""
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import DESCENDING, OPTIMIZERS, Build, backward, batch, network, parameters, train
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
+from torch.utils._python_dispatch import TorchDispatchMode
+
+every_optimizer = pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+
+
+def assert_same(first: nn.Module, second: nn.Module, **tolerance: float) -> None:
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(a, b, **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+def has_foreach(build: Build) -> bool:
+    return "foreach" in build(network()).defaults
+
+
+@pytest.mark.parametrize("name", DESCENDING)
+@pytest.mark.parametrize("maximize", [False, True])
+def test_goes_in_the_right_direction(name: str, maximize: bool) -> None:
+    """On one batch, over and over, the loss falls (or rises)."""
+    model = network()
+    optimizer = OPTIMIZERS[name](model, lr=0.1, sigma=0.0, maximize=maximize)
+    losses = []
+    for _ in range(100):
+        optimizer.zero_grad()
+        losses.append(float(backward(model)))
+        optimizer.step()
+    assert losses[-1] > losses[0] + 0.3 if maximize else losses[-1] < 0.6 * losses[0]
+
+
+@every_optimizer
+def test_maximizing_the_negative_is_minimizing(build: Build) -> None:
+    first, second = network(torch.float64), network(torch.float64)
+    minimizing, maximizing = build(first), build(second, maximize=True)
+    for step in range(10):
+        for model, optimizer, sign in ((first, minimizing, 1.0), (second, maximizing, -1.0)):
+            optimizer.zero_grad()
+            x, y = batch(torch.float64, seed=step)
+            (sign * nn.functional.cross_entropy(model(x), y)).backward()
+            torch.manual_seed(step)
+            optimizer.step()
+    assert_same(first, second, rtol=1e-12, atol=1e-14)
+
+
+@every_optimizer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_foreach_equals_the_plain_loop_in_parameters_and_state(build: Build, dtype: torch.dtype) -> None:
+    if not has_foreach(build):
+        pytest.skip("has one implementation")
+    models = network(dtype), network(dtype)
+    optimizers = build(models[0], foreach=False), build(models[1], foreach=True)
+    for step in range(20):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            backward(model, seed=step)
+            torch.manual_seed(step)
+            optimizer.step()
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.02)
+    assert_same(*models, rtol=tolerance, atol=tolerance / 10)
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        ours, theirs = optimizers[0].state[a], optimizers[1].state[b]
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert ours[key].dtype == theirs[key].dtype
+            torch.testing.assert_close(ours[key], theirs[key], rtol=tolerance, atol=tolerance / 10)
+
+
+@every_optimizer
+def test_foreach_in_many_small_blocks_is_foreach_in_one(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_foreach(build):
+        pytest.skip("has one implementation")
+    from upgd.optim import _weightwise
+
+    models = network(torch.float64), network(torch.float64)
+    for model, entries in zip(models, (7, 1 << 20), strict=True):
+        monkeypatch.setitem(_weightwise._BLOCK_ENTRIES, "cpu", entries)
+        optimizer = build(model, foreach=True)
+        torch.manual_seed(3)
+        train(model, optimizer, 10)
+    assert_same(*models, rtol=1e-12, atol=1e-14)
+
+
+@every_optimizer
+def test_a_generator_makes_the_noise_reproducible_and_else_torchs_seed_does(build: Build) -> None:
+    def final(seed: int, **options: Any) -> nn.Module:
+        model = network()
+        optimizer = build(model, **options)
+        torch.manual_seed(seed)
+        for step in range(3):
+            optimizer.zero_grad()
+            with torch.random.fork_rng():
+                backward(model, seed=step)
+            optimizer.step()
+        return model
+
+    assert_same(final(0), final(0))
+    with pytest.raises(AssertionError):
+        assert_same(final(0), final(1))
+    first, second = (final(seed, generator=torch.Generator().manual_seed(9)) for seed in (0, 1))
+    assert_same(first, second)
+
+
+@every_optimizer
+def test_closure_is_called_with_gradients_enabled_and_its_loss_returned(build: Build) -> None:
+    model = network()
+    optimizer = build(model)
+
+    def closure() -> Tensor:
+        assert torch.is_grad_enabled()
+        optimizer.zero_grad()
+        return backward(model)
+
+    with torch.no_grad():
+        assert optimizer.step(closure) == pytest.approx(float(backward_value(network())))
+    assert optimizer.step() is None
+
+
+def backward_value(model: nn.Module) -> Tensor:
+    x, y = batch()
+    return nn.functional.cross_entropy(model(x), y)
+
+
+@every_optimizer
+def test_without_gradients_a_step_does_nothing(build: Build) -> None:
+    model, untouched = network(), network()
+    optimizer = build(model)
+    optimizer.step()
+    assert_same(model, untouched)
+    assert not optimizer.state_dict()["state"]
+
+
+@every_optimizer
+def test_a_parameter_without_gradient_is_skipped(build: Build) -> None:
+    """… and the others are what they would be, were it not there."""
+    model = network(torch.float64)
+    frozen = model[0].weight.detach().clone()
+    model[0].weight.requires_grad_(False)
+    optimizer = build(model)
+    train(model, optimizer, 5)
+    assert torch.equal(model[0].weight, frozen)
+    assert model[0].weight not in optimizer.state or not optimizer.state[model[0].weight]
+
+
+@every_optimizer
+def test_lr_may_be_a_tensor(build: Build) -> None:
+    models = network(torch.float64), network(torch.float64)
+    for model, lr in zip(models, (0.02, torch.tensor(0.02, dtype=torch.float64)), strict=True):
+        torch.manual_seed(7)
+        train(model, build(model, lr=lr), 5)
+    assert_same(*models, rtol=1e-12, atol=1e-14)
+
+
+@every_optimizer
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_tensor_lr_changed_in_place_takes_effect(build: Build, foreach: bool) -> None:
+    if not has_foreach(build):
+        pytest.skip("has one implementation")
+    model, untouched = network(), network()
+    lr = torch.tensor(0.5)
+    optimizer = build(model, lr=lr, foreach=foreach)
+    lr.fill_(0.0)
+    train(model, optimizer, 2)
+    assert_same(model, untouched)
+
+
+@every_optimizer
+@pytest.mark.parametrize(
+    "schedule",
+    [lambda o: StepLR(o, 1, 0.1), lambda o: CosineAnnealingLR(o, 5), lambda o: ReduceLROnPlateau(o, patience=0)],
+    ids=["StepLR", "CosineAnnealingLR", "ReduceLROnPlateau"],
+)
+def test_learning_rate_schedulers(build: Build, schedule: Callable[..., Any]) -> None:
+    model = network()
+    optimizer = build(model)
+    scheduler = schedule(optimizer)
+    before = optimizer.param_groups[0]["lr"]
+    for step in range(3):
+        train(model, optimizer, 1, first=step)
+        scheduler.step(*((1.0,) if isinstance(scheduler, ReduceLROnPlateau) else ()))
+    assert optimizer.param_groups[0]["lr"] < before
+    # With the rate at zero nothing moves any more.
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    settled = parameters(model)
+    train(model, optimizer, 2)
+    for a, b in zip(settled, parameters(model), strict=True):
+        assert torch.equal(a, b)
+
+
+@every_optimizer
+def test_training_goes_on_from_a_state_dict_as_if_never_interrupted(build: Build) -> None:
+    model = network()
+    optimizer = build(model)
+    torch.manual_seed(0)
+    train(model, optimizer, 5)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+
+    resumed = network(seed=99)
+    again = build(resumed, lr=0.7)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    resumed.load_state_dict(saved["model"])
+    again.load_state_dict(saved["optimizer"])
+    assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    for m, o in ((model, optimizer), (resumed, again)):
+        torch.manual_seed(1)
+        train(m, o, 5, first=5)
+    assert_same(model, resumed)
+
+
+@every_optimizer
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_state_dict_keeps_the_precision_of_utility(build: Build, dtype: torch.dtype) -> None:
+    model = network(dtype)
+    optimizer = build(model)
+    train(model, optimizer, 3)
+    again = build(model)
+    again.load_state_dict(optimizer.state_dict())
+    for param in model.parameters():
+        for key, value in optimizer.state[param].items():
+            assert again.state[param][key].dtype == value.dtype
+            assert torch.equal(again.state[param][key], value)
+
+
+@every_optimizer
+def test_a_checkpoint_from_before_an_option_existed_gets_its_default(build: Build) -> None:
+    model = network()
+    optimizer = build(model)
+    train(model, optimizer, 2)
+    old = copy.deepcopy(optimizer.state_dict())
+    for option in ("maximize", "capturable", "foreach", "noise"):
+        for group in old["param_groups"]:
+            group.pop(option, None)
+    optimizer.load_state_dict(old)
+    train(model, optimizer, 2)
+    for option in ("maximize", "capturable", "noise"):
+        assert optimizer.param_groups[0][option] == optimizer.defaults[option]
+
+
+@every_optimizer
+def test_state_dict_is_deterministic(build: Build) -> None:
+    def final() -> dict[str, Any]:
+        model = network()
+        optimizer = build(model)
+        torch.manual_seed(0)
+        train(model, optimizer, 3)
+        return optimizer.state_dict()
+
+    first, second = final(), final()
+    assert first["param_groups"] == second["param_groups"]
+    for key, state in first["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, second["state"][key][name])
+
+
+@every_optimizer
+def test_hooks_run_around_the_step(build: Build) -> None:
+    model = network()
+    optimizer = build(model)
+    calls: list[str] = []
+    before = optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    after = optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    optimizer.register_state_dict_post_hook(lambda *_: calls.append("saved"))
+    optimizer.register_load_state_dict_post_hook(lambda *_: calls.append("loaded"))
+    train(model, optimizer, 1)
+    before.remove()
+    after.remove()
+    train(model, optimizer, 1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == ["pre", "post", "saved", "loaded"]
+
+
+@every_optimizer
+def test_deepcopy_and_pickle_go_on_alike(build: Build) -> None:
+    model = network()
+    generator = torch.Generator().manual_seed(5)
+    optimizer = build(model, generator=generator)
+    train(model, optimizer, 3)
+    copies = [copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))]
+    train(model, optimizer, 3)
+    for model_copy, optimizer_copy in copies:
+        train(model_copy, optimizer_copy, 3)
+        assert_same(model, model_copy)
+
+
+@every_optimizer
+def test_repr_names_class_and_options(build: Build) -> None:
+    optimizer = build(network())
+    assert repr(optimizer).startswith(type(optimizer).__name__)
+    for option in ("lr: ", "sigma: 0.01"):
+        assert option in repr(optimizer)
+
+
+@every_optimizer
+def test_gradients_are_left_as_they_are(build: Build) -> None:
+    model = network()
+    optimizer = build(model, maximize=True)
+    backward(model)
+    before = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    for param, gradient in zip(model.parameters(), before, strict=True):
+        assert torch.equal(param.grad, gradient)
+
+
+@every_optimizer
+def test_gradient_scaler(build: Build) -> None:
+    """Scaled and unscaled again the step is the same; a step with overflowing gradients is left out."""
+    models = network(torch.float64), network(torch.float64)
+    plain, scaled = build(models[0]), build(models[1])
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    x, y = batch(torch.float64)
+    nn.functional.cross_entropy(models[0](x), y).backward()
+    scaler.scale(nn.functional.cross_entropy(models[1](x), y)).backward()
+    torch.manual_seed(0)
+    plain.step()
+    torch.manual_seed(0)
+    scaler.step(scaled)
+    scaler.update()
+    assert_same(*models, rtol=1e-12, atol=1e-14)
+
+    scaled.zero_grad()
+    scaler.scale(nn.functional.cross_entropy(models[1](x) * math.inf, y)).backward()
+    scaler.step(scaled)
+    scaler.update()
+    assert_same(*models, rtol=1e-12, atol=1e-14)
+    assert scaler.get_scale() == 512.0
+
+
+class NoHostSynchronisation(TorchDispatchMode):
+    """Fails at whatever makes a GPU wait for the host to read a value."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        assert not any(word in name for word in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal.default")), name
+        return func(*args, **(kwargs or {}))
+
+
+@every_optimizer
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_capturable_step_reads_nothing_back_and_equals_the_ordinary_one(build: Build, foreach: bool) -> None:
+    options = {"foreach": foreach} if has_foreach(build) else {}
+    models = network(torch.float64), network(torch.float64)
+    ordinary, capturable = build(models[0], **options), build(models[1], capturable=True, **options)
+    for step in range(5):
+        for model, optimizer in zip(models, (ordinary, capturable), strict=True):
+            optimizer.zero_grad()
+            backward(model, seed=step)
+            torch.manual_seed(step)
+            if optimizer is capturable:
+                with NoHostSynchronisation():
+                    optimizer.step()
+            else:
+                optimizer.step()
+    assert_same(*models, rtol=1e-6, atol=1e-7)  # a step count on the device has 32 bits, and so has its power
+
+
+@every_optimizer
+def test_parameters_of_any_layout(build: Build) -> None:
+    """0-dim, empty, transposed, channels-last and sliced parameters go where contiguous ones go."""
+
+    class Odd(nn.Module):
+        def __init__(self, contiguous: bool) -> None:
+            super().__init__()
+            generator = torch.Generator().manual_seed(0)
+
+            def random(*shape: int) -> Tensor:
+                return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+            raw = [random(()), random(4, 3).t(), random(6, 8)[::2, ::2], random(2, 3, 4, 4), random(0, 3)]
+            raw[3] = raw[3].to(memory_format=torch.channels_last)
+            self.params = nn.ParameterList([nn.Parameter(t.contiguous() if contiguous else t) for t in raw])
+            self.readout = nn.Linear(1, 1).double()
+
+    models = Odd(False), Odd(True)
+    models[1].readout.load_state_dict(models[0].readout.state_dict())
+    assert not models[0].params[1].is_contiguous()
+    for model in models:
+        try:
+            optimizer = build(model, sigma=0.0)
+        except ValueError:
+            pytest.skip("works on layers, not on loose parameters")
+        for _ in range(5):
+            optimizer.zero_grad()
+            sum((p.sin() ** 2).sum() for p in model.parameters()).backward()
+            optimizer.step()
+    assert_same(*models, rtol=1e-12, atol=1e-14)
+
+
+@every_optimizer
+def test_sparse_gradients_are_refused(build: Build) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    optimizer = build(model)
+    model[0].weight.grad = torch.eye(3).to_sparse()
+    with pytest.raises(RuntimeError, match=r"does not support sparse gradients.*sparse=False"):
+        optimizer.step()
+
+
+@every_optimizer
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("lr", -0.1),
+        ("lr", "fast"),
+        ("lr", math.nan),
+        ("lr", torch.ones(2)),
+        ("sigma", -1.0),
+        ("weight_decay", -1.0),
+        ("beta_utility", 1.0),
+        ("beta_utility", -0.1),
+        ("scaling", "galactic"),
+        ("noise", "pink"),
+    ],
+)
+def test_bad_options_are_refused_by_name_and_value(build: Build, option: str, value: Any) -> None:
+    if option not in build(network()).defaults or (option == "weight_decay" and "weight_decay" in repr(build)):
+        pytest.skip("does not have this option")
+    try:
+        build(network(), **{option: 0.5})
+    except TypeError:
+        pytest.skip("does not take this option")
+    except ValueError:
+        pass
+    with pytest.raises(ValueError, match=option) as error:
+        build(network(), **{option: value})
+    shown = "2 elements" if isinstance(value, Tensor) else repr(value)
+    assert shown in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@every_optimizer
+def test_complex_parameters_are_refused(build: Build) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)).to(torch.complex64)
+    with pytest.raises(TypeError, match="view_as_real"):
+        build(model)
+
+
+@every_optimizer
+@pytest.mark.parametrize("foreach", [False, True])
+def test_compiled_step_equals_the_eager_one(build: Build, foreach: bool) -> None:
+    """Through dynamo and aot autograd; whether inductor's code generation works is torch's business."""
+    torch._dynamo.reset()
+    models = network(torch.float64), network(torch.float64)
+    options = {"sigma": 0.0} | ({"foreach": foreach} if has_foreach(build) else {})
+    eager, optimizer = build(models[0], **options), build(models[1], **options)
+    compiled = torch.compile(optimizer.step, backend="aot_eager")
+    for step in range(4):
+        for model, advance in ((models[0], eager.step), (models[1], compiled)):
+            model.zero_grad()
+            backward(model, seed=step)
+            advance()
+    assert_same(*models, rtol=1e-6, atol=1e-7)
