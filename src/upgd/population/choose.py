@@ -1,0 +1,52 @@
+"""Which backend runs a group of learners."""
+
+import importlib
+import logging
+from typing import Literal
+
+import torch
+from torch import nn
+
+from upgd.population import torch_backend
+from upgd.population.backend import Backend, Kind
+
+__all__ = ["BackendName", "choose"]
+
+log = logging.getLogger("upgd.population")
+
+BackendName = Literal["auto", "torch", "kernel"]
+
+
+def choose(
+    wanted: BackendName, network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype
+) -> tuple[str, type[Backend]]:
+    """The name and the class of the backend.
+
+    ``"auto"`` takes the kernel where it applies, and says in the log (``upgd.population``, level info) why where it does not.
+    """
+    if wanted not in ("auto", "torch", "kernel"):
+        raise ValueError(f"backend must be 'auto', 'torch' or 'kernel', not {wanted!r}")
+    if reason := torch_backend.unsupported(network, kind, device, dtype):
+        raise ValueError(f"network cannot be used with these learners, because {reason}")
+    if wanted == "torch":
+        return "torch", torch_backend.TorchBackend
+    kernel, reason = _kernel(network, kind, device, dtype)
+    if kernel is not None:
+        return "kernel", kernel
+    if wanted == "kernel":
+        raise ValueError(f"backend='kernel' cannot be used, because {reason}; use backend='auto' or 'torch'")
+    log.info("backend 'torch' for %s, because %s", kind, reason)
+    return "torch", torch_backend.TorchBackend
+
+
+def _kernel(
+    network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype
+) -> tuple[type[Backend] | None, str | None]:
+    """The class, or the reason why not."""
+    try:
+        module = importlib.import_module("upgd.population.kernel")
+    except ModuleNotFoundError as missing:
+        return None, f"{missing.name} is not installed (pip install 'upgd[run]' brings it)"
+    if reason := module.unsupported(network, kind, device, dtype):
+        return None, reason
+    return module.KernelBackend, None

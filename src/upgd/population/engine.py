@@ -1,0 +1,351 @@
+"""The population: learners in, windows of online metrics out."""
+
+import copy
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from upgd.networks import initial_parameters
+from upgd.population.backend import Backend, Loss, Tally
+from upgd.population.choose import BackendName, choose
+from upgd.population.interrupt import interrupts_wait
+from upgd.population.result import Floats, Result
+from upgd.population.spec import Learner, groups
+from upgd.streams.contract import Chunk, Stream
+
+__all__ = ["Population"]
+
+
+class Population:
+    """Many independent online learners, advanced together; each is exactly what it would be alone.
+
+    Initial weights, samples and noise depend on (seed, purpose, step, index) and on nothing else. So a learner's run does
+    not depend on its neighbours, on their order, or on how the steps are divided among calls of :meth:`run`.
+
+    Args:
+        network: an ``nn.Module``; a template that is not changed. Every learner starts with the initial weights of its own
+            seed (:func:`upgd.networks.initial_parameters`), unless ``parameters`` says otherwise.
+        learners: any mix of methods, settings and seeds.
+        device: where to compute.
+        backend: ``"torch"``, ``"kernel"`` (fused loops on the CPU), or ``"auto"``: the kernel where it applies.
+        dtype: the type of parameters and computation.
+        parameters: initial parameters, for each name of ``network.named_parameters()`` a tensor ``(learners, *shape)``.
+
+    Attributes:
+        learners: as given, a tuple.
+        step: how many steps have been taken.
+        backends: the backend that each learner runs on.
+
+    Example:
+        >>> from upgd.networks import MLP
+        >>> from upgd.streams import make
+        >>> learners = [Learner(method=method, lr=0.01, seed=seed) for method in ("sgd", "upgd") for seed in range(2)]
+        >>> population = Population(MLP((64, 32, 10)), learners, backend="torch")
+        >>> result = population.run(make("input-permuted-digits", task_length=20), steps=50)
+        >>> result.accuracy.shape, result.ends.tolist(), result.last_is_short
+        ((3, 4), [20, 40, 50], True)
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        learners: Sequence[Learner],
+        device: torch.device | str = "cpu",
+        backend: BackendName = "auto",
+        dtype: torch.dtype = torch.float32,
+        *,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.learners = _checked_learners(learners)
+        self.step = 0
+        self._device = torch.device(device)
+        self._network = _template(network, dtype)
+        seeds = [learner.seed for learner in self.learners]
+        self._seeds = sorted(set(seeds))
+        rows = {seed: row for row, seed in enumerate(self._seeds)}
+        self._groups = groups(self.learners, [rows[seed] for seed in seeds])
+        #: Where the learners of all groups, joined, find their places in the caller's order.
+        self._order = torch.tensor([place for _, own in self._groups for place in own]).argsort()
+
+        chosen = [choose(backend, self._network, group.kind, self._device, dtype) for group, _ in self._groups]
+        initial = _initial(self._network, seeds, parameters)
+        self._backends: list[Backend] = [
+            make(self._network, group, {name: p[own] for name, p in initial.items()}, self._device, dtype)
+            for (_, make), (group, own) in zip(chosen, self._groups, strict=True)
+        ]
+        joined = [name for (name, _), (group, _) in zip(chosen, self._groups, strict=True) for _ in range(len(group))]
+        self.backends = tuple(joined[i] for i in self._order.tolist())
+
+        self._tallies = [Tally.empty(len(group), self._device) for group, _ in self._groups]
+        self._curves: dict[str, list[Floats]] = {"loss": [], "accuracy": []}
+        self._window: int | None = None
+        self._loss: Loss | None = None
+        self._pace = _Pace()
+        self._whole = True
+
+    def run(
+        self,
+        stream: Stream,
+        steps: int,
+        *,
+        window: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Result:
+        """Take ``steps`` more steps.
+
+        Ctrl-C lets the block of steps that is being computed come to its end, about half a second, and is raised then: the
+        population is as whole as after a shorter run, and may be saved or run on.
+
+        Args:
+            stream: the problem; the same in every call.
+            steps: how many.
+            window: how many steps a window of the result has; by default the stream's ``task_length``. The same in every
+                call.
+            progress: called after every block with the learner-steps done in this call and those to be done.
+
+        Returns:
+            The result of *all* steps so far: two runs of 500 steps end with the result of one of 1000, bit for bit.
+        """
+        self._check_whole()
+        steps = _checked_count("steps", steps, 0)
+        self._begin(stream, stream.task_length if window is None else window)
+        assert self._window is not None
+        begin, end = self.step, self.step + steps
+        while self.step < end:
+            length = min(self._pace.steps, end - self.step, self._window - self.step % self._window)
+            with interrupts_wait():
+                self._advance(stream, length)
+            if progress is not None:
+                progress((self.step - begin) * len(self.learners), steps * len(self.learners))
+        return self.result()
+
+    def result(self) -> Result:
+        """What all steps so far have shown."""
+        self._check_whole()
+        window = self._window or 1
+        curves = {name: list(rows) for name, rows in self._curves.items()}
+        ends = [window * (i + 1) for i in range(len(curves["loss"]))]
+        if self.step % window:
+            for name, row in self._means(self.step % window).items():
+                curves[name].append(row)
+            ends.append(self.step)
+        return Result(
+            learners=self.learners,
+            window=window,
+            ends=np.array(ends, np.int64),
+            lengths=np.array([end - start for start, end in pairwise([0, *ends])], np.int64),
+            loss=self._stacked(curves["loss"]),
+            accuracy=self._stacked(curves["accuracy"]),
+            diverged_at=self._gathered("diverged_at").numpy(),
+        )
+
+    def parameters(self, learner: int) -> dict[str, Tensor]:
+        """A copy of one learner's parameters now, by name."""
+        self._check_whole()
+        for backend, (_, own) in zip(self._backends, self._groups, strict=True):
+            if learner in own:
+                return {name: p[own.index(learner)].clone() for name, p in backend.parameters().items()}
+        raise IndexError(f"learner must be from 0 to {len(self.learners) - 1}, not {learner}")
+
+    def network(self, learner: int) -> nn.Module:
+        """A copy of the network with one learner's parameters, to be used like any other module."""
+        network = copy.deepcopy(self._network).to(self._device)
+        network.load_state_dict(self.parameters(learner), strict=False)
+        return network
+
+    # ------------------------------------------------------------------------------------------------- save and go on
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to go on, as a flat dictionary of plain tensors on the CPU.
+
+        ``torch.save(population.state(), path)`` and ``torch.load(path, weights_only=True)`` keep it without running code
+        from the file; so does ``numpy.savez(path, **state)``.
+        """
+        self._check_whole()
+        state = {
+            "step": torch.tensor(self.step),
+            "window": torch.tensor(self._window or 0),
+            "loss": torch.tensor(_LOSSES.index(self._loss)),
+            "learners": self._fingerprint(),
+            **{f"tally.{name}": self._gathered(name) for name in ("loss", "correct", "diverged_at")},
+            **{f"curve.{name}": torch.from_numpy(self._stacked(rows)) for name, rows in self._curves.items()},
+        }
+        for number, backend in enumerate(self._backends):
+            state |= {f"group.{number}.{name}": tensor.cpu() for name, tensor in backend.state().items()}
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` gave, in a population of the same network and learners.
+
+        The device, and even the backend, may be another one; then the numbers go on equal up to rounding.
+        """
+        state = {name: torch.as_tensor(value) for name, value in state.items()}
+        self._check_belongs(state)
+        self._whole = False
+        for number, backend in enumerate(self._backends):
+            prefix = f"group.{number}."
+            backend.restore({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)})
+        for name in ("loss", "correct", "diverged_at"):
+            for tally, (_, own) in zip(self._tallies, self._groups, strict=True):
+                getattr(tally, name).copy_(state[f"tally.{name}"][own])
+        for name in self._curves:
+            self._curves[name] = list(state[f"curve.{name}"].numpy().copy())
+        self.step = int(state["step"])
+        self._window = int(state["window"]) or None
+        self._loss = _LOSSES[int(state["loss"])]
+        self._whole = True
+
+    def _fingerprint(self) -> Tensor:
+        return torch.tensor([zlib.crc32(repr(learner).encode()) for learner in self.learners])
+
+    # ---------------------------------------------------------------------------------------------- a block, a window
+
+    def _begin(self, stream: Stream, window: int) -> None:
+        _check_fits(self._network, stream)
+        window = _checked_count("window", window, 1)
+        for name, old, new in (("window", self._window, window), ("loss", self._loss, stream.loss)):
+            if self.step and old != new:
+                raise ValueError(f"the {name} was {old!r} until step {self.step}, and cannot become {new!r} now")
+        self._window, self._loss = window, stream.loss
+
+    def _advance(self, stream: Stream, length: int) -> None:
+        """Take ``length`` steps, at most to the end of the window."""
+        assert self._window is not None
+        self._whole = False
+        before = time.perf_counter()
+        chunk = stream.chunk(self._seeds, self.step, length, self._device)
+        for backend, tally in zip(self._backends, self._tallies, strict=True):
+            if bool((tally.diverged_at < 0).any()):
+                backend.advance(chunk, stream.loss, tally)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._pace.adapt(chunk, time.perf_counter() - before)
+        self.step += length
+        if self.step % self._window == 0:
+            self._close_window()
+        self._whole = True
+
+    def _close_window(self) -> None:
+        assert self._window is not None
+        for backend, tally in zip(self._backends, self._tallies, strict=True):
+            # The loss tells at once; a weight that is infinite behind a dead unit tells nothing, so we look now and then.
+            healthy = _finite_learners(backend.parameters())
+            tally.diverged_at.masked_fill_((tally.diverged_at < 0) & ~healthy.to(self._device), self.step - 1)
+        for name, row in self._means(self._window).items():
+            self._curves[name].append(row)
+        for tally in self._tallies:
+            tally.loss.zero_()
+            tally.correct.zero_()
+
+    def _means(self, length: int) -> dict[str, Floats]:
+        """The metrics of a window that has ``length`` steps so far."""
+        alive = (self._gathered("diverged_at") < 0).numpy()
+        loss = self._gathered("loss").numpy() / length
+        accuracy = self._gathered("correct").numpy() / length
+        return {
+            "loss": np.where(alive, loss, np.nan),
+            "accuracy": np.where(alive & (self._loss != "mse"), accuracy, np.nan),
+        }
+
+    def _gathered(self, name: str) -> Tensor:
+        """One field of the tallies, for all learners in the caller's order."""
+        return torch.cat([getattr(tally, name) for tally in self._tallies]).cpu()[self._order]
+
+    def _stacked(self, rows: list[Floats]) -> Floats:
+        return np.array(rows, np.float64).reshape(len(rows), len(self.learners))
+
+    def _check_whole(self) -> None:
+        if not self._whole:
+            raise RuntimeError("an error broke off this population in the middle of a step; restore() a state of it")
+
+    def _check_belongs(self, state: Mapping[str, Tensor]) -> None:
+        if "learners" not in state or not torch.equal(state["learners"], self._fingerprint()):
+            raise ValueError("state is of other learners; make the Population with those learners, in the same order")
+        for number, backend in enumerate(self._backends):
+            for name, own in backend.state().items():
+                given = state.get(f"group.{number}.{name}")
+                if given is None or given.shape != own.shape:
+                    shape = None if given is None else tuple(given.shape)
+                    raise ValueError(f"state has {shape} for {name}, not {tuple(own.shape)}: it is of another network")
+
+
+class _Pace:
+    """How long the next block of steps shall be: about half a second, for which Ctrl-C has to wait, and not too large."""
+
+    SECONDS = 0.5
+    BYTES = 64 << 20
+    STEPS = 10_000
+
+    def __init__(self) -> None:
+        self.steps = 16
+
+    def adapt(self, chunk: Chunk, seconds: float) -> None:
+        """Learn from a block that took so long."""
+        per_step = [t for t in (chunk.targets, chunk.dense, chunk.index) if t is not None]
+        bytes_per_step = sum(t.element_size() * t[:, 0].numel() for t in per_step)
+        in_time = int(self.SECONDS * chunk.length / max(seconds, 1e-9))
+        self.steps = max(1, min(4 * self.steps, in_time, self.BYTES // bytes_per_step, self.STEPS))
+
+
+_LOSSES: tuple[Loss | None, ...] = (None, "cross_entropy", "mse")
+
+
+def _finite_learners(parameters: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([p.isfinite().flatten(1).all(1) for p in parameters.values()]).all(0)
+
+
+def _template(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    if not isinstance(network, nn.Module):
+        raise TypeError(
+            f"network must be an nn.Module, such as upgd.networks.MLP((784, 300, 150, 10)), not {network!r}"
+        )
+    frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
+    if frozen:
+        raise ValueError(f"every parameter of network must learn, but {frozen[0]} has requires_grad=False")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point type, such as torch.float32, not {dtype}")
+    return copy.deepcopy(network).to("cpu", dtype)
+
+
+def _initial(network: nn.Module, seeds: list[int], given: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+    if given is None:
+        return initial_parameters(network, seeds)
+    for name, parameter in network.named_parameters():
+        shape = (len(seeds), *parameter.shape)
+        if name not in given or given[name].shape != shape:
+            raise ValueError(f"parameters[{name!r}] must be a tensor of shape {shape}, one entry for each learner")
+    return {name: given[name] for name, _ in network.named_parameters()}
+
+
+def _check_fits(network: nn.Module, stream: Stream) -> None:
+    """Whether the network takes what the stream gives."""
+    dtype = next(network.parameters()).dtype
+    try:
+        with torch.no_grad():
+            shape = tuple(network(torch.zeros(1, *stream.input_shape, dtype=dtype)).shape)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"network cannot take the inputs of {stream.name}, {stream.input_shape}: {error}") from error
+    if shape != (1, stream.outputs):
+        raise ValueError(
+            f"network must give {stream.outputs} outputs for each sample of {stream.name}, but for one sample it gives "
+            f"a tensor of shape {shape}"
+        )
+
+
+def _checked_learners(learners: Sequence[Learner]) -> tuple[Learner, ...]:
+    checked = tuple(learners)
+    if not checked or not all(isinstance(learner, Learner) for learner in checked):
+        raise ValueError(f"learners must be one or more Learner(…), not {learners!r}")
+    return checked
+
+
+def _checked_count(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+    return value
