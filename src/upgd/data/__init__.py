@@ -1,13 +1,61 @@
-"""Data sets as bytes: readers that trust nothing, verified downloads, one memory-mapped copy for all processes."""
+"""Data sets as bytes: readers that trust nothing, verified downloads, one memory-mapped copy for all processes.
 
+>>> import upgd.data
+>>> upgd.data.load("digits")
+Dataset('digits': 1,797 images of 8×8, 10 classes)
+"""
+
+from upgd.data import cache
+from upgd.data.cache import folder
 from upgd.data.dataset import DataError, Dataset, from_arrays
+from upgd.data.digits import digits
+from upgd.data.fetch import adopt, fetch, fetch_from
+from upgd.data.formats import read_cifar10, read_idx
+from upgd.data.sources import OFFICIAL
 
-__all__ = ["DataError", "Dataset", "from_arrays", "load"]
+__all__ = [
+    "DataError",
+    "Dataset",
+    "adopt",
+    "fetch",
+    "fetch_from",
+    "folder",
+    "from_arrays",
+    "load",
+    "read_cifar10",
+    "read_idx",
+]
 
 
-def load(name: str) -> Dataset:
-    from upgd.data.digits import digits
+def load(name: str, split: str = "train") -> Dataset:
+    """A data set by its name: "digits" is always there, others are in the cache once they were fetched.
 
+    Args:
+        name: "digits", "mnist", "emnist", "cifar10", or a name that you gave to a set of your own.
+        split: "train", which the experiments learn from, or "test". The digits have no test split.
+
+    Returns:
+        The data set; from the cache it is mapped into memory, which takes milliseconds and shares one copy.
+
+    Example:
+        >>> upgd.data.load("digits").labels[:5]
+        array([0, 1, 2, 3, 4], dtype=uint8)
+    """
     if name == "digits":
+        if split != "train":
+            raise DataError(f"split must be 'train' for the embedded digits, not {split!r}.")
         return digits()
-    raise DataError(f"there is no data set {name!r} here; get it with `upgd data fetch {name}`.")
+    found = cache.entry(name)
+    if found is None:
+        raise DataError(_not_there(name))
+    return cache.open_split(found, split)
+
+
+def _not_there(name: str) -> str:
+    if name in OFFICIAL:
+        return f"the data set {name!r} is not in {folder()}: get it with `upgd data fetch {name}`."
+    known = ", ".join(["digits", *OFFICIAL, *(n for n in cache.names() if n not in OFFICIAL)])
+    return (
+        f"there is no data set {name!r}; there are {known}, and a set of IDX files becomes one with "
+        f"`upgd data fetch --from FOLDER --as {name}`."
+    )

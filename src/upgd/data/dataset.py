@@ -108,7 +108,8 @@ def _checked_images(images: Any, white: int) -> Bytes:
         )
     if array.ndim not in (3, 4) or 0 in array.shape:
         raise DataError(
-            f"images must have the shape (n, height, width) or (n, channels, height, width), none of them 0, not {array.shape}."
+            "images must have the shape (n, height, width) or (n, channels, height, width), none of them 0, "
+            f"not {array.shape}."
         )
     if array.ndim == 4 and array.shape[-1] in (1, 3) and array.shape[1] not in (1, 3):
         raise DataError(

@@ -1,0 +1,126 @@
+"""The `upgd` command: a thin layer that turns what is typed into calls of the package."""
+
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Literal
+
+try:
+    from cyclopts import App, CycloptsError, Parameter
+except ModuleNotFoundError:
+    raise SystemExit("upgd: the command line needs a few more packages: pip install 'upgd[run]'") from None
+
+__all__ = ["app", "main"]
+
+
+class UsageError(ValueError):
+    """Options that do not go together: exit code 2."""
+
+
+app = App(
+    name="upgd",
+    help="Learning from streams that never stop changing: utility-based perturbed gradient descent.",
+    version=version("upgd"),
+)
+data = App(name="data", help="Get data sets, and see what is there.")
+app.command(data)
+
+
+@data.command
+def fetch(
+    *names: Literal["mnist", "emnist", "cifar10"],
+    source: Annotated[Path | None, Parameter(name="--from")] = None,
+    rename: Annotated[str | None, Parameter(name=("--as", "--subset"))] = None,
+    transposed: Annotated[bool, Parameter(negative="")] = False,
+    mirror: str | None = None,
+) -> None:
+    """Download data sets, or take files that you have, into your cache (the folder UPGD_DATA, if that is set).
+
+    Downloads are verified, continue where they were broken off, and come from the first of several mirrors that works.
+
+    Examples:
+
+        upgd data fetch mnist emnist cifar10
+
+        upgd data fetch --from ~/Downloads
+
+        upgd data fetch --from ~/my-emnist --as emnist-subset --transposed
+
+    Parameters
+    ----------
+    names
+        The data sets; with --from, none means all that are found.
+    source
+        A folder or archive with the files: recognised by what is in them, verified by checksum, copied.
+    rename
+        Take the IDX files in the folder under this name, although they are no official data set.
+    transposed
+        With --as: the images are stored with rows and columns swapped, as EMNIST's are.
+    mirror
+        The address of a web folder that has the official files, tried before the public ones.
+    """
+    from upgd.data import console
+
+    if source is None:
+        if rename is not None or transposed:
+            raise UsageError("--as and --transposed are for files that you have: name their folder with --from FOLDER.")
+        if not names:
+            raise UsageError("say which data sets to fetch: mnist, emnist, cifar10.")
+        console.download_command(names, mirror)
+    elif mirror is not None:
+        raise UsageError("--mirror and --from exclude each other: download, or take files that you have.")
+    elif rename is not None:
+        if names:
+            raise UsageError(f"--as {rename} takes files that are no official data set: leave out {', '.join(names)}.")
+        console.adopt_command(source, rename, transposed)
+    elif transposed:
+        raise UsageError("--transposed is for files taken with --as NAME; the official data sets are known.")
+    else:
+        console.take_command(source, names)
+
+
+@data.command(name="list")
+def list_(
+    *,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    verify: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Show which data sets are there: numbers, checksums, and where each came from.
+
+    Parameters
+    ----------
+    as_json
+        Print JSON, for other programs.
+    verify
+        Compute all checksums again; the exit code is 1 if one is wrong.
+    """
+    from upgd.data.console import list_command
+
+    return 0 if list_command(as_json, verify) else 1
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit: 0 if all went well, 1 if it could not be done, 2 if it was typed wrongly, 130 on Ctrl-C."""
+    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except (CycloptsError, UsageError) as error:
+        return _failed(error, 2)
+    except KeyboardInterrupt:
+        return _failed("stopped", 130)
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `upgd data list | head`; nothing may be written when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError, ImportError) as error:
+        return _failed(error, 1)
+    return result if isinstance(result, int) else 0
+
+
+def _failed(reason: object, code: int) -> int:
+    print(f"upgd: {' '.join(str(reason).split())}", file=sys.stderr)
+    return code

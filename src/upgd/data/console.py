@@ -1,0 +1,152 @@
+"""What `upgd data …` prints."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from upgd.data import cache
+from upgd.data.cache import Entry
+from upgd.data.dataset import DataError
+from upgd.data.digits import SOURCE, digits
+from upgd.data.fetch import adopt, fetch, fetch_from
+from upgd.data.sources import OFFICIAL
+from upgd.data.transfer import Progress
+
+__all__ = ["adopt_command", "download_command", "list_command", "take_command"]
+
+
+def download_command(names: Sequence[str], mirror: str | None) -> None:
+    """Download data sets, with a progress bar, and say what is there now."""
+    for name in names:
+        with _progress_bar() as progress:
+            entry = fetch(name, mirror=mirror, progress=progress)
+        print(_described(entry))
+
+
+def take_command(path: Path, names: Sequence[str]) -> None:
+    """Take official data sets from files that are there and say what was taken."""
+    print(f"looking through {path} …", file=sys.stderr)
+    for entry in fetch_from(path, names):
+        print(_described(entry))
+
+
+def adopt_command(path: Path, name: str, transposed: bool) -> None:
+    """Take other IDX files under a name of their own and say what was taken."""
+    print(_described(adopt(path, name, transposed=transposed)))
+
+
+def list_command(as_json: bool, verify: bool) -> bool:
+    """Print what is there, and tell whether all of it is as it should be."""
+    rows = list(_rows(verify))
+    if as_json:
+        print(json.dumps({"folder": str(cache.folder()), "datasets": rows}, indent=2))
+    else:
+        print(f"Data sets in {cache.folder()}")
+        width = 2 + max(len(row["name"]) for row in rows)
+        for row in rows:
+            first, *rest = _lines(row)
+            print(f"\n{row['name']:<{width}}{first}")
+            for line in rest:
+                print(" " * width + line)
+    return all(row["state"] != "damaged" for row in rows)
+
+
+def _rows(verify: bool) -> Iterator[dict[str, Any]]:
+    embedded = digits()
+    yield {
+        "name": "digits",
+        "state": "embedded",
+        "counts": {"train": len(embedded)},
+        "image_shape": list(embedded.images.shape[1:]),
+        "classes": embedded.classes,
+        "source": SOURCE,
+    }
+    for name in [*OFFICIAL, *(n for n in cache.names() if n not in OFFICIAL)]:
+        yield {"name": name, **_row(name, verify)}
+
+
+def _row(name: str, verify: bool) -> dict[str, Any]:
+    try:
+        entry = cache.entry(name)
+        if entry is None:
+            return {"state": "absent"}
+        for split in entry.counts:
+            cache.open_split(entry, split)
+    except DataError as error:
+        return {"state": "damaged", "reason": str(error)}
+    if verify and not cache.is_intact(entry):
+        return {
+            "state": "damaged",
+            "reason": f"checksums of {name} have changed since it was stored; `upgd data fetch {name}` replaces it.",
+        }
+    facts = asdict(entry)
+    del facts["format"]
+    state = "verified" if verify else "present"
+    return facts | {"state": state, "counts": entry.counts, "image_shape": list(entry.image_shape)}
+
+
+def _lines(row: dict[str, Any]) -> Iterator[str]:
+    if row["state"] == "absent":
+        yield f"not here; get it with: upgd data fetch {row['name']}"
+        return
+    if row["state"] == "damaged":
+        yield f"DAMAGED: {row['reason']}"
+        return
+    yield _summary(row["counts"], row["image_shape"], row["classes"])
+    if row["state"] == "embedded":
+        yield str(row["source"])
+        return
+    kind = "the official files" if row["official"] else "files of your own, not an official data set"
+    intact = "; intact" if row["state"] == "verified" else ""
+    yield f"{kind}, stored {row['prepared'][:10]}{intact}"
+    for origin in dict.fromkeys(_folder_of(file["from"]) for file in row["files"]):
+        yield f"from {origin}"
+    for file in row["files"]:
+        yield f"sha256 {file['sha256']}  {file['name']}"
+
+
+def _folder_of(origin: str) -> str:
+    """The web folder of an address; a folder on this machine as it is."""
+    return origin.rpartition("/")[0] + "/" if origin.startswith("http") else origin
+
+
+def _described(entry: Entry) -> str:
+    kind = "official, verified" if entry.official else "your own files"
+    return f"{entry.name}: {_summary(entry.counts, entry.image_shape, entry.classes)} ({kind})"
+
+
+def _summary(counts: dict[str, int], shape: Sequence[int], classes: int) -> str:
+    numbers = " + ".join(f"{count:,} {split}" for split, count in counts.items())
+    return f"{numbers} images of {'×'.join(map(str, shape))}, {classes} classes"
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Progress]:
+    """A bar for each file that is downloaded; where there is no terminal, one line when it is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    bars = Progress(*columns, console=Console(stderr=True))
+    tasks: dict[str, Any] = {}
+
+    def progress(name: str, here: int, size: int) -> None:
+        if name not in tasks:
+            bars.start()
+            tasks[name] = bars.add_task(name, total=size, completed=here)
+        bars.update(tasks[name], completed=here)
+
+    try:
+        yield progress
+    finally:
+        bars.stop()

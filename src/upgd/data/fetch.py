@@ -1,0 +1,231 @@
+"""From files, downloaded or already there, to data sets in the cache."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from upgd.data import cache
+from upgd.data.archives import Leaf, Problems, leaves
+from upgd.data.cache import Entry
+from upgd.data.dataset import Bytes, DataError
+from upgd.data.formats import CIFAR10_RECORD, LIMIT, idx_shape, parse_cifar10, parse_idx
+from upgd.data.packing import is_packed, peek, unpack
+from upgd.data.sources import OFFICIAL, Part, Source
+from upgd.data.transfer import Progress, download
+
+__all__ = ["adopt", "fetch", "fetch_from"]
+
+_HEAD = 1 << 16
+
+
+class _Found:
+    """A file that is what it should be: its arrays, by content, and what the manifest says about it."""
+
+    def __init__(self, arrays: Mapping[str, Bytes], name: str, origin: str, checksum: str) -> None:
+        self.arrays = arrays
+        self.record = {"name": name, "from": origin, "sha256": checksum}
+
+
+def fetch(name: str, *, mirror: str | None = None, progress: Progress | None = None) -> Entry:
+    """Download an official data set into the cache; nothing happens if it is there and intact.
+
+    Args:
+        name: "mnist", "emnist" or "cifar10".
+        mirror: The address of a web folder that has the files under their official names; tried before the public ones.
+        progress: Called with a file's name, the bytes that are here, and the bytes in all.
+
+    Returns:
+        What the cache knows about the data set: counts, checksums, origin.
+    """
+    source = _official(name)
+    with cache.locked(name):
+        if (present := _intact(name)) is not None:
+            return present
+        downloads = cache.folder() / ".downloads"
+        found: dict[Part, _Found] = {}
+        problems: Problems = []
+        for wanted in source.downloads:
+            downloads.mkdir(exist_ok=True)
+            url = download(wanted, downloads, progress, mirror)
+            found |= _find(source.parts, downloads / wanted.name, url, problems)
+        entry = _keep(source, found, problems, "the download")
+        for wanted in source.downloads:
+            (downloads / wanted.name).unlink(missing_ok=True)
+        if not any(downloads.iterdir()):
+            downloads.rmdir()
+        return entry
+
+
+def fetch_from(path: str | Path, names: Sequence[str] = ()) -> list[Entry]:
+    """Take official data sets out of files that you have: a folder, its subfolders and archives in it, or one archive.
+
+    Files are recognised by what is in them, whatever they are called, verified by their checksums, and copied.
+
+    Args:
+        path: The folder or archive.
+        names: The data sets wanted; without names, all that are complete.
+
+    Returns:
+        What the cache knows about each of them.
+    """
+    path = Path(path).expanduser()
+    entries = {name: _intact(name) for name in names}
+    wanted = [_official(name) for name in names or OFFICIAL if not entries.get(name)]
+    problems: Problems = []
+    found = _find([part for source in wanted for part in source.parts], path, str(path), problems) if wanted else {}
+    if not names:
+        wanted = [source for source in wanted if all(part in found for part in source.parts)]
+        if not wanted:
+            raise DataError(f"{path} holds no complete official data set ({', '.join(OFFICIAL)}){_told(problems)}.")
+    for source in wanted:
+        with cache.locked(source.name):
+            entries[source.name] = _intact(source.name) or _keep(source, found, problems, str(path))
+    return [entry for entry in entries.values() if entry is not None]
+
+
+def adopt(path: str | Path, name: str, *, transposed: bool = False) -> Entry:
+    """Take another set of IDX files, such as a subset of EMNIST, under a name of its own.
+
+    Args:
+        path: A folder or archive with images and labels to learn from and, if there are, others to test with: one pair or
+            two pairs of IDX files, whatever they are called; the larger pair is for training.
+        name: What to call it; not the name of an official data set, because it is none.
+        transposed: Whether rows and columns of the images are swapped, as EMNIST stores them.
+
+    Returns:
+        What the cache knows about it.
+    """
+    path = Path(path).expanduser()
+    if cache.checked_name(name) in (*OFFICIAL, "digits"):
+        raise DataError(f"{name!r} is the name of an official data set; give yours another, such as '{name}-subset'.")
+    found, problems = _all_idx(path)
+    arrays = _paired([array for f in found for array in f.arrays.values()], path, problems)
+    classes = 1 + max(int(array.max()) for key, array in arrays.items() if key.endswith("labels"))
+    described = Entry(name, classes, 255, transposed, False, _now(), [f.record for f in found])
+    with cache.locked(name):
+        return cache.store(described, arrays)
+
+
+def _official(name: str) -> Source:
+    if name not in OFFICIAL:
+        raise DataError(f"there is no official data set {name!r} to fetch, only {', '.join(OFFICIAL)}.")
+    return OFFICIAL[name]
+
+
+def _intact(name: str) -> Entry | None:
+    try:
+        present = cache.entry(name)
+    except DataError:
+        return None
+    return present if present is not None and cache.is_intact(present) else None
+
+
+def _find(parts: Sequence[Part], path: Path, origin: str, problems: Problems) -> dict[Part, _Found]:
+    """The parts that are in a file, folder or archive, each verified by its checksum."""
+    found: dict[Part, _Found] = {}
+    for leaf in leaves(path, problems):
+        try:
+            match = _match(leaf, [part for part in parts if part not in found])
+        except DataError as error:
+            problems.append(str(error).removesuffix("."))
+            continue
+        if match is not None:
+            part, checksum, arrays = match
+            found[part] = _Found(arrays, leaf.name, origin, checksum)
+    return found
+
+
+def _match(leaf: Leaf, parts: Sequence[Part]) -> tuple[Part, str, dict[str, Bytes]] | None:
+    head = leaf.read(_HEAD)
+    candidates = [part for part in parts if _may_be(part, head, leaf.size)]
+    if not candidates:
+        return None
+    data = head + leaf.read(LIMIT)
+    content = unpack(data, leaf.name, max(_size(part) for part in candidates))
+    for checksum in (hashlib.sha256(data).hexdigest(), hashlib.sha256(content).hexdigest()):
+        for part in candidates:
+            if checksum in part.checksums:
+                return part, checksum, _arrays(part, content, leaf.name)
+    if candidates[0].content == "batch" and is_packed(head) and len(content) != _size(candidates[0]):
+        return None  # something else that is packed, too
+    raise DataError(
+        f"{leaf.name} looks like {candidates[0]}, but its SHA-256 {checksum} is not that of the official file."
+    )
+
+
+def _may_be(part: Part, head: bytes, size: int) -> bool:
+    if part.content == "batch":
+        return size == _size(part) or (is_packed(head) and idx_shape(peek(head, 64)) is None)
+    return idx_shape(peek(head, 64)) == part.shape
+
+
+def _size(part: Part) -> int:
+    """Bytes of the unpacked file."""
+    if part.content == "batch":
+        return part.shape[0] * CIFAR10_RECORD
+    return 4 + 4 * len(part.shape) + int(np.prod(part.shape))
+
+
+def _arrays(part: Part, content: bytes, name: str) -> dict[str, Bytes]:
+    if part.content == "batch":
+        images, labels = parse_cifar10(content, name)
+        return {"images": images, "labels": labels}
+    return {part.content: parse_idx(content, name)}
+
+
+def _keep(source: Source, found: Mapping[Part, _Found], problems: Problems, where: str) -> Entry:
+    missing = [str(part) for part in source.parts if part not in found]
+    if missing:
+        raise DataError(f"{where} does not have all of {source.name}: missing {', '.join(missing)}{_told(problems)}.")
+    files = [found[part] for part in source.parts]
+    arrays = {
+        f"{split}-{content}": np.concatenate(
+            [found[p].arrays[content] for p in source.parts if p.split == split and content in found[p].arrays]
+        )
+        for split in ("train", "test")
+        for content in ("images", "labels")
+    }
+    described = Entry(source.name, source.classes, 255, source.transposed, True, _now(), [f.record for f in files])
+    return cache.store(described, arrays)
+
+
+def _told(problems: Problems) -> str:
+    return f" ({'; '.join(problems[:5])})" if problems else ""
+
+
+def _all_idx(path: Path) -> tuple[list[_Found], Problems]:
+    found, problems = [], Problems()
+    for leaf in leaves(path, problems):
+        head = leaf.read(_HEAD)
+        shape = idx_shape(peek(head, 64))
+        if shape is not None and len(shape) in (1, 3):
+            data = head + leaf.read(LIMIT)
+            checksum = hashlib.sha256(data).hexdigest()
+            found.append(_Found({"array": parse_idx(data, leaf.name)}, leaf.name, str(path), checksum))
+    return found, problems
+
+
+def _paired(arrays: Sequence[Bytes], path: Path, problems: Problems) -> dict[str, Bytes]:
+    """Images and labels that are as many belong together."""
+    images = sorted((a for a in arrays if a.ndim == 3), key=len, reverse=True)
+    labels = sorted((a for a in arrays if a.ndim == 1), key=len, reverse=True)
+    counts = [len(a) for a in images]
+    if not 1 <= len(counts) <= 2 or counts != [len(a) for a in labels] or len(set(counts)) < len(counts):
+        raise DataError(
+            f"{path} must hold one or two pairs of IDX files, images and labels of different numbers; "
+            f"it holds images of shapes {[a.shape for a in images]} and labels of shapes {[a.shape for a in labels]}"
+            f"{_told(problems)}."
+        )
+    if len({a.shape[1:] for a in images}) > 1:
+        raise DataError(f"{path} holds images of different sizes: {[a.shape for a in images]}.")
+    splits = ("train", "test")[: len(images)]
+    return {f"{s}-images": a for s, a in zip(splits, images, strict=True)} | {
+        f"{s}-labels": a for s, a in zip(splits, labels, strict=True)
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

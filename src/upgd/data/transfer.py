@@ -1,0 +1,164 @@
+"""Downloads that are verified, try one mirror after the other, and continue where they were broken off.
+
+pooch checks the checksum and gives a file its name only after that. But pooch begins every download anew, and these files
+have up to half a gigabyte; so it gets a downloader of our own, which keeps what came in a ``.part`` file and asks for the
+rest with an HTTP range request. It does not matter that the rest may come from another mirror, or a day later: the checksum
+of the whole decides.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from upgd.data.dataset import DataError
+from upgd.data.sources import Download
+
+__all__ = ["Progress", "download"]
+
+#: Called with the file's name, the bytes that are here, and the bytes in all.
+Progress = Callable[[str, int, int], None]
+
+#: Seconds without a single byte after which a connection counts as dead.
+TIMEOUT = 30.0
+#: How often a mirror may break off, each time a little further on, and how long to wait before asking it again.
+ATTEMPTS, PAUSE = 50, 1.0
+_CHUNK = 1 << 18
+
+
+class _Unusable(Exception):
+    """This mirror does not have the file, whatever we do."""
+
+
+def download(wanted: Download, target: Path, progress: Progress | None = None, mirror: str | None = None) -> str:
+    """Get a file into the folder ``target`` unless it is there already.
+
+    Args:
+        wanted: The file.
+        target: The folder; a download that was broken off leaves ``<name>.part`` there and continues from it.
+        progress: Told about the bytes as they come.
+        mirror: The address of a web folder with a file of that name, to be tried first.
+
+    Returns:
+        The address that the file came from.
+    """
+    try:
+        import pooch
+    except ModuleNotFoundError:
+        raise DataError("downloading needs pooch: pip install 'upgd[run]'.") from None
+
+    pooch.get_logger().setLevel("WARNING")
+    part = target / f"{wanted.name}.part"
+    failures = []
+    for url in _addresses(wanted, mirror):
+        # What an earlier attempt left may be the fault: so a wrong checksum after a resumed download means to try anew.
+        for resumed in (True, False) if part.exists() else (False,):
+            if not resumed:
+                part.unlink(missing_ok=True)
+            transfer = _Transfer(wanted, part, progress)
+            try:
+                pooch.retrieve(url, f"sha256:{wanted.sha256}", wanted.name, target, downloader=transfer)
+                return url
+            except _Unusable as error:
+                failures.append(f"{url}: {error}")
+                break
+            except ValueError:
+                failures.append(f"{url}: the checksum of what came is wrong")
+    raise DataError(f"{wanted.name} could not be downloaded ({'; '.join(failures)}){_hint(part)}")
+
+
+def _addresses(wanted: Download, mirror: str | None) -> list[str]:
+    if mirror is None:
+        return list(wanted.mirrors)
+    if not mirror.startswith(("http://", "https://")):
+        raise DataError(f"mirror must be an address that begins with http:// or https://, not {mirror!r}.")
+    return [f"{mirror.rstrip('/')}/{wanted.name}", *wanted.mirrors]
+
+
+def _hint(part: Path) -> str:
+    if part.exists():
+        return f"; {part.stat().st_size:,} bytes are kept and the same command continues from there."
+    return "; try again later, or take files that you have with --from FOLDER."
+
+
+class _Transfer:
+    """A downloader for pooch that continues a broken-off download."""
+
+    def __init__(self, wanted: Download, part: Path, progress: Progress | None) -> None:
+        self._wanted, self._part, self._progress = wanted, part, progress
+
+    def __call__(self, url: str, output_file: str, pooch: object) -> None:
+        import requests
+        from urllib3.exceptions import HTTPError
+
+        trouble: Exception | None = None
+        before = -1
+        for _ in range(ATTEMPTS):
+            here = self._here()
+            if here >= self._wanted.size:
+                break
+            if here <= before:
+                raise _Unusable(_reason(trouble)) from trouble
+            if before >= 0:
+                time.sleep(PAUSE)
+            before = here
+            try:
+                self._continue(url)
+            except (requests.RequestException, HTTPError) as error:
+                trouble = error
+        else:
+            raise _Unusable(f"it broke off {ATTEMPTS} times")
+        self._part.replace(output_file)
+
+    def _here(self) -> int:
+        return self._part.stat().st_size if self._part.exists() else 0
+
+    def _continue(self, url: str) -> None:
+        import requests
+
+        here = self._here()
+        headers = {"User-Agent": "upgd", "Accept-Encoding": "identity"}
+        if here:
+            headers["Range"] = f"bytes={here}-"
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+            if response.status_code == 206 and _range_start(response) == here:
+                mode = "ab"
+            elif response.status_code == 200:
+                mode, here = "wb", 0
+            else:
+                raise _Unusable(f"it answers {response.status_code} {response.reason}")
+            self._receive(response, mode, here)
+
+    def _receive(self, response: Any, mode: str, here: int) -> None:
+        size = self._wanted.size
+        offered = response.headers.get("Content-Length", "")
+        if offered.isdigit() and here + int(offered) != size:
+            raise _Unusable(f"it offers {here + int(offered):,} bytes instead of {size:,}")
+        with self._part.open(mode) as file:
+            # Bytes as they are stored: a server that marks a .gz file as "Content-Encoding: gzip" must not get it unpacked.
+            for chunk in response.raw.stream(_CHUNK, decode_content=False):
+                here += len(chunk)
+                if here > size:
+                    file.truncate(0)
+                    raise _Unusable(f"it sends more than the {size:,} bytes that the file has")
+                file.write(chunk)
+                if self._progress is not None:
+                    self._progress(self._wanted.name, here, size)
+
+
+def _range_start(response: Any) -> int:
+    """Where the answer to a range request begins, from ``Content-Range: bytes 100-199/200``."""
+    start = response.headers.get("Content-Range", "").removeprefix("bytes ").split("-")[0]
+    return int(start) if start.isdigit() else -1
+
+
+def _reason(trouble: Exception | None) -> str:
+    if trouble is None:
+        return "it breaks off"
+    import requests
+
+    if isinstance(trouble, requests.Timeout) or "timed out" in str(trouble).lower():
+        return f"no answer within {TIMEOUT:g} seconds"
+    if isinstance(trouble, requests.ConnectionError):
+        return "no connection"
+    return "it breaks off"
