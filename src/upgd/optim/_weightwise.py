@@ -97,7 +97,8 @@ class WeightwiseOptimizer(Optimizer):
         # A checkpoint written before an option existed gets that option's default.
         for group in self.param_groups:
             for name, value in self.defaults.items():
-                group.setdefault(name, value)
+                if name != "differentiable":  # torch adds it to the defaults of every optimizer that it loads
+                    group.setdefault(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own list of what to copy and pickle knows nothing of these two.

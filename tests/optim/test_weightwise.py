@@ -1,0 +1,298 @@
+"""What is particular to the weight-wise optimizers: groups, identities, numbers at the edge, memory."""
+
+import math
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from optimizer_cases import backward, network, parameters, train
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import upgd
+from upgd import rules
+
+both = pytest.mark.parametrize("foreach", [False, True])
+
+
+def random_parameters(
+    *shapes: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0
+) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    params = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in shapes]
+    for param in params:
+        param.grad = torch.randn(param.shape, generator=generator, dtype=dtype)
+    return params
+
+
+def assert_finite(params: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    for param in params:
+        assert param.isfinite().all()
+        for value in optimizer.state[param].values():
+            assert value.isfinite().all()
+
+
+class TestGroups:
+    @both
+    def test_groups_have_their_own_settings_and_share_the_global_maximum(self, foreach: bool) -> None:
+        a, b = random_parameters((3, 2), (4,))
+        before = [a.detach().clone(), b.detach().clone()]
+        groups = [{"params": [a], "lr": 0.1, "beta_utility": 0.5}, {"params": [b], "weight_decay": 0.3}]
+        optimizer = upgd.UPGD(groups, lr=0.2, beta_utility=0.9, sigma=0.0, foreach=foreach)
+        optimizer.step()
+        # At the first step the unbiased utility is −g·w whatever β is.
+        utilities = [-a.grad * before[0], -b.grad * before[1]]
+        eta = max(float(u.max()) for u in utilities)
+        assert eta > 0
+        keep = [1 - torch.sigmoid(u / eta) for u in utilities]
+        torch.testing.assert_close(a.data, before[0] - 0.1 * a.grad * keep[0], rtol=1e-12, atol=0)
+        torch.testing.assert_close(b.data, (1 - 0.2 * 0.3) * before[1] - 0.2 * b.grad * keep[1], rtol=1e-12, atol=0)
+
+    @both
+    def test_groups_that_differ_in_nothing_are_one_group(self, foreach: bool) -> None:
+        models = network(torch.float64), network(torch.float64)
+        split = [{"params": list(models[1][0].parameters())}, {"params": list(models[1][3:].parameters())}]
+        for model, params in zip(models, (models[0].parameters(), split), strict=True):
+            optimizer = upgd.UPGD(params, sigma=0.01, foreach=foreach)
+            torch.manual_seed(0)
+            train(model, optimizer, 10)
+        for a, b in zip(parameters(models[0]), parameters(models[1]), strict=True):
+            assert torch.equal(a, b)
+
+    @both
+    def test_a_parameter_that_joins_late_has_its_own_bias_correction(self, foreach: bool) -> None:
+        a, b = random_parameters((3,), (3,))
+        optimizer = upgd.UPGD([a, b], lr=0.0, beta_utility=0.9, sigma=0.0, foreach=foreach)
+        late, b.grad = b.grad, None
+        optimizer.step()
+        optimizer.step()
+        b.grad = late
+        optimizer.step()
+        assert (optimizer.state[a]["step"], optimizer.state[b]["step"]) == (3, 1)
+        # Nothing moves (lr = 0), so every unbiased utility is −g·w.
+        utilities = {a: -a.grad * a.data, b: -b.grad * b.data}
+        eta = rules.global_scale(utilities.values())
+        for param, gate in optimizer.gates().items():
+            torch.testing.assert_close(gate, rules.gate(utilities[param], eta), rtol=1e-12, atol=0)
+
+    def test_a_group_added_later_takes_part_and_is_checked(self) -> None:
+        a, b = random_parameters((3,), (3,))
+        optimizer = upgd.UPGD([a])
+        with pytest.raises(ValueError, match=r"lr must be a number of at least 0, but it is -1"):
+            optimizer.add_param_group({"params": [b], "lr": -1})
+        assert len(optimizer.param_groups) == 1
+        optimizer.add_param_group({"params": [b], "scaling": "local"})
+        optimizer.step()
+        assert set(optimizer.gates()) == {a, b}
+
+    def test_named_parameters(self) -> None:
+        model = network()
+        optimizer = upgd.UPGD(model.named_parameters())
+        train(model, optimizer, 2)
+        saved = optimizer.state_dict()
+        assert saved["param_groups"][0]["param_names"] == [name for name, _ in model.named_parameters()]
+        upgd.UPGD(network().named_parameters()).load_state_dict(saved)
+
+    @pytest.mark.parametrize(("params", "error"), [([], ValueError), (torch.ones(3), TypeError), (["w"], TypeError)])
+    def test_what_is_no_list_of_parameters_is_refused(self, params: Any, error: type[Exception]) -> None:
+        with pytest.raises(error):
+            upgd.UPGD(params)
+
+
+class TestIdentities:
+    @both
+    def test_with_all_gates_at_zero_upgd_is_pgd(self, foreach: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        ours, theirs = (random_parameters((3, 4), (3,)) for _ in range(2))
+        if foreach:
+            monkeypatch.setattr(torch, "_foreach_sigmoid_", lambda tensors: [t.fill_(1.0) for t in tensors])
+        else:
+            monkeypatch.setattr(rules, "gate", lambda utility, scale: torch.zeros_like(utility))
+        for params, optimizer in (
+            (ours, upgd.UPGD(ours, 0.1, sigma=0.3, weight_decay=0.2, foreach=foreach)),
+            (theirs, upgd.PGD(theirs, 0.1, sigma=0.3, weight_decay=0.2, foreach=foreach)),
+        ):
+            torch.manual_seed(0)
+            for _ in range(20):
+                optimizer.step()
+            assert_finite(params, optimizer)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+
+    @both
+    def test_without_noise_pgd_is_gradient_descent(self, foreach: bool) -> None:
+        """… with decoupled weight decay, which for plain gradient descent is torch's coupled one."""
+        models = network(torch.float64), network(torch.float64)
+        optimizers = (
+            upgd.PGD(models[0].parameters(), 0.1, sigma=0.0, weight_decay=0.2, foreach=foreach),
+            torch.optim.SGD(models[1].parameters(), 0.1, weight_decay=0.2),
+        )
+        for model, optimizer in zip(models, optimizers, strict=True):
+            train(model, optimizer, 20)
+        for a, b in zip(parameters(models[0]), parameters(models[1]), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+    @both
+    def test_anticorrelated_noise_sums_to_its_last_draw(self, foreach: bool) -> None:
+        (param,) = random_parameters((50,))
+        param.grad.zero_()
+        before = param.detach().clone()
+        optimizer = upgd.PGD([param], 1.0, sigma=0.5, noise="anticorrelated", foreach=foreach)
+        for _ in range(30):
+            optimizer.step()
+        drawn = optimizer.state[param]["previous_noise"]
+        torch.testing.assert_close(before - param.data, 0.5 * drawn, rtol=1e-10, atol=1e-12)
+
+    def test_noise_has_the_asked_for_spread(self) -> None:
+        (param,) = random_parameters((100_000,))
+        param.grad.zero_()
+        before = param.detach().clone()
+        upgd.PGD([param], 0.1, sigma=0.5).step()
+        moved = param.detach() - before
+        assert abs(float(moved.mean())) < 5 * 0.05 / math.sqrt(1e5)
+        assert float(moved.std()) == pytest.approx(0.05, rel=0.01)
+
+    @pytest.mark.parametrize("scaling", ["global", "local"])
+    def test_gates_are_what_the_next_steps_update_used(self, scaling: str) -> None:
+        (param,) = random_parameters((4, 5))
+        optimizer = upgd.UPGD([param], 0.1, sigma=0.0, scaling=scaling)
+        before = param.detach().clone()
+        optimizer.step()
+        used = 1 - (before - param.detach()) / (0.1 * param.grad)
+        torch.testing.assert_close(optimizer.gates()[param], used, rtol=1e-9, atol=1e-12)
+
+
+@both
+class TestNumbersAtTheEdge:
+    @pytest.mark.parametrize("scaling", ["global", "local"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+    def test_all_zero_gradients_at_the_first_step(self, foreach: bool, scaling: str, dtype: torch.dtype) -> None:
+        params = random_parameters((3, 4), (3,), (), dtype=dtype)
+        for param in params:
+            param.grad.zero_()
+        optimizer = upgd.UPGD(params, scaling=scaling, foreach=foreach)
+        optimizer.step()
+        assert_finite(params, optimizer)
+        assert all((gate == 0.5).all() for gate in optimizer.gates().values())
+
+    def test_while_all_utilities_are_negative_nothing_is_protected(self, foreach: bool) -> None:
+        params = random_parameters((3, 4), (3,))
+        before = [param.detach().clone() for param in params]
+        for param in params:
+            param.grad = param.detach().clone()
+        optimizer = upgd.UPGD(params, 0.1, sigma=0.0, foreach=foreach)
+        optimizer.step()
+        for param, start in zip(params, before, strict=True):
+            torch.testing.assert_close(param.data, 0.9 * start, rtol=1e-12, atol=0)
+
+    @pytest.mark.parametrize("scale", [1e-20, 1e-30, 1e-38, 1e-42, 1e30, 1e38])
+    @pytest.mark.parametrize("scaling", ["global", "local"])
+    @pytest.mark.parametrize("beta", [0.0, 0.9999])
+    def test_tiny_and_huge_utilities(self, foreach: bool, scale: float, scaling: str, beta: float) -> None:
+        params = random_parameters((3, 4), (3,), dtype=torch.float32)
+        for param in params:
+            param.grad *= scale / 10
+        # Where the utilities themselves are huge, a step would take the weights out of range by itself.
+        lr = 1e-3 if scale < 1 else 0.0
+        optimizer = upgd.UPGD(params, lr, beta_utility=beta, scaling=scaling, foreach=foreach)
+        for _ in range(3):
+            optimizer.step()
+            assert_finite(params, optimizer)
+            for gate in optimizer.gates().values():
+                assert ((gate >= 0) & (gate <= 1)).all()
+
+    @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e18])
+    @pytest.mark.parametrize("scaling", ["global", "local"])
+    def test_gates_do_not_depend_on_the_unit_of_the_loss(self, foreach: bool, scale: float, scaling: str) -> None:
+        params = random_parameters((3, 4), (3,), dtype=torch.float32)
+        reference = upgd.UPGD(random_parameters((3, 4), (3,), dtype=torch.float32), lr=0.0, scaling=scaling)
+        optimizer = upgd.UPGD(params, lr=0.0, sigma=0.0, scaling=scaling, foreach=foreach)
+        for param in params:
+            param.grad *= scale
+        optimizer.step()
+        reference.step()
+        for ours, theirs in zip(optimizer.gates().values(), reference.gates().values(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("accident", [math.inf, -math.inf, math.nan])
+    @pytest.mark.parametrize("scaling", ["global", "local"])
+    def test_an_accident_in_one_parameter_stays_there(self, foreach: bool, accident: float, scaling: str) -> None:
+        spoilt, sound = random_parameters((3, 4), (3, 4), dtype=torch.float32)
+        spoilt.grad[1, 2] = accident
+        optimizer = upgd.UPGD([spoilt, sound], scaling=scaling, foreach=foreach)
+        for _ in range(3):
+            optimizer.step()
+        assert_finite([sound], optimizer)
+        elsewhere = torch.ones(3, 4, dtype=torch.bool)
+        elsewhere[1, :] = False
+        assert spoilt[elsewhere].isfinite().all()
+        assert not spoilt[1, 2].isfinite()
+
+    def test_curvature_must_know_the_parameter(self, foreach: bool) -> None:
+        class Wrong:
+            def diagonal(self, param: Tensor) -> Tensor:
+                return torch.ones(7)
+
+        params = random_parameters((3, 4))
+        with pytest.raises(ValueError, match=r"shape \(3, 4\), but it gave shape \(7,\)"):
+            upgd.UPGD(params, curvature=Wrong(), foreach=foreach).step()
+
+
+def test_an_object_without_diagonal_is_no_curvature() -> None:
+    with pytest.raises(TypeError, match=r"curvature must have a method diagonal.*HesScale"):
+        upgd.UPGD(random_parameters((2,)), curvature="hesscale")
+
+
+class LiveMemory(TorchDispatchMode):
+    """Counts the bytes of the storages that are alive among those made while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {
+            t.untyped_storage().data_ptr()
+            for t in torch.utils._pytree.tree_leaves((args, kwargs))
+            if isinstance(t, Tensor)
+        }
+        result = func(*args, **(kwargs or {}))
+        for made in torch.utils._pytree.tree_leaves(result):
+            if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in known | self.alive.keys():
+                storage = made.untyped_storage()
+                self.alive[storage.data_ptr()] = storage.nbytes()
+                weakref.finalize(made, self.alive.pop, storage.data_ptr(), None)
+        self.peak = max(self.peak, sum(self.alive.values()))
+        return result
+
+
+@pytest.mark.parametrize("noise", ["white", "anticorrelated"])
+@pytest.mark.parametrize("shapes", [[(1500, 1000)], [(500, 1000)] * 3])
+@pytest.mark.parametrize("scaling", ["global", "local"])
+def test_memory(noise: str, shapes: list[tuple[int, ...]], scaling: str) -> None:
+    """One tensor of state per parameter (two with anticorrelated noise); one temporary the size of the parameters, and
+    beside it no more than a few blocks."""
+    params = random_parameters(*shapes, dtype=torch.float32)
+    size = sum(param.nbytes for param in params)
+    optimizer = upgd.UPGD(params, sigma=0.1, scaling=scaling, noise=noise, foreach=True)
+    optimizer.step()
+    kept = sum(value.nbytes for state in optimizer.state.values() for value in state.values() if value.numel() > 1)
+    assert kept == size * (2 if noise == "anticorrelated" else 1)
+    with LiveMemory() as memory:
+        optimizer.step()
+    block = 4 * upgd.optim._weightwise._BLOCK_ENTRIES["cpu"]
+    assert size <= memory.peak <= size + 3 * block
+    assert 3 * block < size
+
+
+def test_backward_after_a_step_sees_the_new_parameters() -> None:
+    """In-place updates are visible to autograd's version counter: using a stale graph is an error, not a wrong number."""
+    model = network()
+    optimizer = upgd.UPGD(model.parameters())
+    x = torch.randn(2, 1, 6, 6)
+    stale = model(x).square().sum()
+    backward(model)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stale.backward()
