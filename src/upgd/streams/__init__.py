@@ -11,6 +11,7 @@ pieces, for one seed or for many, on any device.
 
 from upgd.streams.contract import Chunk, Stream, seed_tensor
 from upgd.streams.images import InputPermuted, OutputPermuted, Stationary
+from upgd.streams.loops import StreamDataset, iterate
 from upgd.streams.registry import make, names, register
 from upgd.streams.toy import ToyChangingInputs, ToyChangingOutputs, UtilityQuality
 
@@ -20,9 +21,11 @@ __all__ = [
     "OutputPermuted",
     "Stationary",
     "Stream",
+    "StreamDataset",
     "ToyChangingInputs",
     "ToyChangingOutputs",
     "UtilityQuality",
+    "iterate",
     "make",
     "names",
     "register",

@@ -51,7 +51,7 @@ class _Images:
         seeds, steps = seed_tensor(seeds, device), step_tensor(start, length, device)
         source, labels = _on_device(self.data, steps.device)
         first = start // self.task_length
-        index = sample_order(seeds, steps, self._shuffled_every(), len(labels))
+        index = sample_order(seeds, start, length, self._shuffled_every(), len(labels))
         chunk = Chunk(
             start=start,
             targets=labels[index],

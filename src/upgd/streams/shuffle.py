@@ -1,7 +1,9 @@
 """Random permutations as functions: of a task, all at once; of a data set, only where one looks."""
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,7 +13,8 @@ from upgd.noise import Purpose, words
 __all__ = ["permutations", "sample_order"]
 
 _MASK = 0xFFFFFFFF
-_ROUNDS = 12
+
+IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
 
 
 def permutations(seeds: Tensor, tasks: Tensor, size: int) -> Tensor:
@@ -33,59 +36,76 @@ def permutations(seeds: Tensor, tasks: Tensor, size: int) -> Tensor:
     return keys.argsort(dim=-1, stable=True)
 
 
-def sample_order(seeds: Tensor, steps: Tensor, task_length: int, size: int) -> Tensor:
+def sample_order(seeds: Tensor, start: int, length: int, task_length: int, size: int) -> Tensor:
     """Which sample comes at each step: without replacement within a task.
 
-    A task that is longer than the data set passes over it again and again, each time in a new order.
+    A task that is longer than the data set passes over it again and again, each time in a new order. The order of a pass
+    is a random permutation, a function of (seed, number of the pass), that is evaluated only at the positions wanted:
+    nobody shuffles 60 000 samples to use 5 000 of them.
 
     Args:
         seeds: int64 ``(seeds,)``.
-        steps: int64 ``(steps,)``, consecutive and ascending.
+        start: the first step.
+        length: how many steps.
         task_length: steps per task.
         size: the number of samples.
 
     Returns:
-        int64 ``(seeds, steps)``, in [0, size).
+        int64 ``(seeds, length)``, in [0, size), on the device of ``seeds``.
     """
-    task, within = steps // task_length, steps % task_length
-    lap, position = within // size, within % size
-    laps, which = torch.unique_consecutive(task << 32 | lap, return_inverse=True)
-    keys = words(seeds[:, None], Purpose.SAMPLE_ORDER, laps, _ROUNDS)
-    return _shuffled(position, keys[:, which].unbind(-1), size)
+    passes_per_task = math.ceil(task_length / size)
 
+    def number_of_pass(step: IntOrTensor) -> IntOrTensor:
+        return step // task_length * passes_per_task + step % task_length // size
 
-def _shuffled(position: Tensor, keys: tuple[Tensor, ...], size: int) -> Tensor:
-    high, low = _factors(size)
-    place = _feistel(position, keys, high, low)
-    if high * low > size:
-        # Cycle walking: whoever lands outside goes on until it is inside; the result is a permutation again.
-        while bool((outside := place >= size).any()):
-            place = torch.where(outside, _feistel(place, keys, high, low), place)
+    steps = torch.arange(start, start + length, device=seeds.device)
+    first, last = number_of_pass(start), number_of_pass(start + length - 1)
+    passes = torch.arange(first, last + 1, device=seeds.device)
+    high, low, rounds = _plan(size)
+    keys = words(seeds[:, None], Purpose.SAMPLE_ORDER, passes, rounds)[:, number_of_pass(steps) - first].unbind(-1)
+    place = _feistel(steps % task_length % size, keys, high, low)
+    # Cycle walking: who lands beyond the data set walks on until inside, so that the result is a permutation again.
+    while high * low > size and bool((outside := place >= size).any()):
+        place = torch.where(outside, _feistel(place, keys, high, low), place)
     return place
 
 
-def _feistel(position: Tensor, keys: tuple[Tensor, ...], high: int, low: int) -> Tensor:
+def _feistel(position: Tensor, keys: Sequence[Tensor], high: int, low: int) -> Tensor:
+    """A permutation of 0 … high·low − 1, evaluated at the positions: the generalised Feistel network of Black and Rogaway.
+
+    A position is a pair of digits, ``a·low + b``. Each round turns one of them by a random amount that depends on the
+    other one and on the round's key, which can be undone: so the whole is a bijection whatever the amounts are.
+    """
     a, b = position // low, position % low
-    for i in range(0, len(keys), 2):
-        a = _rotated(a, _mixed(b ^ keys[i]), high)
-        b = _rotated(b, _mixed(a ^ keys[i + 1]), low)
+    for key_a, key_b in zip(keys[0::2], keys[1::2], strict=True):
+        a = _turned(a, _mixed(b ^ key_a), high)
+        b = _turned(b, _mixed(a ^ key_b), low)
     return a * low + b
 
 
-def _rotated(value: Tensor, word: Tensor, modulus: int) -> Tensor:
-    moved = value + (word * modulus >> 32)
-    return torch.where(moved >= modulus, moved - modulus, moved)
+def _turned(digit: Tensor, word: Tensor, base: int) -> Tensor:
+    """``digit`` plus an amount in [0, base) that a random 32-bit word gives, modulo ``base``."""
+    turned = digit + (word * base >> 32)
+    return torch.where(turned >= base, turned - base, turned)
 
 
 def _mixed(word: Tensor) -> Tensor:
+    """A 32-bit word well mixed: the function lowbias32 of C. Wellons, which was found by search for the least bias."""
     word = (word ^ word >> 16) * 0x7FEB352D & _MASK
     word = (word ^ word >> 15) * 0x846CA68B & _MASK
     return word ^ word >> 16
 
 
 @lru_cache
-def _factors(size: int) -> tuple[int, int]:
-    """Two numbers of about √size with a product of at least ``size``, and as close to it as they can be."""
+def _plan(size: int) -> tuple[int, int, int]:
+    """Two bases of about √size whose product reaches ``size`` and hardly exceeds it, and how many rounds to go.
+
+    Two positions that share a digit keep sharing it for another two rounds with a chance of 1/base; there are as many
+    rounds as it takes to make that chance 2⁻²⁴ in all. The first base is even, since turns of odd bases alone make even
+    permutations only.
+    """
     root = math.isqrt(size - 1) + 1
-    high = min(range(root, root + root // 4 + 1), key=lambda h: h * -(-size // h))
-    return high, -(-size // high)
+    even = root + root % 2
+    high = min(range(even, even + root // 8 + 1, 2), key=lambda base: base * math.ceil(size / base))
+    low = math.ceil(size / high)
+    return high, low, 2 * max(4, math.ceil(24 / math.log2(max(low, 2))))
