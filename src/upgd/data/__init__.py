@@ -6,10 +6,10 @@ Dataset('digits': 1,797 images of 8×8, 10 classes)
 """
 
 from upgd.data import cache
+from upgd.data.acquire import adopt, fetch, fetch_from
 from upgd.data.cache import folder
 from upgd.data.dataset import DataError, Dataset, from_arrays
-from upgd.data.digits import digits
-from upgd.data.fetch import adopt, fetch, fetch_from
+from upgd.data.embedded import digits
 from upgd.data.formats import read_cifar10, read_idx
 from upgd.data.sources import OFFICIAL
 

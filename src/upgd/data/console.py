@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from upgd.data import cache
+from upgd.data.acquire import adopt, fetch, fetch_from
 from upgd.data.cache import Entry
 from upgd.data.dataset import DataError
-from upgd.data.digits import SOURCE, digits
-from upgd.data.fetch import adopt, fetch, fetch_from
+from upgd.data.embedded import SOURCE, digits
 from upgd.data.sources import OFFICIAL
 from upgd.data.transfer import Progress
 

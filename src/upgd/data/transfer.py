@@ -23,7 +23,7 @@ Progress = Callable[[str, int, int], None]
 TIMEOUT = 30.0
 #: How often a mirror may break off, each time a little further on, and how long to wait before asking it again.
 ATTEMPTS, PAUSE = 50, 1.0
-_CHUNK = 1 << 18
+_CHUNK = 1 << 15
 
 
 class _Unusable(Exception):
@@ -76,7 +76,7 @@ def _addresses(wanted: Download, mirror: str | None) -> list[str]:
 
 
 def _hint(part: Path) -> str:
-    if part.exists():
+    if part.exists() and part.stat().st_size:
         return f"; {part.stat().st_size:,} bytes are kept and the same command continues from there."
     return "; try again later, or take files that you have with --from FOLDER."
 
