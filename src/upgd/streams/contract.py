@@ -1,7 +1,7 @@
 """What every stream is: a function of (seed, step) that fills a :class:`Chunk`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -54,18 +54,6 @@ class Chunk:
     def length(self) -> int:
         """How many steps the chunk has."""
         return self.targets.shape[1]
-
-    def narrow(self, offset: int, length: int) -> "Chunk":
-        """The ``length`` steps from ``start + offset``. Tensors are shared, not copied, and rows of ``permutation`` kept."""
-        steps = slice(offset, offset + length)
-        return replace(
-            self,
-            start=self.start + offset,
-            targets=self.targets[:, steps],
-            dense=None if self.dense is None else self.dense[:, steps],
-            index=None if self.index is None else self.index[:, steps],
-            task=self.task[steps],
-        )
 
     def inputs(self) -> Tensor:
         """What the learners see: ``(seeds, length, *input_shape)`` float32; images in [−1, 1].
@@ -131,6 +119,12 @@ class Stream(Protocol):
     def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
         """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
         ...
+
+
+def described(stream: Stream) -> str:
+    """A stream in one line, for ``__repr__``."""
+    shape = "×".join(str(side) for side in stream.input_shape)
+    return f"<{stream.name}: {shape} → {stream.outputs}, {stream.loss}, {stream.task_length:,} steps per task>"
 
 
 def seed_tensor(seeds: Sequence[int] | Tensor, device: Device = "cpu") -> Tensor:

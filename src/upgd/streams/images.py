@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from upgd.data import Dataset, from_arrays, load
-from upgd.streams.contract import Chunk, Device, Loss, checked_task_length, seed_tensor, step_tensor
+from upgd.streams.contract import Chunk, Device, Loss, checked_task_length, described, seed_tensor, step_tensor
 from upgd.streams.shuffle import permutations, sample_order
 
 __all__ = ["InputPermuted", "OutputPermuted", "Stationary"]
@@ -36,6 +36,7 @@ class _Images:
     family: str
     default_task_length: int
     loss: Loss = "cross_entropy"
+    __repr__ = described
 
     def __init__(self, data: Data, *, task_length: int | None = None) -> None:
         self.data = _dataset(data)

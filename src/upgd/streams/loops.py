@@ -39,8 +39,12 @@ def iterate(
         Inputs ``(batch, *input_shape)`` float32 and targets: ``(batch,)`` int64 classes or ``(batch, outputs)`` float32.
 
     Example:
-        >>> for x, y in iterate(make("input-permuted-digits"), seed=0, steps=1_000):
-        ...     loss = criterion(model(x), y)
+        >>> import upgd.streams
+        >>> stream = upgd.streams.make("input-permuted-digits")
+        >>> for x, y in upgd.streams.iterate(stream, seed=0, steps=2):
+        ...     print(tuple(x.shape), tuple(y.shape))  # loss = criterion(model(x), y), and so on
+        (1, 8, 8) (1,)
+        (1, 8, 8) (1,)
     """
     _check(steps, start, batch_size)
     return _batches(stream, seed, steps, start, batch_size, device)

@@ -1,5 +1,6 @@
 """Streams by name."""
 
+import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
@@ -40,16 +41,14 @@ def make(name: str, **options: Any) -> Stream:
         >>> make("input-permuted-digits", task_length=500).input_shape
         (8, 8)
     """
-    if name in _FACTORIES:
-        return _FACTORIES[name](**options)
-    if name in _FAMILIES:
-        return _FAMILIES[name](**options)
-    for family, factory in _FAMILIES.items():
-        if name.startswith(f"{family}-"):
-            return factory(name.removeprefix(f"{family}-"), **options)
-    near = get_close_matches(name, _FACTORIES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}"
-    raise ValueError(f"there is no stream named {name!r}; {hint}")
+    factory = _factory(name)
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "none"
+        raise TypeError(f"{name}: {error}; its options are: {takes}") from None
+    return factory(**options)
 
 
 def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
@@ -62,6 +61,17 @@ def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
         return factory
 
     return remember
+
+
+def _factory(name: str) -> Factory:
+    if factory := _FACTORIES.get(name) or _FAMILIES.get(name):
+        return factory
+    for family, factory in _FAMILIES.items():
+        if name.startswith(f"{family}-"):
+            return partial(factory, name.removeprefix(f"{family}-"))
+    near = get_close_matches(name, _FACTORIES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}"
+    raise ValueError(f"there is no stream named {name!r}; {hint}")
 
 
 def names() -> list[str]:

@@ -1,12 +1,13 @@
 """Regression problems that compute their inputs: the toy problems and the one that judges utilities."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from upgd.noise import Purpose, normals, uniforms
-from upgd.streams.contract import Chunk, Device, Loss, checked_task_length, seed_tensor, step_tensor
+from upgd.streams.contract import Chunk, Device, Loss, checked_task_length, described, seed_tensor, step_tensor
 from upgd.streams.shuffle import permutations
 
 __all__ = ["ToyChangingInputs", "ToyChangingOutputs", "UtilityQuality"]
@@ -19,8 +20,11 @@ class _Toy:
     outputs: int = 1
     loss: Loss = "mse"
     name: str
+    __repr__ = described
 
     def __init__(self, *, amplitude: float = 1.0, task_length: int = 200) -> None:
+        if not math.isfinite(amplitude):
+            raise ValueError(f"amplitude must be a finite number, such as 1 or 0.5, not {amplitude}")
         self.amplitude = amplitude
         self.task_length = checked_task_length(task_length)
 
@@ -85,6 +89,7 @@ class UtilityQuality:
     input_shape: tuple[int, ...] = (5,)
     outputs = 1
     loss: Loss = "mse"
+    __repr__ = described
 
     def __init__(self, *, task_length: int = 100) -> None:
         self.task_length = checked_task_length(task_length)

@@ -1,0 +1,204 @@
+"""Networks: what they compute, how they say it, and initial weights that are a function of the seed alone."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+from torch.nn import functional as F
+
+from upgd.networks import ACTIVATIONS, MLP, ConvNet, Linear, initial_parameters, reset
+from upgd.noise import Purpose, uniforms
+
+SHAPES = st.lists(st.integers(1, 7), min_size=2, max_size=4)
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+# What they compute
+
+
+@pytest.mark.parametrize(
+    ("activation", "by_hand"),
+    [("relu", F.relu), ("leaky_relu", F.leaky_relu), ("tanh", torch.tanh), ("identity", lambda x: x)],
+)
+def test_an_mlp_is_linear_layers_with_activations_between(activation, by_hand) -> None:
+    network = MLP((4, 5, 3, 2), activation, seed=1)
+    first, second, last = (m for m in network.modules() if isinstance(m, nn.Linear))
+    x = torch.randn(6, 4)
+    assert torch.equal(network(x), last(by_hand(second(by_hand(first(x))))))
+    pairs = list(network.layers)
+    assert [type(m) for m in pairs[1::2]] == [ACTIVATIONS[activation]] * 2
+    assert (network.sizes, network.activation) == ((4, 5, 3, 2), activation)
+
+
+def test_an_mlp_takes_images_batches_and_single_samples() -> None:
+    network, images = MLP((3 * 4 * 4, 8, 2)), torch.randn(5, 3, 4, 4)
+    expected = network(images.reshape(5, 48))
+    assert torch.equal(network(images), expected)
+    assert torch.allclose(network(images[0]), expected[0], atol=1e-6)
+    assert torch.allclose(network(images[0].flatten()), expected[0], atol=1e-6)
+    assert network(torch.randn(2, 7, 48)).shape == (2, 7, 2)
+
+
+def test_linear_is_one_layer() -> None:
+    network, x = Linear(16, 1, seed=3), torch.randn(2, 16)
+    weight, bias = network.parameters()
+    assert torch.allclose(network(x), x @ weight.T + bias)
+    assert network.sizes == (16, 1)
+
+
+@pytest.mark.parametrize("conv_activation", [True, False])
+def test_the_convolutional_network_of_the_paper(conv_activation: bool) -> None:
+    network, x = ConvNet(seed=2, conv_activation=conv_activation), torch.randn(3, 3, 32, 32)
+    w1, b1, w2, b2, w3, b3, w4, b4, w5, b5 = network.parameters()
+    after_convolution = F.relu if conv_activation else (lambda h: h)
+    h = F.max_pool2d(after_convolution(F.conv2d(x, w1, b1)), 2)
+    h = F.max_pool2d(after_convolution(F.conv2d(h, w2, b2)), 2).flatten(1)
+    h = F.relu(F.linear(F.relu(F.linear(h, w3, b3)), w4, b4))
+    assert torch.allclose(network(x), F.linear(h, w5, b5), atol=1e-6)
+    assert [tuple(w.shape) for w in (w1, w2, w3, w4, w5)] == [
+        (6, 3, 5, 5),
+        (16, 6, 5, 5),
+        (120, 400),
+        (84, 120),
+        (10, 84),
+    ]
+    assert torch.allclose(network(x[0]), network(x)[0], atol=1e-6)
+
+
+def test_the_convolutional_network_takes_grey_images_too() -> None:
+    network = ConvNet((28, 28), 47)
+    assert network(torch.randn(2, 28, 28)).shape == (2, 47)
+    assert network.sizes == (16 * 4 * 4, 120, 84, 47)
+    assert ConvNet((16, 16), 2)(torch.randn(16, 16)).shape == (2,)
+
+
+def test_networks_describe_themselves() -> None:
+    assert MLP((784, 300, 150, 10)).describe() == "MLP 784-300-150-10, relu, 282,160 parameters"
+    assert Linear(16, 1).describe() == "Linear 16-1, 17 parameters"
+    assert ConvNet().describe() == "ConvNet 3×32×32-6@5×5-16@5×5-120-84-10, relu, 62,006 parameters"
+    assert "relu (none after convolutions)" in ConvNet(conv_activation=False).describe()
+
+
+# Initial weights
+
+
+@given(sizes=SHAPES, seeds=st.lists(SEEDS, min_size=1, max_size=4))
+def test_a_population_has_the_bits_of_its_members(sizes, seeds) -> None:
+    stacked = initial_parameters(MLP(sizes), seeds)
+    for row, seed in enumerate(seeds):
+        for name, parameter in MLP(sizes, seed=seed).named_parameters():
+            assert torch.equal(stacked[name][row], parameter)
+
+
+def test_a_large_population_is_drawn_in_blocks_that_do_not_show(monkeypatch) -> None:
+    network = ConvNet()
+    at_once = initial_parameters(network, range(7))
+    monkeypatch.setattr("upgd.networks._WORDS_AT_ONCE", {"cpu": 100_000})
+    in_blocks = initial_parameters(network, torch.arange(7))
+    assert all(torch.equal(at_once[name], in_blocks[name]) for name in at_once)
+
+
+def test_weights_come_from_the_counters_in_the_order_of_parameters() -> None:
+    for number, (name, parameter) in enumerate(MLP((6, 5, 4), seed=9).named_parameters()):
+        bound = 1 / math.sqrt({"0": 6, "2": 5}[name.split(".")[1]])
+        uniform = uniforms(9, Purpose.INITIAL_WEIGHTS, number, parameter.numel()).view(parameter.shape)
+        assert torch.allclose(parameter.double(), -bound + 2 * bound * uniform, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(300, 200),
+        nn.Conv1d(8, 64, 3),
+        nn.Conv2d(16, 32, 5, groups=4),
+        nn.Conv3d(4, 32, 3),
+        nn.ConvTranspose2d(16, 32, 5),
+        nn.Linear(100, 400, bias=False),
+    ],
+    ids=repr,
+)
+def test_the_law_is_that_of_torch(layer) -> None:
+    torch.manual_seed(0)
+    layer.reset_parameters()
+    theirs = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
+    reset(layer, seed=5)
+    for name, parameter in layer.named_parameters():
+        ours = parameter.detach().flatten().numpy()
+        assert stats.ks_2samp(ours, theirs[name].flatten().numpy()).pvalue > 1e-3
+        fan_in, _ = nn.init._calculate_fan_in_and_fan_out(layer.weight)
+        assert abs(ours).max() <= 1 / math.sqrt(fan_in)
+        assert abs(ours).max() > 0.9 / math.sqrt(fan_in)
+
+
+def test_nothing_but_the_seed_matters() -> None:
+    torch.manual_seed(0)
+    first = MLP((5, 4, 3), seed=11)
+    torch.manual_seed(1)
+    again = MLP((5, 4, 3)).reset(11)
+    other = MLP((5, 4, 3), seed=12)
+    for a, b, c in zip(first.parameters(), again.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert (a == c).sum() == 0
+    values = torch.cat([p.flatten() for p in MLP((100, 100, 100), seed=0).parameters()])
+    assert len(values.unique()) > 0.99 * len(values)
+
+
+def test_parameters_keep_their_type_and_need_gradients() -> None:
+    network = reset(MLP((4, 3)).double(), 7)
+    assert all(p.dtype == torch.float64 and p.requires_grad and p.is_leaf for p in network.parameters())
+    assert torch.equal(network.layers[0].weight.float(), MLP((4, 3), seed=7).layers[0].weight)
+    stacked = initial_parameters(network, [7])
+    assert stacked["layers.0.weight"].dtype == torch.float64
+
+
+def test_shared_parameters_are_one() -> None:
+    shared = nn.Linear(4, 4)
+    stacked = initial_parameters(nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(4, 2)), [0])
+    assert list(stacked) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+
+
+def test_networks_of_shapes_alone() -> None:
+    with torch.device("meta"):
+        network = MLP((784, 300, 10))
+    assert network.layers[0].weight.is_meta
+    stacked = initial_parameters(network, [4])
+    assert torch.equal(stacked["layers.0.weight"][0], MLP((784, 300, 10), seed=4).layers[0].weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gpu_gives_the_same_bits() -> None:
+    here, there = (initial_parameters(network, range(3)) for network in (ConvNet(), ConvNet().cuda()))
+    assert all(torch.equal(here[name], there[name].cpu()) for name in here)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MLP((784,)), "sizes must be two or more positive integers"),
+        (lambda: MLP((784, 0, 10)), "sizes"),
+        (lambda: MLP((784, 2.5)), "sizes"),
+        (lambda: MLP((4, 2), "gelu"), "activation must be one of relu, leaky_relu, tanh, identity, not 'gelu'"),
+        (lambda: ConvNet((8, 8), 10), "at least 16 pixels"),
+        (lambda: ConvNet((1, 2, 32, 32), 10), "input_shape"),
+        (lambda: ConvNet(outputs=0), "sizes"),
+        (lambda: MLP((784, 10))(torch.zeros(5, 30, 30)), r"784 inputs got a tensor of shape \(5, 30, 30\)"),
+        (lambda: ConvNet()(torch.zeros(5, 1, 32, 32)), r"\(3, 32, 32\) got \(5, 1, 32, 32\)"),
+    ],
+)
+def test_mistakes_are_named(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_layers_without_a_law_are_named() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(TypeError, match="the layer '1' is a BatchNorm1d"):
+        reset(network, 0)
