@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_files import idx_bytes, zip_bytes
+from made_files import idx_bytes, tar_bytes, zip_bytes
 
 from upgd.data import DataError, adopt, cache, fetch, fetch_from, load, read_cifar10, read_idx
 from upgd.data.sources import OFFICIAL
@@ -187,6 +187,33 @@ def test_a_file_that_is_not_right_is_named_and_nothing_is_stored(tiny_mnist, tmp
     with pytest.raises(DataError, match=r"holds no complete official data set \(mnist, emnist, cifar10\)"):
         fetch_from(folder)
     assert os.listdir(cache_folder) == [".mnist.lock"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (
+            lambda files, archive: gzip.compress(tar_bytes({"../../up": b"x"} | files)),
+            "points out of the archive's folder",
+        ),
+        (lambda files, archive: gzip.compress(tar_bytes({"/abs": b"x"} | files)), "points out of the archive's folder"),
+        (lambda files, archive: zip_bytes({"../up": b"x"} | files), "points out of the archive's folder"),
+        (lambda files, archive: archive[: len(archive) // 2], "is cut off"),
+        (lambda files, archive: archive[:5000] + b"damage" + archive[5006:], "archive"),
+        (lambda files, archive: gzip.compress(tar_bytes({"bomb": bytes(30 << 20)} | files)), "unpacks to more than"),
+        (lambda files, archive: b"\x1f\x8b" + b"no gzip at all", "missing train batch 1"),
+    ],
+    ids=["path out of a tar", "absolute path", "path out of a zip", "cut off", "damaged", "bomb", "wrong magic"],
+)
+def test_a_bad_archive_is_named_and_nothing_is_stored(tiny_cifar10, tmp_path, cache_folder, monkeypatch, spoil, says):
+    monkeypatch.setattr("upgd.data.archives.TAR_LIMIT", 20 << 20)
+    archive = tiny_cifar10.files.pop("cifar-10-binary.tar.gz")
+    path = tmp_path / "archive"
+    path.write_bytes(spoil(tiny_cifar10.files, archive))
+    with pytest.raises(DataError, match=says):
+        fetch_from(path, ["cifar10"])
+    assert os.listdir(cache_folder) == [".cifar10.lock"]
+    assert sorted(os.listdir(tmp_path)) == ["archive", "cache"]
 
 
 def test_unknown_names_are_refused(tmp_path):
