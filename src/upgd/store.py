@@ -1,0 +1,428 @@
+"""Results in one SQLite file: a row for every finished learner, its curves beside it.
+
+A learner is known by what makes it compute what it computes (:class:`Key`): to add it again changes nothing, to change a
+setting makes another row. There is one writer; any number of readers may look on while it writes. What has been added is on
+the disk: a process killed at any moment, a full disk or a power cut takes away nothing of it.
+
+    >>> key = Key(problem="toy", network="300-150", method="sgd", settings={"lr": 0.01}, seed=0, steps=4)
+    >>> record = Record(key, window=2, loss=[0.5, 0.25], device="cpu", backend="torch", seconds=0.1)
+    >>> with Store.write(":memory:") as store:
+    ...     store.add([record]), store.add([record]), len(store)
+    (1, 0, 1)
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["MIGRATIONS", "Key", "Record", "Store", "StoreError"]
+
+#: What is behind the file's first bytes: an SQLite file of this package ("upgd").
+APPLICATION = 0x75706764
+
+#: Statement lists that bring a store from version i to version i + 1. Never change one that was released: append.
+MIGRATIONS: list[str] = [
+    """
+    CREATE TABLE runs (
+        id INTEGER PRIMARY KEY,
+        digest TEXT NOT NULL UNIQUE,      -- of all that follows up to engine
+        problem TEXT NOT NULL,
+        options TEXT NOT NULL,            -- JSON, like settings
+        network TEXT NOT NULL,
+        method TEXT NOT NULL,
+        settings TEXT NOT NULL,
+        seed INTEGER NOT NULL,
+        steps INTEGER NOT NULL,
+        engine INTEGER NOT NULL,
+        window INTEGER NOT NULL,          -- steps per entry of the curves; the last may have fewer
+        loss BLOB NOT NULL,               -- little-endian float32
+        accuracy BLOB,                    -- the same; NULL in regression
+        diverged_at INTEGER,              -- NULL: never
+        device TEXT NOT NULL,
+        backend TEXT NOT NULL,
+        seconds REAL NOT NULL,
+        package TEXT NOT NULL,
+        torch TEXT NOT NULL,
+        finished TEXT NOT NULL            -- UTC
+    );
+    CREATE INDEX runs_by_problem ON runs (problem, method);
+    """,
+]
+
+Curve = NDArray[np.float32]
+
+
+class StoreError(OSError):
+    """Something is wrong with the file of results; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What makes a run the run that it is.
+
+    Attributes:
+        problem: the stream's name.
+        options: the stream's options that were given.
+        network: the network's name.
+        method: the method's name.
+        settings: the method's settings, all of them, defaults included.
+        seed: the learner's seed.
+        steps: how many steps it took.
+        engine: the version of the computation; a new one gives new numbers.
+    """
+
+    problem: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    network: str
+    method: str
+    settings: Mapping[str, Any]
+    seed: int
+    steps: int
+    engine: int = 1
+
+    @cached_property
+    def digest(self) -> str:
+        """The key in 64 letters; equal for equal keys on every machine."""
+        return hashlib.sha256(_json(asdict(self)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one learner has shown.
+
+    Attributes:
+        key: what it was.
+        window: how many steps an entry of the curves has; only the last may have fewer.
+        loss, accuracy: means over windows, of predictions made before the update; accuracy is None in regression. NaN from
+            the window on in which the learner diverged.
+        diverged_at: the step (from 0) at which it stopped to be finite; None if it never did.
+        device, backend: where it ran and what computed it.
+        seconds: its share of the time that its chunk took.
+        package, torch: versions.
+        finished: when, in UTC.
+        id: the row in the store; None if it comes from none.
+    """
+
+    key: Key
+    window: int
+    loss: Curve
+    accuracy: Curve | None = None
+    diverged_at: int | None = None
+    device: str = "cpu"
+    backend: str = "torch"
+    seconds: float = 0.0
+    package: str = field(default_factory=lambda: _package_version())
+    torch: str = field(default_factory=lambda: str(torch.__version__))
+    finished: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "accuracy"):
+            curve = getattr(self, name)
+            if curve is not None:
+                object.__setattr__(self, name, np.asarray(curve, np.float32))
+        windows = -(-self.key.steps // self.window)
+        for curve in (self.loss, self.accuracy):
+            if curve is not None and curve.shape != (windows,):
+                raise ValueError(
+                    f"{self.key.steps} steps in windows of {self.window} have {windows} means, not {curve.shape}"
+                )
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """``(windows,)``: how many steps each window has."""
+        lengths = np.full(len(self.loss), self.window, np.int64)
+        lengths[-1] = self.key.steps - self.window * (len(self.loss) - 1)
+        return lengths
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """``(windows,)``: how many steps had been taken when each window ended."""
+        return np.cumsum(self.lengths)
+
+
+_KEY_COLUMNS = tuple(f.name for f in fields(Key))
+_OWN_COLUMNS = tuple(f.name for f in fields(Record) if f.name not in ("key", "id"))
+_COLUMNS = (*_KEY_COLUMNS, *_OWN_COLUMNS)
+
+
+class Store:
+    """A file of results. Make one with :meth:`read` or :meth:`write`; both are context managers."""
+
+    def __init__(self, path: str | Path, connection: sqlite3.Connection, lock: sqlite3.Connection | None) -> None:
+        self.path = Path(path)
+        self._connection = connection
+        self._lock = lock
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Open a store to look at it; also while somebody writes to it."""
+        _check_exists(Path(path))
+        with _explained(path):
+            connection = _connect_to_read(Path(path))
+            try:
+                if _checked_version(connection, path) < len(MIGRATIONS):
+                    connection.close()
+                    cls.write(path).close()
+                    connection = _connect_to_read(Path(path))
+            except BaseException:
+                connection.close()
+                raise
+        return cls(path, connection, None)
+
+    @classmethod
+    def write(cls, path: str | Path) -> Self:
+        """Open a store, or make a new one, to add to it. ``":memory:"`` makes one that is gone with the process."""
+        in_memory = str(path) == ":memory:"
+        lock = None if in_memory else _locked(Path(path))
+        try:
+            with _explained(path):
+                connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+                try:
+                    _prepare(connection, path)
+                except BaseException:
+                    connection.close()
+                    raise
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+        return cls(path, connection, lock)
+
+    def close(self) -> None:
+        """Let others write."""
+        self._connection.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        with _explained(self.path):
+            return int(self._connection.execute("SELECT count(*) FROM runs").fetchone()[0])
+
+    def add(self, records: Iterable[Record]) -> int:
+        """Add records in one transaction: all of them or, if something goes wrong, none.
+
+        Returns:
+            How many were new; those that were there already are left as they are.
+        """
+        rows = [_row(record) for record in records]
+        names = ("digest", *_COLUMNS)
+        sql = f"INSERT OR IGNORE INTO runs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        with _explained(self.path), _transaction(self._connection):
+            before = self._connection.total_changes
+            self._connection.executemany(sql, rows)
+            return self._connection.total_changes - before
+
+    def digests(self) -> set[str]:
+        """The keys of all records."""
+        with _explained(self.path):
+            return {digest for (digest,) in self._connection.execute("SELECT digest FROM runs")}
+
+    def records(
+        self,
+        *,
+        problem: str | None = None,
+        methods: Collection[str] = (),
+        network: str | None = None,
+        steps: int | None = None,
+        seeds: Collection[int] = (),
+        digests: Collection[str] | None = None,
+    ) -> list[Record]:
+        """The records that match all that is given, in the order in which they were added."""
+        wanted = {
+            name: value for name, value in (("problem", problem), ("network", network), ("steps", steps)) if value
+        }
+        where = " AND ".join(f"{name} = ?" for name in wanted) or "1"
+        sql = f"SELECT id, digest, {', '.join(_COLUMNS)} FROM runs WHERE {where} ORDER BY id"
+        with _explained(self.path):
+            return [
+                _record(row)
+                for row in self._connection.execute(sql, list(wanted.values()))
+                if (not methods or row[2 + _COLUMNS.index("method")] in methods)
+                and (not seeds or row[2 + _COLUMNS.index("seed")] in seeds)
+                and (digests is None or row[1] in digests)
+            ]
+
+    def delete(self, ids: Iterable[int]) -> int:
+        """Remove records for good, and give the space back; how many there were."""
+        with _explained(self.path):
+            with _transaction(self._connection):
+                before = self._connection.total_changes
+                self._connection.executemany("DELETE FROM runs WHERE id = ?", [(i,) for i in ids])
+                deleted = self._connection.total_changes - before
+            self._connection.execute("VACUUM")
+        return deleted
+
+
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise StoreError(
+            f"there is no store {path}; `upgd run` and `upgd sweep` make one, --store PATH or UPGD_STORE names another"
+        )
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    address = f"file:{quote(str(path.absolute()))}?mode=ro"
+    connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        if Path(f"{path}-wal").exists():
+            raise
+        # In a folder that cannot be written to, SQLite cannot make the files through which it talks with a writer; there
+        # is no writer then, either.
+        connection = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+    return connection
+
+
+def _locked(path: Path) -> sqlite3.Connection:
+    """Hold the writer's lock until the connection is closed or the process ends, in whatever way.
+
+    SQLite locks files on every system, and lets go of them when a process dies. So the lock is an empty database beside the
+    store that the writer has in an exclusive transaction.
+    """
+    if not path.parent.is_dir():
+        raise StoreError(
+            f"there is no folder {path.parent} for the store {path.name}; make it, or choose another --store"
+        )
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder; --store must name a file, such as {path / 'upgd.db'}")
+    with _explained(path):
+        lock = sqlite3.connect(f"{path}.lock", isolation_level=None, timeout=0)
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except BaseException:
+            lock.close()
+            raise
+    return lock
+
+
+def _prepare(connection: sqlite3.Connection, path: str | Path) -> None:
+    """Make a new file a store and an old store a new one."""
+    version = _checked_version(connection, path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    for number in range(version, len(MIGRATIONS)):
+        with _transaction(connection):
+            if number == 0:
+                connection.execute(f"PRAGMA application_id = {APPLICATION}")
+                connection.execute("CREATE TABLE migrations (version INTEGER PRIMARY KEY, applied TEXT NOT NULL)")
+            for statement in _statements(MIGRATIONS[number]):
+                connection.execute(statement)
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            connection.execute("INSERT INTO migrations VALUES (?, ?)", (number + 1, now))
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script: sqlite3's own executescript would commit before it begins."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _checked_version(connection: sqlite3.Connection, path: str | Path) -> int:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    if not tables and application == 0:
+        return 0
+    if application != APPLICATION or "migrations" not in tables:
+        raise StoreError(f"{path} is an SQLite file of another program; choose another file with --store")
+    version = int(connection.execute("SELECT max(version) FROM migrations").fetchone()[0])
+    if version > len(MIGRATIONS):
+        raise StoreError(
+            f"{path} was written by a newer version of upgd (schema {version}; this one knows {len(MIGRATIONS)}); "
+            "upgrade upgd, or choose another --store"
+        )
+    return version
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # a full disk has ended it already
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def _explained(path: str | Path) -> Iterator[None]:
+    """Say in one sentence what SQLite's errors mean for the user."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "")
+        raise StoreError(f"{_reason(str(path), name, error)}") from error
+
+
+def _reason(path: str, name: str, error: sqlite3.Error) -> str:
+    if name.startswith("SQLITE_BUSY") or name.startswith("SQLITE_LOCKED"):
+        return f"another process is writing to {path}; wait for it, stop it, or choose another --store"
+    if name == "SQLITE_FULL":
+        return f"no space is left for {path}; what was finished is kept: make room and give the same command again"
+    if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+        return f"{path} is damaged or no store ({error}); move it away, or put a copy in its place"
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+        return f"{path} cannot be opened ({error}); check the permissions of file and folder, or choose another --store"
+    return f"{path} cannot be used ({error}); what was finished is kept"
+
+
+def _row(record: Record) -> tuple[Any, ...]:
+    key = record.key
+    values: dict[str, Any] = {name: getattr(key, name) for name in _KEY_COLUMNS}
+    values |= {name: getattr(record, name) for name in _OWN_COLUMNS}
+    values |= {name: _json(values[name]) for name in ("options", "settings")}
+    values |= {name: _blob(values[name]) for name in ("loss", "accuracy")}
+    return (key.digest, *(values[name] for name in _COLUMNS))
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    values = dict(zip(("id", "digest", *_COLUMNS), row, strict=True))
+    del values["digest"]
+    values |= {name: json.loads(values[name]) for name in ("options", "settings")}
+    values |= {name: _curve(values[name]) for name in ("loss", "accuracy")}
+    key = Key(**{name: values.pop(name) for name in _KEY_COLUMNS})
+    return Record(key, **values)
+
+
+def _blob(curve: Curve | None) -> bytes | None:
+    return None if curve is None else curve.astype("<f4").tobytes()
+
+
+def _curve(blob: bytes | None) -> Curve | None:
+    return None if blob is None else np.frombuffer(blob, "<f4").astype(np.float32)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _package_version() -> str:
+    from upgd import __version__
+
+    return __version__

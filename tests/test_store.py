@@ -1,0 +1,285 @@
+"""The file of results: what is in it stays in it, and what goes wrong is said in one sentence."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from upgd import store as store_module
+from upgd.store import Key, Record, Store, StoreError
+
+
+def key(**changes) -> Key:
+    plain = {"problem": "p", "network": "n", "method": "upgd", "settings": {"lr": 0.1}, "seed": 0, "steps": 5}
+    return Key(**(plain | changes))
+
+
+def record(windows=3, **changes) -> Record:
+    loss = np.arange(windows, dtype=np.float32) + changes.get("seed", 0)
+    return Record(key(steps=2 * windows - 1, **changes), window=2, loss=loss, accuracy=loss / 10, diverged_at=None)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.db"
+
+
+def same(a: Record, b: Record) -> bool:
+    plain = [replace(r, loss=np.zeros_like(r.loss), accuracy=None, id=None) for r in (a, b)]
+    curves = ((a.loss, b.loss), (a.accuracy, b.accuracy))
+    return repr(plain[0]) == repr(plain[1]) and all(
+        (x is None) == (y is None) and (x is None or np.array_equal(x, y, equal_nan=True)) for x, y in curves
+    )
+
+
+def test_what_goes_in_comes_out(path):
+    diverged = Record(
+        key(method="pgd", settings={"lr": 1.0, "sigma": 0.1}, options={"task_length": 2}, steps=4),
+        window=2,
+        loss=np.array([0.5, np.nan], np.float32),
+        diverged_at=3,
+        device="cuda:0",
+        backend="kernel",
+        seconds=1.5,
+    )
+    with Store.write(path) as store:
+        assert store.add([record(), diverged]) == 2
+    with Store.read(path) as store:
+        out = store.records()
+    assert [r.id for r in out] == [1, 2]
+    assert same(out[0], replace(record(), finished=out[0].finished))
+    assert same(out[1], diverged)
+    assert out[0].ends.tolist() == [2, 4, 5]
+    assert out[0].lengths.tolist() == [2, 2, 1]
+
+
+def test_a_record_has_a_mean_for_every_window():
+    with pytest.raises(ValueError, match="5 steps in windows of 2 have 3 means, not"):
+        Record(key(steps=5), window=2, loss=np.zeros(2, np.float32))
+
+
+def test_adding_again_changes_nothing(path):
+    with Store.write(path) as store:
+        assert store.add([record(seed=s) for s in range(3)]) == 3
+        assert store.add([replace(record(seed=s), seconds=99.0) for s in range(4)]) == 1
+        assert [r.seconds for r in store.records()] == [0.0, 0.0, 0.0, 99.0]
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3)),
+    st.permutations("abc"),
+)
+def test_the_key_depends_on_what_is_in_it_and_not_on_its_order(chosen, order):
+    shuffled = {name: chosen[name] for name in order if name in chosen}
+    assert key(settings=chosen).digest == key(settings=shuffled).digest
+    for changed in ({"seed": 1}, {"steps": 6}, {"method": "x"}, {"engine": 2}, {"options": {"o": 1}}, {"network": "m"}):
+        assert key(settings=chosen, **changed).digest != key(settings=chosen).digest
+    assert key(settings={**chosen, "d": 1}).digest != key(settings=chosen).digest
+
+
+def test_digests_are_the_same_everywhere():
+    assert key().digest == "cbfebc4506c425d595e2c4079a8745553cb370574b2f3a9ea68e30a0a127b112"
+
+
+def test_records_are_filtered(path):
+    with Store.write(path) as store:
+        store.add([record(method=m, problem=p, seed=s) for m in ("a", "b") for p in ("p", "q") for s in range(3)])
+        assert len(store) == len(store.records()) == 12
+        assert len(store.records(problem="q")) == 6
+        assert {r.key.seed for r in store.records(problem="q", methods=["a"], seeds=[0, 2])} == {0, 2}
+        assert store.records(steps=99) == []
+        assert store.records(digests=["nobody's"]) == []
+        assert len(store.records(digests=[record(method="a").key.digest])) == 1
+
+
+def test_delete(path):
+    with Store.write(path) as store:
+        store.add([record(seed=s) for s in range(5)])
+        assert store.delete([1, 3, 99]) == 2
+        assert [r.key.seed for r in store.records()] == [1, 3, 4]
+        assert store.add([record(seed=0)]) == 1
+
+
+def test_readers_look_on_while_one_writes(path):
+    with Store.write(path) as writer:
+        writer.add([record(seed=0)])
+        with Store.read(path) as reader:
+            assert len(reader) == 1
+            writer.add([record(seed=1)])
+            assert len(reader) == 2
+
+
+def test_a_second_writer_is_refused(path):
+    with Store.write(path), pytest.raises(StoreError, match=r"another process is writing to .*results.db"):
+        Store.write(path)
+    Store.write(path).close()
+
+
+WRITER = """
+    import sys, time
+    from upgd.store import Store
+    with Store.write(sys.argv[1]):
+        print("open", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_a_writer_that_is_killed_leaves_no_lock(path):
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(WRITER), str(path)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"open\n"
+    with pytest.raises(StoreError, match="another process"):
+        Store.write(path)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    Store.write(path).close()
+
+
+def test_a_transaction_is_all_or_nothing(path):
+    def broken():
+        yield record(seed=1)
+        raise KeyboardInterrupt
+
+    with Store.write(path) as store:
+        store.add([record(seed=0)])
+        with pytest.raises(KeyboardInterrupt):
+            store.add(broken())
+        assert len(store) == 1
+        assert store.add([record(seed=1)]) == 1
+
+
+def test_a_full_disk_loses_nothing(path):
+    with Store.write(path) as store:
+        store.add([record(seed=0)])
+        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+        store._connection.execute(f"PRAGMA max_page_count = {pages + 1}")
+        with pytest.raises(StoreError, match=r"no space is left for .*; what was finished is kept: make room"):
+            store.add([record(2_000, seed=s) for s in range(1, 9)])
+        assert [r.key.seed for r in store.records()] == [0]
+        store._connection.execute("PRAGMA max_page_count = 100000")
+        assert store.add([record(2_000, seed=s) for s in range(1, 9)]) == 8
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can mount a small file system")
+def test_a_disk_that_is_really_full(tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", small], capture_output=True).returncode:
+        pytest.skip("this machine does not let us mount")
+    try:
+        with Store.write(small / "r.db") as store:
+            store.add([record(seed=0)])
+            with pytest.raises(StoreError, match=r"no space is left|cannot be used"):
+                all(store.add([record(5_000, seed=seed)]) for seed in range(1, 99))
+            kept = len(store)
+        with Store.read(small / "r.db") as store:
+            assert 1 <= len(store) == kept
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_damaged_file(path):
+    with Store.write(path) as store:
+        store.add([record(200, seed=s) for s in range(50)])
+    content = bytearray(path.read_bytes())
+    content[4096:] = os.urandom(len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="is damaged or no store"), Store.read(path) as store:
+        store.records()
+
+
+@pytest.mark.parametrize("open_", [Store.read, Store.write])
+def test_a_file_that_is_no_store(path, open_):
+    path.write_text("problem,method\n" * 100)
+    with pytest.raises(StoreError, match="is damaged or no store"):
+        open_(path)
+    assert path.read_text() == "problem,method\n" * 100
+    path.unlink()
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE t (x)")
+    other.close()
+    with pytest.raises(StoreError, match="of another program"):
+        open_(path)
+
+
+def test_a_store_of_a_newer_version_is_refused_and_left_alone(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "MIGRATIONS", [*store_module.MIGRATIONS, "ALTER TABLE runs ADD COLUMN mood TEXT;"])
+        Store.write(path).close()
+    before = path.read_bytes()
+    for open_ in (Store.read, Store.write):
+        with pytest.raises(StoreError, match=r"newer version of upgd \(schema 2; this one knows 1\)"):
+            open_(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("open_", [Store.read, Store.write])
+def test_an_old_store_is_brought_forward(path, monkeypatch, open_):
+    with Store.write(path) as store:
+        store.add([record()])
+    script = "ALTER TABLE runs ADD COLUMN mood TEXT;\nUPDATE runs SET mood = 'calm';"
+    monkeypatch.setattr(store_module, "MIGRATIONS", [*store_module.MIGRATIONS, script])
+    with open_(path) as store:
+        assert len(store.records()) == 1
+        assert store._connection.execute("SELECT mood FROM runs").fetchall() == [("calm",)]
+        assert store._connection.execute("SELECT version FROM migrations").fetchall() == [(1,), (2,)]
+
+
+def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
+    Store.write(path).close()
+    script = "ALTER TABLE runs ADD COLUMN mood TEXT;\nUPDATE nothing SET mood = 'calm';"
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "MIGRATIONS", [*store_module.MIGRATIONS, script])
+        with pytest.raises(StoreError):
+            Store.write(path)
+    with Store.write(path) as store:
+        assert store.add([record()]) == 1
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(StoreError, match=r"there is no store .*nothing.db; `upgd run`"):
+        Store.read(tmp_path / "nothing.db")
+    with pytest.raises(StoreError, match=r"there is no folder .*nowhere"):
+        Store.write(tmp_path / "nowhere" / "r.db")
+    with pytest.raises(StoreError, match="is a folder"):
+        Store.write(tmp_path)
+
+
+READ_ONLY = """
+    import os, sys
+    from upgd.store import Store, StoreError
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    with Store.read(sys.argv[1]) as store:
+        print(len(store.records()))
+    try:
+        Store.write(sys.argv[1])
+    except StoreError as error:
+        print(error)
+"""
+
+
+def test_a_folder_that_cannot_be_written_to():
+    """Read from it, and a clear word to who wants to write. Root may do everything, so root becomes somebody else."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Store.write(folder / "r.db") as store:
+            store.add([record()])
+        (folder / "r.db.lock").unlink()
+        folder.chmod(0o555)
+        command = [sys.executable, "-c", textwrap.dedent(READ_ONLY), str(folder / "r.db")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        folder.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "1"
+    assert "cannot be opened (unable to open database file); check the permissions" in done.stdout
