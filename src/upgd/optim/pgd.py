@@ -10,10 +10,11 @@ from upgd.optim._weightwise import WeightwiseOptimizer
 
 
 class PGD(WeightwiseOptimizer):
-    r"""Perturbed gradient descent: gradient descent with the same amount of noise on every weight.
+    """Perturbed gradient descent: gradient descent with the same amount of noise on every weight.
 
-    .. math::
-        w \leftarrow (1-\mathrm{lr}\,\lambda)\,w - \mathrm{lr}\,(g + \sigma\xi), \qquad \xi\sim\mathcal N(0,1)
+    For every weight ``w`` with gradient ``g``::
+
+        w ← (1 − lr·λ)·w − lr·(g + σ·ξ)             ξ ~ N(0, 1)
 
     With ``noise="anticorrelated"`` it is Anti-PGD (Orvieto et al., 2022); with ``sigma=0`` it is gradient descent with
     decoupled weight decay (SGDW).
@@ -63,10 +64,11 @@ class PGD(WeightwiseOptimizer):
 
 
 class ShrinkAndPerturb(PGD):
-    r"""Shrink and perturb (Ash and Adams, 2020), at every step: :class:`upgd.PGD` with weight decay.
+    """Shrink and perturb (Ash and Adams, 2020), at every step: :class:`upgd.PGD` with weight decay.
 
-    .. math::
-        w \leftarrow (1-\mathrm{lr}\,\lambda)\,w - \mathrm{lr}\,(g + \sigma\xi), \qquad \xi\sim\mathcal N(0,1)
+    For every weight ``w`` with gradient ``g``::
+
+        w ← (1 − lr·λ)·w − lr·(g + σ·ξ)             ξ ~ N(0, 1)
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.

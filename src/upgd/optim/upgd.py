@@ -10,17 +10,14 @@ from upgd.optim._weightwise import Curvature, WeightwiseOptimizer
 
 
 class UPGD(WeightwiseOptimizer):
-    r"""Utility-based perturbed gradient descent: protects the weights that are useful and perturbs those that are not.
+    """Utility-based perturbed gradient descent: protects the weights that are useful and perturbs those that are not.
 
-    For every weight :math:`w` with gradient :math:`g`, at step :math:`t`:
+    For every weight ``w`` with gradient ``g``, at step ``t``::
 
-    .. math::
-        \begin{aligned}
-            m &= -g\,w \quad(+\tfrac12 h\,w^2 \text{ with curvature } h)       && \text{utility of } w \text{ now} \\
-            u &\leftarrow \beta u + (1-\beta) m, \qquad \hat u = u/(1-\beta^t) && \text{… recently} \\
-            \bar u &= \mathrm{sigmoid}(\hat u / \text{scale})                  && \text{… next to the others} \\
-            w &\leftarrow (1-\mathrm{lr}\,\lambda)\,w - \mathrm{lr}\,(g + \sigma\xi)(1-\bar u), \qquad \xi\sim\mathcal N(0,1)
-        \end{aligned}
+        m  = −g·w   (+ ½·h·w² with curvature h)             the utility of w on this sample
+        u ← β·u + (1−β)·m,   û = u / (1 − βᵗ)               … on recent samples
+        ū  = sigmoid(û / scale)                             … compared with the other weights
+        w ← (1 − lr·λ)·w − lr·(g + σ·ξ)·(1 − ū)             ξ ~ N(0, 1)
 
     A parameter without gradient is left alone, and its utility takes no part. A gradient that is infinite or NaN spoils the
     entries it belongs to, as with every torch optimizer, but no other parameter: the spoilt tensor is left out of the

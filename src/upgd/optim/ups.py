@@ -10,12 +10,13 @@ from upgd.optim._weightwise import Curvature, WeightwiseOptimizer
 
 
 class UPS(WeightwiseOptimizer):
-    r"""Utility-based perturbed search: only perturbs, and spares what is useful. It does not descend the gradient.
+    """Utility-based perturbed search: only perturbs, and spares what is useful. It does not descend the gradient.
 
-    .. math::
-        w \leftarrow w - \mathrm{lr}\,\sigma\xi\,(1-\bar u), \qquad \xi\sim\mathcal N(0,1)
+    For every weight ``w``::
 
-    with the scaled utility :math:`\bar u` of :class:`upgd.UPGD`, for which the gradient is still needed: call
+        w ← w − lr·σ·ξ·(1 − ū)             ξ ~ N(0, 1)
+
+    with the scaled utility ``ū`` of :class:`upgd.UPGD`, for which the gradient is still needed: call
     ``loss.backward()`` before ``step()`` as usual. As a control, ``sigma`` noise without utility is
     :class:`upgd.PGD` on zero gradients.
 
