@@ -1,4 +1,4 @@
-"""Docstrings speak to help() and editors in the way of the scientific Python world; this turns it into what the site shows."""
+"""Docstrings speak to help() and editors in the way of scientific Python; this turns it into what the site shows."""
 
 import re
 
