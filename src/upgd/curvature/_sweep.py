@@ -1,0 +1,369 @@
+"""The sweep: how curvature rides on the ordinary backward pass.
+
+A :class:`Follower` is the forward hook of one module. Each time the module is called with gradients enabled it makes a
+:class:`Call`, hooks it to the node that the module left in autograd's graph, and signs that node with it. A later module
+that finds the signature on its input's node knows whose output it was given. So the calls form a chain (a graph, with
+Fork and Add) that lies beside autograd's and lives exactly as long.
+
+Backward, autograd runs a node and then its hooks. The hook finds the curvature of the call's output, which the consumer
+of that output has left there; the rule turns it into the curvature of the input, which goes to the call before.
+
+A broken chain would be a wrong number, so every link is checked. A call that autograd reaches before any curvature has
+come was used by something unknown. And the gradient that arrives must be *the very tensor* that the one known consumer
+sent: as soon as anybody else uses an output, autograd adds the gradients up, and the sum is another tensor.
+
+Nothing here may refer to an output or to the node that made it: nodes hold their calls, so that would be a cycle which
+Python's garbage collector cannot see.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from upgd.curvature._registry import Layer, LossRule
+
+if TYPE_CHECKING:
+    from upgd.curvature.hesscale import HesScale
+
+# Which backward pass is running, will its graph be used again, and is this a pass of torch.func? There is no public way
+# to ask.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
+_graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+_transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+
+#: A node of autograd's graph; torch.autograd.graph.Node would be the type if its annotations were right.
+Node = Any
+
+#: Operations that keep all entries in their order: followed although no module made them.
+_RESHAPES = {
+    *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0", "CloneBackward0"),
+    *("UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
+}
+_sweeps = count()
+_NOTHING = cast(Tensor, None)
+
+
+class Call:
+    """One call of one module, as its rule sees it.
+
+    Attributes:
+        input: what the module was called with.
+        captured: what the rule's ``capture`` kept from the forward pass.
+        needs_input: whether the curvature of the input is wanted; if not, the rule may return None.
+        name: how errors call the module.
+    """
+
+    __slots__ = (
+        "backward",
+        "captured",
+        "curvatures",
+        "follower",
+        "gradients",
+        "input",
+        "name",
+        "needs_input",
+        "output",
+        "shape",
+        "sources",
+        "sweep",
+        "target",
+        "version",
+    )
+
+    def __init__(self, follower: "Follower", outputs: int = 1, shape: torch.Size | None = None) -> None:
+        self.follower = follower
+        self.name = follower.name
+        self.shape = shape
+        self.needs_input = False
+        self.input = _NOTHING
+        self.version = 0
+        self.target: Any = None
+        self.captured: Any = None
+        self.output: Tensor | None = None
+        # Where the inputs come from: the call, which of its outputs, which gradient of this call's node (None if the
+        # module made several nodes and another one has it).
+        self.sources: list[tuple[Call, int, int | None]] = []
+        # What comes back for each output: its curvature and gradient; in which backward pass, from which loss.
+        self.curvatures: list[Tensor | None] = [None] * outputs
+        self.gradients: list[Tensor | None] = [None] * outputs
+        self.backward = self.sweep = -1
+
+    def wants(self, param: Tensor | None) -> bool:
+        """Whether the diagonal of this parameter is wanted: not if it is frozen or not there."""
+        return param is not None and param.requires_grad
+
+    def add(self, param: Tensor | None, diagonal: Tensor | None) -> None:
+        """Add to the parameter's diagonal: the sum over the batch and all positions of ``∂²L/∂param²``."""
+        if param is not None and diagonal is not None and param.requires_grad:
+            self.follower.owner._add(param, diagonal, param)
+
+    # ------------------------------------------------------------------------------------------------- forward: linking
+
+    def link(self, node: Node, inputs: Sequence[Any]) -> None:
+        """Find the calls that the inputs come from, sign the node and have it run this call."""
+        owner = self.follower.owner
+        for x in inputs:
+            before = x.grad_fn if isinstance(x, Tensor) else None
+            if before is None:
+                continue
+            source = signed_by(before, owner)
+            if source is None:
+                self.follower.stranger = before.name()
+            else:
+                self._link(source, x.output_nr, *self._entry(node, x, inputs), node)
+        node.metadata[owner] = self
+        node.register_hook(self._on_backward)
+
+    def _entry(self, node: Node, x: Tensor, inputs: Sequence[Any]) -> tuple[Node, int]:
+        """The one edge by which the module's part of the graph, which begins at ``node``, leads back to its input."""
+        edges = _edges(node, x, inputs)
+        # The layers of torch have one. Others may have several, and one of them would not send the whole gradient.
+        entries = list(islice(edges, 1)) if self.follower.is_of_torch else list(edges)
+        if len(entries) != 1:
+            raise RuntimeError(
+                f"HesScale cannot follow {self.name}: its forward uses its input in {len(entries)} places; begin it with "
+                "x = x.view_as(x), so that there is one."
+            )
+        return entries[0]
+
+    def _link(self, source: "Call", output: int, entry: Node, position: int, node: Node) -> None:
+        self.needs_input = True
+        if entry is node:
+            self.sources.append((source, output, position))
+            return
+        self.sources.append((source, output, None))
+        gradients = source.gradients
+
+        def remember(grad_inputs: Sequence[Tensor | None], _: Any) -> None:
+            gradients[output] = grad_inputs[position]
+
+        entry.register_hook(remember)
+
+    # ------------------------------------------------------------------------------------------------ backward: sweeping
+
+    def _on_backward(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> None:
+        if torch.is_grad_enabled():  # backward(create_graph=True)
+            with torch.no_grad():
+                self._sweep(grad_inputs, grad_outputs)
+        else:
+            self._sweep(grad_inputs, grad_outputs)
+
+    def _sweep(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> None:
+        curvature = self.follower.curvature_of_input(self, grad_outputs)
+        for source, output, position in self.sources:
+            assert curvature is not None
+            source.receive(output, curvature, self.backward, self.sweep)
+            if position is not None:
+                source.gradients[output] = grad_inputs[position]
+        if not _graph_is_kept():
+            self.input = _NOTHING
+            self.target = self.captured = self.output = None
+
+    def receive(self, output: int, curvature: Tensor, backward: int, sweep: int) -> None:
+        """Take the curvature of an output from the call that used it."""
+        if self.curvatures[output] is not None and self.backward == backward:
+            raise RuntimeError(
+                f"HesScale found two modules that use the output of {self.name}; give each its own: "
+                "a, b = upgd.curvature.Fork()(output)."
+            )
+        if self.shape is not None and curvature.shape != self.shape:
+            curvature = curvature.reshape(self.shape)
+        self.curvatures[output] = curvature
+        self.backward, self.sweep = backward, sweep
+
+    def take(self, grad_outputs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """The curvature and the gradient of the output; of several outputs, which are copies, their sums."""
+        if len(grad_outputs) == 1:
+            self._check(0, grad_outputs[0])
+            h, g = self.curvatures[0], grad_outputs[0]
+            self.curvatures[0] = self.gradients[0] = None
+            return h, g  # type: ignore[return-value]  # checked
+        curvatures, gradients = [], []
+        for output, grad in enumerate(grad_outputs):
+            if grad is not None:
+                self._check(output, grad)
+                gradients.append(grad)
+                curvatures.append(cast(Tensor, self.curvatures[output]))
+                self.curvatures[output] = self.gradients[output] = None
+        return torch.stack(curvatures).sum(0), torch.stack(gradients).sum(0)
+
+    def _check(self, output: int, grad: Tensor | None) -> None:
+        if self.curvatures[output] is None or self.backward != current_backward():
+            raise RuntimeError(self.follower.owner._lost(self.name))
+        if grad is not self.gradients[output]:
+            raise RuntimeError(
+                f"HesScale followed one use of the output of {self.name}, but its gradient has another part: the output is "
+                "also used elsewhere (a functional call, a penalty, a second module), or a tensor hook changed the "
+                "gradient. Let modules share an output by a, b = upgd.curvature.Fork()(output), add with "
+                "upgd.curvature.Add, or take the other use out with output.detach()."
+            )
+
+    def upstream_parameter(self) -> Tensor | None:
+        """A trainable parameter whose gradient this backward pass has not reached yet."""
+        calls = [source for source, _, _ in self.sources]
+        for call in calls:
+            for param in call.follower.params:
+                if param.requires_grad:
+                    return param
+            calls.extend(source for source, _, _ in call.sources)
+        return None
+
+    def unit_dim(self) -> int | None:
+        """Where the output has its units or channels, counted from the end."""
+        call: Call | None = self
+        while call is not None:
+            if call.follower.layer.unit_dim is not None:
+                return call.follower.layer.unit_dim
+            call = call.sources[0][0] if call.sources else None
+        return None
+
+
+class Follower:
+    """The forward hook of one layer."""
+
+    def __init__(self, owner: "HesScale", module: nn.Module, name: str, layer: Layer) -> None:
+        self.owner = owner
+        self.module = module
+        self.name = name
+        self.layer = layer
+        self.params = list(module.parameters(recurse=False))
+        self.is_of_torch = type(module).__module__.startswith("torch.nn.")
+        self.watched = False
+        self.stranger: str | None = None  # the last operation, not a module's, whose result the module was given
+        self.last = (-1, -1)  # backward pass and sweep that last came through
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        if not first.requires_grad or self.owner.is_paused or _transform_level() is not None:
+            return None
+        if not args:
+            raise TypeError(f"HesScale needs {self.name} to be called with its input as a positional argument.")
+        if first is args[0]:
+            if getattr(module, "inplace", False):
+                raise ValueError(in_place(self.name))
+            if not self.watched or first.grad_fn is None:
+                return None  # it does nothing
+            first = output = first.view_as(first)
+        call = Call(self, len(output) if isinstance(output, tuple) else 1, first.shape)
+        call.input = args[0]
+        call.version = args[0]._version
+        if self.layer.capture is not None:
+            call.captured = self.layer.capture(module, args[0], first)
+        if self.watched:
+            call.output = first.detach()
+        call.link(first.grad_fn, args)
+        self.stranger = None if call.needs_input else self.stranger
+        return output
+
+    def curvature_of_input(self, call: Call, grad_outputs: Sequence[Tensor | None]) -> Tensor | None:
+        h, g = call.take(grad_outputs)
+        if call.input._version != call.version:
+            raise RuntimeError(
+                f"the input of {self.name} was changed in place after the forward pass; HesScale needs it as it was."
+            )
+        if self.params:
+            self._once(call)
+            self.owner._drop_old(self.params, call.backward)
+        # Mixed precision: parameters decide; without any, the curvature that has come so far.
+        dtype = self.params[0].dtype if self.params else h.dtype
+        if h.dtype != dtype:
+            h = h.to(dtype)
+        if g.dtype != dtype:
+            g = g.to(dtype)
+        if call.input.dtype != dtype:
+            call.input = call.input.to(dtype)
+        if self.watched:
+            self._add_features(call, h)
+        return self.layer.rule(self.module, call, h, g)
+
+    def _once(self, call: Call) -> None:
+        if self.last == (call.backward, call.sweep):
+            raise RuntimeError(
+                f"HesScale found {self.name} called twice on the way to one loss; its parameters then have mixed second "
+                "derivatives, which HesScale does not know. Call each layer once."
+            )
+        self.last = call.backward, call.sweep
+
+    def _add_features(self, call: Call, h: Tensor) -> None:
+        assert call.output is not None
+        dim = call.unit_dim()
+        if dim is None:
+            dim = -1 if h.ndim < 3 else 1
+        by_unit = (h * call.output.to(h.dtype).square()).movedim(dim, 0).flatten(1).sum(1)
+        self.owner._add(self.module, by_unit, call.upstream_parameter())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of the model is not followed: its hooks do nothing.
+        return _inert, ()
+
+
+class LossFollower(Follower):
+    """The forward hook of the criterion."""
+
+    def __init__(self, owner: "HesScale", module: nn.Module, name: str, rule: LossRule) -> None:
+        super().__init__(owner, module, name, Layer(lambda module, call, h, g: None))
+        self.rule = rule
+
+    def __call__(  # type: ignore[override]  # a hook with keyword arguments
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        if not output.requires_grad or self.owner.is_paused or _transform_level() is not None:
+            return
+        y, target = (*args, *(kwargs[name] for name in ("input", "target") if name in kwargs))
+        call = Call(self)
+        call.input, call.target, call.version = y, target, y._version
+        call.link(output.grad_fn, (y, target))
+        self.stranger = None if call.needs_input else self.stranger
+
+    def curvature_of_input(self, call: Call, grad_outputs: Sequence[Tensor | None]) -> Tensor | None:
+        if not call.needs_input:
+            return None
+        call.backward, call.sweep = current_backward(), next(_sweeps)
+        factor, y = grad_outputs[0], call.input
+        assert factor is not None
+        if y.dtype in (torch.float16, torch.bfloat16):
+            y, factor = y.float(), factor.float()
+        return self.rule(self.module, y, call.target, factor)
+
+
+def signed_by(node: Node, owner: "HesScale") -> Call | None:
+    """The call that made this node's output, if it is one of ``owner``'s, or a reshaped output of one."""
+    call: Call | None = node.metadata.get(owner)
+    if call is None and node.name() in _RESHAPES:
+        before, output = node.next_functions[0]
+        source = signed_by(before, owner) if before is not None else None
+        if source is not None:
+            call = Call(owner._reshapes)
+            call.needs_input = True
+            call.sources.append((source, output, 0))
+            node.metadata[owner] = call
+            node.register_hook(call._on_backward)
+    return call
+
+
+def _edges(node: Node, x: Tensor, inputs: Sequence[Any]) -> Iterator[tuple[Node, int]]:
+    """All edges that lead to ``x`` from the part of the graph between ``node`` and ``inputs``: node, number."""
+    end, end_output = x.grad_fn, x.output_nr
+    todo: list[Node] = [node]
+    for current in todo:
+        following = current.next_functions
+        for position, (before, output) in enumerate(following):
+            if before is end and output == end_output:
+                yield current, position
+        known = [None, *todo, *(y.grad_fn for y in inputs if isinstance(y, Tensor))]
+        todo.extend(before for before, _ in following if before not in known)
+
+
+def in_place(name: str) -> str:
+    return f"HesScale needs the input of {name}, which inplace=True overwrites; build it with inplace=False."
+
+
+def _inert() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*args: Any) -> None:
+    """The hook of a copied model."""

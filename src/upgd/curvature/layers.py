@@ -1,0 +1,231 @@
+"""How curvature passes through the layers.
+
+The general rule, for a layer that maps an input x to an output y, keeps of the Hessian by y its diagonal h alone::
+
+    ∂²L/∂x_i² ≈ Σ_k h_k·(∂y_k/∂x_i)² + g_k·∂²y_k/∂x_i²
+
+Every rule here is this sum, in closed form and at linear cost. For a linear map the second term is zero, and the first is
+the ordinary backward pass with squared weights.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from upgd.curvature._registry import layer
+from upgd.curvature._sweep import Call
+from upgd.curvature.modules import Add, Fork, Gate
+
+
+@layer(nn.Flatten, unit_dim=-1)
+@layer(nn.Identity, nn.Unflatten, Fork, Add)
+def unchanged(module: nn.Module, call: Call, h: Tensor, g: Tensor) -> Tensor:
+    """Every entry of an input becomes one of the output; shapes are matched, and branches summed, by the sweep."""
+    return h
+
+
+@layer(nn.Linear, unit_dim=-1)
+def linear(module: nn.Linear, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    weight, bias, x = module.weight, module.bias, call.input
+    rows = h
+    if h.ndim != 2:  # one sample, or sequences
+        rows, x = h.reshape(-1, module.out_features), x.reshape(-1, module.in_features)
+    if call.wants(weight):
+        call.add(weight, rows.t() @ (x * x))
+    if call.wants(bias):
+        call.add(bias, rows.sum(0))
+    return h @ (weight * weight) if call.needs_input else None
+
+
+@layer(nn.Conv1d, unit_dim=-2)
+@layer(nn.Conv2d, unit_dim=-3)
+def convolution(module: nn.Conv1d | nn.Conv2d, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    weight, bias = module.weight, module.bias
+    x = call.input if call.input.ndim == weight.ndim else call.input.unsqueeze(0)
+    padded, padding, unpad = _pad(module, x)
+    by_input, by_weight, by_bias = torch.ops.aten.convolution_backward(
+        h if h.ndim == weight.ndim else h.unsqueeze(0),
+        padded.square(),
+        weight.square(),
+        [module.out_channels],
+        module.stride,
+        padding,
+        module.dilation,
+        False,
+        [0] * len(module.stride),
+        module.groups,
+        [call.needs_input, call.wants(weight), call.wants(bias)],
+    )
+    call.add(weight, by_weight)
+    call.add(bias, by_bias)
+    return unpad(by_input) if call.needs_input else None
+
+
+@layer(nn.MaxPool1d, nn.MaxPool2d)
+def max_pool(module: nn.MaxPool1d | nn.MaxPool2d, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    if not call.needs_input:
+        return None
+    dims = 1 if isinstance(module, nn.MaxPool1d) else 2
+    pool = F.max_pool1d if dims == 1 else F.max_pool2d
+    _, winners = pool(
+        call.input,
+        module.kernel_size,
+        module.stride,
+        module.padding,
+        module.dilation,
+        ceil_mode=module.ceil_mode,
+        return_indices=True,
+    )
+    flat = torch.zeros_like(call.input, dtype=h.dtype).flatten(-dims)
+    return flat.scatter_add_(-1, winners.flatten(-dims), h.flatten(-dims))
+
+
+@layer(nn.AvgPool1d, nn.AvgPool2d)
+def average_pool(module: Any, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    if not call.needs_input:
+        return None
+    x, divisor, size, stride, padding = call.input, None, module.kernel_size, module.stride, module.padding
+    if isinstance(module, nn.AvgPool2d):
+        divisor = module.divisor_override
+    else:
+        # A row of pixels is an image, too, and only two-dimensional pooling can be asked for sums.
+        x, h, size, stride, padding = x.unsqueeze(-2), h.unsqueeze(-2), (1, *size), (1, *stride), (0, *padding)
+
+    def pool(x: Tensor, divisor: int | None) -> Tensor:
+        return F.avg_pool2d(x, size, stride, padding, module.ceil_mode, module.count_include_pad, divisor)
+
+    # A window's mean is its sum over a divisor, which depends on padding at the borders.
+    one = torch.ones_like(x)
+    divisors = pool(one, 1) / pool(one, divisor)
+    return _pull_back(lambda x: pool(x, 1), x, h / divisors.square())
+
+
+@layer(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+def adaptive_average_pool(
+    module: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d, call: Call, h: Tensor, g: Tensor
+) -> Tensor | None:
+    if not call.needs_input:
+        return None
+    x, dims = call.input, 1 if isinstance(module, nn.AdaptiveAvgPool1d) else 2
+    pool: Any = F.adaptive_avg_pool1d if dims == 1 else F.adaptive_avg_pool2d
+    sizes = [_window_sizes(x.shape[d], h.shape[d]).to(h) for d in range(-dims, 0)]
+    area = sizes[0] if dims == 1 else sizes[0].unsqueeze(1) * sizes[1]
+    return _pull_back(lambda x: pool(x, list(h.shape[-dims:])), x, h / area)
+
+
+def _slopes(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """What each entry was multiplied by in an elementwise linear map: its vector-Jacobian product with ones."""
+    node: Any = y.grad_fn
+    slopes = node(torch.ones_like(y))
+    return cast(Tensor, slopes[0] if isinstance(slopes, tuple) else slopes)
+
+
+@layer(nn.Dropout, nn.Dropout1d, nn.Dropout2d, capture=_slopes)
+def dropout(module: nn.Module, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    slopes: Tensor = call.captured.to(h.dtype)
+    return h * slopes.square()
+
+
+@layer(Gate)
+def gate(module: Gate, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    if call.wants(module.weight):
+        others = [d for d in range(h.ndim) if d != module.dim % h.ndim]
+        call.add(module.weight, (h * call.input.square()).sum(others))
+    return h * module.shaped(call.input).square() if call.needs_input else None
+
+
+def _needs_running_statistics(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, y: Tensor) -> None:
+    if module.training or module.running_mean is None:
+        raise RuntimeError(
+            "HesScale follows BatchNorm with running statistics only, because those of the batch make samples interact; "
+            "call .eval() on the BatchNorm modules (with track_running_stats=True), or use LayerNorm."
+        )
+
+
+@layer(nn.BatchNorm1d, nn.BatchNorm2d, capture=_needs_running_statistics)
+def batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    """With running statistics it is a linear map of each channel; with those of the batch, samples would interact."""
+    shape = [1, -1] + [1] * (h.ndim - 2)
+    mean, variance = cast(Tensor, module.running_mean), cast(Tensor, module.running_var)
+    inverse = (variance + module.eps).rsqrt().view(shape)
+    others = [d for d in range(h.ndim) if d != 1]
+    if call.wants(module.weight):
+        normalized = (call.input - mean.view(shape)) * inverse
+        call.add(module.weight, (h * normalized.square()).sum(others))
+    if call.wants(module.bias):
+        call.add(module.bias, h.sum(others))
+    if not call.needs_input:
+        return None
+    return h * (inverse if module.weight is None else inverse * module.weight.view(shape)).square()
+
+
+@layer(nn.LayerNorm)
+def layer_norm(module: nn.LayerNorm, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    """With x̂ = (x − mean)/s over n entries, ``n·s·∂x̂_k/∂x_i = n·[k = i] − 1 − x̂_k·x̂_i`` and
+    ``n·s²·∂²x̂_k/∂x_i² = −2·x̂_i·D_ki − x̂_k·D_ii`` with ``D = s·∂x̂/∂x``; the sums over k need three means each."""
+    dims = list(range(-len(module.normalized_shape), 0))
+    n = math.prod(module.normalized_shape)
+    variance, mean = torch.var_mean(call.input, dims, correction=0, keepdim=True)
+    inverse = (variance + module.eps).rsqrt()
+    x = (call.input - mean) * inverse
+
+    batch = list(range(h.ndim - len(dims)))
+    if call.wants(module.weight):
+        call.add(module.weight, (h * x.square()).sum(batch) if batch else h * x.square())
+    if call.wants(module.bias):
+        call.add(module.bias, h.sum(batch) if batch else h)
+    if not call.needs_input:
+        return None
+    if module.weight is not None:
+        h, g = h * module.weight.square(), g * module.weight
+
+    def mean_of(t: Tensor) -> Tensor:
+        return t.mean(dims, keepdim=True)
+
+    from_curvature = h * (1 - 2 * (1 + x.square()) / n)
+    from_curvature += (mean_of(h) + 2 * x * mean_of(h * x) + x.square() * mean_of(h * x.square())) / n
+    gx = mean_of(g * x)
+    from_gradient = 2 * x * (g - mean_of(g) - x * gx) / n + (1 - (1 + x.square()) / n) * gx
+    return (from_curvature - from_gradient) * inverse.square()
+
+
+@layer(nn.LogSoftmax)
+def log_softmax(module: nn.LogSoftmax, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    """``∂y_k/∂x_i = [k = i] − q_i`` and ``∂²y_k/∂x_i² = −(q_i − q_i²)`` for every k."""
+    if not call.needs_input:
+        return None
+    if module.dim is None:
+        raise ValueError(f"{call.name}: HesScale needs LogSoftmax to say its dimension; write nn.LogSoftmax(dim=1).")
+    q = torch.softmax(call.input, module.dim)
+    h_all, g_all = h.sum(module.dim, keepdim=True), g.sum(module.dim, keepdim=True)
+    return h * (1 - 2 * q) + h_all * q.square() - g_all * (q - q.square())
+
+
+def _pull_back(function: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor) -> Tensor:
+    """The transposed Jacobian of ``function`` at ``x``, applied to ``cotangent``."""
+    with torch.enable_grad():
+        x = x.detach().to(cotangent.dtype).requires_grad_()
+        return torch.autograd.grad(function(x), x, cotangent)[0]
+
+
+def _pad(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor, Sequence[int], Callable[[Tensor], Tensor]]:
+    """The input as the convolution proper sees it, the padding left to do, and the way back from its curvature."""
+    if not isinstance(module.padding, str):
+        return x, module.padding, lambda h: h
+    before_after: list[int] = []  # last dimension first, as F.pad wants it
+    for size, dilation in zip(reversed(module.kernel_size), reversed(module.dilation), strict=True):
+        total = dilation * (size - 1) if module.padding == "same" else 0
+        before_after += [total // 2, total - total // 2]
+    return F.pad(x, before_after), [0] * len(module.stride), lambda h: F.pad(h, [-width for width in before_after])
+
+
+def _window_sizes(inputs: int, outputs: int) -> Tensor:
+    """How many inputs adaptive pooling joins into each output: from ⌊k·inputs/outputs⌋ to ⌈(k + 1)·inputs/outputs⌉."""
+    k = torch.arange(outputs)
+    first = (k * inputs).div(outputs, rounding_mode="floor")
+    end = ((k + 1) * inputs + outputs - 1).div(outputs, rounding_mode="floor")
+    return end - first
