@@ -1,0 +1,131 @@
+"""Looking at a model while it computes: the order of its modules, its hidden features, gates on these."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+
+#: A loss as a function of outputs and targets: a module such as ``nn.MSELoss()``, or any function.
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+LAYERS = (nn.Linear, _ConvNd)
+ACTIVATIONS = (
+    *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
+    *(nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softsign),
+)
+
+
+class Call(NamedTuple):
+    """A module without children that took part in a forward pass."""
+
+    name: str
+    module: nn.Module
+    input: Tensor
+    output: Tensor
+
+
+class Feature(NamedTuple):
+    """The hidden features that one module puts out."""
+
+    name: str
+    module: nn.Module
+    #: The dimension of the output, from the end, along which the units or channels lie.
+    dim: int
+    #: The gates that change nothing: a vector of ones, one for each unit or channel.
+    open: Tensor
+
+    def along_output(self, gates: Tensor) -> Tensor:
+        """A vector of gates in the shape in which it multiplies the output."""
+        return gates.reshape(gates.shape + (1,) * (-1 - self.dim))
+
+
+def check_repeatable(model: nn.Module) -> None:
+    """Refuse a model that gives another loss for the same sample when asked again."""
+    for name, module in model.named_modules():
+        if module.training and (isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)):
+            raise ValueError(
+                f"model has the {type(module).__name__} {name!r} in training mode, so that one sample has no one loss;"
+                " call model.eval() first"
+            )
+
+
+@torch.no_grad()
+def calls(model: nn.Module, x: Tensor) -> list[Call]:
+    """The modules without children, in the order in which a forward pass calls them."""
+    seen: list[Call] = []
+
+    def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda module, inputs, output: seen.append(Call(name, module, inputs[0], output))
+
+    leaves = [(name, module) for name, module in model.named_modules() if not any(True for _ in module.children())]
+    with hooked([(module, note(name)) for name, module in leaves]):
+        model(x)
+    return seen
+
+
+def find_features(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -> list[Feature]:
+    """The hidden features of a model: what the activations between its layers put out, or the modules named."""
+    order = calls(model, x)
+    layers = [place for place, call in enumerate(order) if isinstance(call.module, LAYERS)]
+    found = []
+    for here, following in pairwise(layers):
+        between = order[here + 1 : following]
+        named = [call for call in between if call.name in (names or ())]
+        chosen = [_activation(order[here], between)] if names is None else named
+        found += [_feature(call, order[here], order) for call in chosen]
+    missing = set(names or ()) - {feature.name for feature in found}
+    if missing:
+        raise ValueError(
+            f"features names {sorted(missing)}, but the modules that compute something between two layers are"
+            f" {[call.name for call in order[min(layers, default=0) : max(layers, default=0)]]}"
+        )
+    if not found:
+        raise ValueError("model has no hidden features: it has fewer than two Linear or convolution layers")
+    return found
+
+
+def _activation(layer: Call, between: list[Call]) -> Call:
+    """The activation that follows a layer. An Identity stands for one only where there is no other."""
+    activations = [call for call in between if isinstance(call.module, ACTIVATIONS)]
+    activations += [call for call in between if isinstance(call.module, nn.Identity)]
+    if not activations:
+        raise ValueError(
+            f"no activation module follows the layer {layer.name!r}, so its features cannot be found; name the"
+            " modules that put out hidden features, such as features=['0.act', '1.act'], or use nn.ReLU() for F.relu"
+        )
+    return activations[0]
+
+
+def _feature(call: Call, layer: Call, order: list[Call]) -> Feature:
+    if sum(other.module is call.module for other in order) > 1:
+        raise ValueError(f"the module {call.name!r} is called more than once; give each layer an activation of its own")
+    dim = -1 if isinstance(layer.module, nn.Linear) else -1 - len(layer.module.kernel_size)  # type: ignore[arg-type]
+    return Feature(call.name, call.module, dim, call.output.new_ones(call.output.shape[dim]))
+
+
+@contextmanager
+def gated(found: Sequence[Feature], gates: Mapping[str, Tensor]) -> Iterator[None]:
+    """While this holds, the features named in ``gates`` are multiplied by their gate."""
+
+    def multiply(feature: Feature) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+        return lambda _module, _inputs, output: output * feature.along_output(gates[feature.name])
+
+    with hooked([(feature.module, multiply(feature)) for feature in found if feature.name in gates]):
+        yield
+
+
+@contextmanager
+def hooked(hooks: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """While this holds, the modules have these forward hooks."""
+    handles = [module.register_forward_hook(hook) for module, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,91 @@
+"""Spearman's rank correlation with average ranks, batched."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["average_ranks", "correlation", "spearman"]
+
+
+def average_ranks(values: Tensor) -> Tensor:
+    """Ranks 1 … n along the last dimension; equal values share the mean of the ranks that they take up.
+
+    Example:
+        >>> average_ranks(torch.tensor([3.0, 1.0, 1.0, 7.0]))
+        tensor([3.0000, 1.5000, 1.5000, 4.0000], dtype=torch.float64)
+    """
+    count = values.shape[-1]
+    ordered, order = values.sort(dim=-1)
+    place = torch.arange(count, device=values.device)
+    differs = ordered[..., 1:] != ordered[..., :-1]
+    edge = differs.new_ones(*values.shape[:-1], min(count, 1))
+    # In sorted order a run of equal values has a first and a last place: known at one end, carried along the run.
+    first = torch.where(torch.cat((edge, differs), -1), place, 0).cummax(-1).values
+    last = torch.where(torch.cat((differs, edge), -1), place, count).flip(-1).cummin(-1).values.flip(-1)
+    shared = (first + last).double() / 2 + 1
+    return torch.empty_like(shared).scatter_(-1, order, shared)
+
+
+def centred_ranks(values: Tensor) -> Tensor:
+    """Average ranks minus their mean."""
+    return average_ranks(values) - (values.shape[-1] + 1) / 2
+
+
+def spearman(a: Tensor, b: Tensor) -> Tensor:
+    """Spearman's rank correlation of ``a`` and ``b`` along the last dimension: Pearson's, of the average ranks.
+
+    Returns:
+        float64, of the leading dimensions. NaN where ``a`` or ``b`` is constant (or has fewer than two items): a
+        constant orders nothing.
+
+    Example:
+        >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 20.0, 15.0]))
+        tensor(0.5000, dtype=torch.float64)
+    """
+    if a.shape != b.shape:
+        raise ValueError(f"a and b must have the same shape, not {tuple(a.shape)} and {tuple(b.shape)}")
+    return cosine(centred_ranks(a), centred_ranks(b))
+
+
+def correlation(
+    approximate: Mapping[str, Tensor],
+    true: Mapping[str, Tensor],
+    *,
+    scope: Literal["global", "local"] = "global",
+    of: Literal["weights", "features"] = "weights",
+) -> Tensor:
+    """How well an approximate utility orders weights or features: its rank correlation with the true one.
+
+    Args:
+        approximate: names to tensors, from a function of :mod:`upgd.utility`.
+        true: the same names, from :func:`true_weights` or :func:`true_features`.
+        scope: ``"global"`` ranks all items of the network together; ``"local"`` ranks within each layer and averages
+            the layers' correlations, without the layers where it is undefined.
+        of: what the dicts hold. A layer of weights is a module, its weight and bias together; a layer of features is
+            one entry of the dict.
+
+    Returns:
+        A float64 scalar; NaN where it is undefined.
+    """
+    if approximate.keys() != true.keys():
+        raise ValueError(
+            f"approximate and true must name the same items, but one has {sorted(approximate)} and the other"
+            f" {sorted(true)}; compute both for the same model, and both of weights or both of features"
+        )
+    layers: dict[str, list[str]] = {}
+    for name in true:
+        key = {"global": "", "local": name if of == "features" else name.rpartition(".")[0]}[scope]
+        layers.setdefault(key, []).append(name)
+    of_layers = [spearman(_joined(approximate, names), _joined(true, names)) for names in layers.values()]
+    return torch.stack(of_layers).nanmean()
+
+
+def _joined(utilities: Mapping[str, Tensor], names: list[str]) -> Tensor:
+    return torch.cat([utilities[name].flatten() for name in names])
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of the angle between vectors along the last dimension; of centred ones, their correlation."""
+    return (a * b).sum(-1) / ((a * a).sum(-1) * (b * b).sum(-1)).sqrt()
