@@ -1,0 +1,365 @@
+"""What is happening inside a network that keeps learning: plasticity, dormant units, norms, ranks, gates.
+
+The functions are the definitions, pure and batched: tensors may begin with *learner dimensions*, and then there is one
+result for each learner. :class:`Monitor` applies them to a model in an ordinary training loop.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from upgd.utility._model import ACTIVATIONS, LAYERS
+
+__all__ = [
+    "Monitor",
+    "dormant_share",
+    "effective_rank",
+    "forgetting",
+    "gate_histogram",
+    "l0_share",
+    "l1_norm",
+    "l2_norm",
+    "loss_of_plasticity",
+    "sample_plasticity",
+    "stable_rank",
+    "windowed_means",
+    "zero_share",
+]
+
+
+def sample_plasticity(loss_before: Tensor, loss_after: Tensor) -> Tensor:
+    """How much of a sample's loss one update on that sample removed: ``clamp(1 − after/max(before, 1e-8), 0, 1)``.
+
+    Example:
+        >>> sample_plasticity(torch.tensor([2.0, 1.0]), torch.tensor([0.5, 3.0]))
+        tensor([0.7500, 0.0000])
+    """
+    return (1 - loss_after / loss_before.clamp(min=1e-8)).clamp(0, 1)
+
+
+def windowed_means(values: Tensor, window: int) -> Tensor:
+    """The means over successive windows of the last dimension. The last window may be shorter; it is never dropped.
+
+    Example:
+        >>> windowed_means(torch.tensor([1.0, 3.0, 5.0, 7.0, 100.0]), window=2)
+        tensor([  2.,   6., 100.])
+    """
+    if window < 1:
+        raise ValueError(f"window must be at least 1, not {window}")
+    return torch.stack([part.mean(-1) for part in torch.split(values, window, dim=-1)], -1)
+
+
+def loss_of_plasticity(curve: Tensor) -> Tensor:
+    """The first minus the last entry of a curve of windowed mean plasticities (or accuracies), along the last
+    dimension: positive if plasticity was lost."""
+    return curve[..., 0] - curve[..., -1]
+
+
+def forgetting(curve: Tensor) -> Tensor:
+    """``A_k − A_{k+1}`` of a curve with one mean accuracy for each task, along the last dimension."""
+    return curve[..., :-1] - curve[..., 1:]
+
+
+def dormant_share(activations: Tensor, tau: float = 0.0) -> Tensor:
+    """The share of τ-dormant units: those whose mean |h| over samples is at most τ times the layer's mean.
+
+    Args:
+        activations: ``(*learners, samples, units)``.
+        tau: τ. With 0, only units that are always zero are dormant.
+
+    Returns:
+        ``(*learners,)``; 1 where the whole layer is silent.
+
+    Example:
+        >>> dormant_share(torch.tensor([[0.0, 1.0, 3.0], [0.0, 1.0, 3.0]]), tau=0.75)
+        tensor(0.6667)
+    """
+    magnitude = activations.abs().mean(-2)
+    return (magnitude <= tau * magnitude.mean(-1, keepdim=True)).to(magnitude.dtype).mean(-1)
+
+
+def zero_share(activations: Tensor) -> Tensor:
+    """The share of activations that are exactly zero, of ``(*learners, samples, units)``."""
+    return (activations == 0).flatten(-2).to(_float(activations)).mean(-1)
+
+
+def l1_norm(values: Tensor, learner_dims: int = 0) -> Tensor:
+    """``Σ |x|``, for each learner."""
+    return values.flatten(learner_dims).abs().sum(-1) if values.ndim > learner_dims else values.abs()
+
+
+def l2_norm(values: Tensor, learner_dims: int = 0) -> Tensor:
+    """``√(Σ x²)``, for each learner."""
+    return l1_norm(values, learner_dims) if values.ndim == learner_dims else values.flatten(learner_dims).norm(dim=-1)
+
+
+def l0_share(values: Tensor, learner_dims: int = 0) -> Tensor:
+    """``‖x‖₀/n``, the share of entries that are not zero, for each learner."""
+    nonzero = (values != 0).to(_float(values))
+    return nonzero.flatten(learner_dims).mean(-1) if values.ndim > learner_dims else nonzero
+
+
+def effective_rank(matrix: Tensor) -> Tensor:
+    """``exp(−Σ p log p)`` with ``p = s/Σs`` of the singular values ``s``, for matrices in the last two dimensions.
+
+    Between 0 (of a zero matrix) and the number of singular values, which it has if they are all equal.
+    """
+    singular = torch.linalg.svdvals(matrix)
+    total = singular.sum(-1, keepdim=True)
+    p = singular / total.clamp(min=torch.finfo(total.dtype).tiny)
+    return torch.where(total.squeeze(-1) > 0, torch.exp(torch.special.entr(p).sum(-1)), 0)
+
+
+def stable_rank(matrix: Tensor) -> Tensor:
+    """``‖W‖²_F / ‖W‖²₂``, for matrices in the last two dimensions; 0 for a zero matrix."""
+    squares = torch.linalg.svdvals(matrix) ** 2
+    largest = squares[..., 0]
+    return torch.where(largest > 0, squares.sum(-1) / largest.clamp(min=torch.finfo(largest.dtype).tiny), 0)
+
+
+def gate_histogram(gates: Tensor, bins: int = 10, learner_dims: int = 0) -> Tensor:
+    """The share of gates ū in each of ``bins`` equal parts of [0, 1], for each learner: ``(*learners, bins)``.
+
+    A part contains its lower end, the last one its upper end too.
+    """
+    flat = gates.flatten(learner_dims)
+    part = (flat * bins).long().clamp(0, bins - 1)
+    counts = torch.zeros(*flat.shape[:-1], bins, dtype=flat.dtype, device=flat.device)
+    return counts.scatter_add_(-1, part, torch.ones_like(flat)) / flat.shape[-1]
+
+
+@runtime_checkable
+class _Gated(Protocol):
+    """An optimizer that says how useful it holds things to be."""
+
+    def gates(self) -> dict[Any, Tensor]: ...
+
+
+class _Window:
+    """What one module put out for the last samples, kept cheaply: computing waits until somebody asks.
+
+    Args:
+        dim: the dimension of the output, from the end, along which the units or channels lie.
+        samples: how many samples to keep.
+    """
+
+    def __init__(self, dim: int, samples: int) -> None:
+        self.dim = dim
+        self.samples = samples
+        #: Of each forward pass, |h| and the share of zeros (samples, units): of a channel, the means over its positions.
+        self._passes: deque[tuple[Tensor, Tensor]] = deque()
+        self._kept = 0
+
+    def add(self, output: Tensor) -> None:
+        output = output.detach()
+        units, positions = output.shape[self.dim], math.prod(output.shape[output.ndim + self.dim + 1 :])
+        output = output.reshape(-1, units, positions)
+        if len(output) > self.samples:
+            output = output[-self.samples :].clone()  # a mere view would keep all of it alive
+        # Units without positions are kept as they are, which costs nothing.
+        means = output.abs().mean(2) if positions > 1 else output.squeeze(2)
+        zeros = (output == 0).to(output.dtype).mean(2) if positions > 1 else means
+        self._passes.append((means, zeros))
+        self._kept += len(means)
+        while self._kept - len(self._passes[0][0]) >= self.samples:
+            self._kept -= len(self._passes.popleft()[0])
+
+    def figures(self, tau: float) -> dict[str, Tensor]:
+        if not self._passes:
+            return {}
+        means, zeros = (_wide(torch.cat(parts)[-self.samples :]) for parts in zip(*self._passes, strict=True))
+        if self.dim < -1:  # a convolution: means over positions
+            return {"dormant_share": dormant_share(means, tau), "zero_share": zeros.mean()}
+        return {
+            "dormant_share": dormant_share(means, tau),
+            "zero_share": zero_share(means),
+            "effective_rank": effective_rank(means),
+        }
+
+
+class Monitor:
+    """Looks inside a model while it learns.
+
+    Forward hooks keep what the hidden layers put out in the last training passes; figures are computed only when
+    :meth:`snapshot` is called. Passes under ``torch.no_grad()`` are not recorded. Call it after ``loss.backward()`` and
+    before the gradients are cleared.
+
+    Args:
+        model: any module with Linear or convolution layers.
+        optimizer: if it has a method ``gates()``, as :class:`upgd.UPGD` does, snapshots contain histograms of the gates.
+        tau: the τ below which units count as dormant.
+        samples: how many of the last samples are kept for the figures about activations. Of a convolution only means over
+            positions are kept.
+        layers: names of the modules whose outputs are looked at. By default the activation modules; in a model that has
+            none (it may call functions instead), all Linear and convolution layers but the last.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> monitor = Monitor(model)
+        >>> model(torch.randn(32, 4)).sum().backward()
+        >>> sorted(monitor.snapshot())[:3]
+        ['dormant_share/1', 'effective_rank/0.weight', 'effective_rank/1']
+        >>> monitor.remove()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: object | None = None,
+        *,
+        tau: float = 0.1,
+        samples: int = 256,
+        layers: Iterable[str] | None = None,
+    ) -> None:
+        if samples < 1:
+            raise ValueError(f"samples must be at least 1, not {samples}")
+        self.model = model
+        self.optimizer = optimizer
+        self.tau = tau
+        self.samples = samples
+        watched = _watched(model, layers)
+        self._windows = {name: _Window(dim, samples) for name, (_, dim) in watched.items()}
+        self._plasticities: list[Tensor] = []
+        self._hooks = [module.register_forward_hook(self._recorder(name)) for name, (module, _) in watched.items()]
+
+    def snapshot(self) -> dict[str, Any]:
+        """All figures, as ``"definition/layer"`` → number (``gate_histogram`` → list of ten shares).
+
+        * ``dormant_share``, ``zero_share``, ``effective_rank`` of hidden layers, over the last samples (the rank only for
+          layers without positions)
+        * ``weight_l1``, ``weight_l2``, ``gradient_l1``, ``gradient_l2``, ``gradient_l0_share`` of parameters; without
+          ``/layer`` of all of them together
+        * ``effective_rank``, ``stable_rank`` of weight matrices; of a convolution, with one row for each filter
+        * ``gate_histogram`` of the optimizer's gates
+        * ``sample_plasticity``, the mean over what :meth:`plasticity` has measured since the last snapshot
+        """
+        with torch.no_grad():
+            figures = self._of_activations() | self._of_parameters() | self._of_matrices() | self._of_gates()
+            if self._plasticities:
+                figures["sample_plasticity"] = torch.stack(self._plasticities).mean()
+                self._plasticities.clear()
+        return {name: figure.tolist() for name, figure in figures.items()}
+
+    def plasticity(self, loss_before: Tensor, closure: Callable[[], Tensor]) -> Tensor:
+        """Measure the sample plasticity of the update that was just made.
+
+        Args:
+            loss_before: the loss that the update was made from.
+            closure: computes the loss on the same samples again; called without gradients, its pass is not recorded.
+
+        Returns:
+            The plasticity, a scalar tensor. Its mean also appears in the next snapshot.
+
+        Example:
+            >>> model, x, y = nn.Linear(4, 1), torch.ones(1, 4), torch.zeros(1, 1)
+            >>> optimizer, monitor = torch.optim.SGD(model.parameters(), lr=0.1), Monitor(model)
+            >>> loss = nn.functional.mse_loss(model(x), y)
+            >>> loss.backward()
+            >>> optimizer.step()
+            >>> monitor.plasticity(loss, lambda: nn.functional.mse_loss(model(x), y))
+            tensor(1.)
+        """
+        with torch.no_grad():
+            measured = sample_plasticity(loss_before.detach(), closure())
+        self._plasticities.append(measured)
+        return measured
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _recorder(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        window = self._windows[name]
+
+        def record(module: nn.Module, inputs: Any, output: Any) -> None:
+            if not isinstance(output, Tensor):
+                raise TypeError(
+                    f"layers names {name!r}, which puts out a {type(output).__name__}; name a module with a tensor"
+                )
+            if torch.is_grad_enabled():
+                window.add(output)
+
+        return record
+
+    def _of_activations(self) -> dict[str, Tensor]:
+        return {
+            f"{figure}/{name}": value
+            for name, window in self._windows.items()
+            for figure, value in window.figures(self.tau).items()
+        }
+
+    def _of_parameters(self) -> dict[str, Tensor]:
+        figures: dict[str, Tensor] = {}
+        weights = {f"/{name}": _wide(p.detach()) for name, p in self.model.named_parameters()}
+        gradients = {f"/{name}": _wide(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
+        for path, weight in _with_all(weights).items():
+            figures |= {f"weight_l1{path}": l1_norm(weight), f"weight_l2{path}": l2_norm(weight)}
+        for path, gradient in _with_all(gradients).items():
+            figures |= {f"gradient_l1{path}": l1_norm(gradient), f"gradient_l2{path}": l2_norm(gradient)}
+            figures[f"gradient_l0_share{path}"] = l0_share(gradient)
+        return figures
+
+    def _of_matrices(self) -> dict[str, Tensor]:
+        figures: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.ndim > 1:
+                matrix = _wide(parameter.detach()).flatten(1)
+                figures |= {
+                    f"effective_rank/{name}": effective_rank(matrix),
+                    f"stable_rank/{name}": stable_rank(matrix),
+                }
+        return figures
+
+    def _of_gates(self) -> dict[str, Tensor]:
+        if not isinstance(self.optimizer, _Gated):
+            return {}
+        names: dict[object, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        names |= {module: name for name, module in self.model.named_modules()}
+        return {
+            f"gate_histogram/{names.get(key, key)}": gate_histogram(gates)
+            for key, gates in self.optimizer.gates().items()
+        }
+
+
+def _watched(model: nn.Module, layers: Iterable[str] | None) -> dict[str, tuple[nn.Module, int]]:
+    """The modules to look at, each with the dimension of its output along which the units or channels lie."""
+    modules = dict(model.named_modules())
+    dims, dim, hidden = {}, -1, []
+    for name, module in modules.items():
+        if isinstance(module, LAYERS):
+            dim = -1 - len(module.kernel_size) if isinstance(module, _ConvNd) else -1
+            hidden.append(name)
+        dims[name] = dim
+    activations = [name for name, module in modules.items() if isinstance(module, ACTIVATIONS)]
+    chosen = list(layers) if layers is not None else activations or hidden[:-1]
+    unknown = [name for name in chosen if name not in modules]
+    if unknown:
+        raise ValueError(f"layers names {unknown}, but the model's modules are {[name for name in modules if name]}")
+    return {name: (modules[name], dims[name]) for name in chosen}
+
+
+def _with_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors and, under the empty name, all their entries together."""
+    return tensors | {"": torch.cat([t.flatten() for t in tensors.values()])} if tensors else {}
+
+
+def _wide(values: Tensor) -> Tensor:
+    """With float32's precision at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _float(values: Tensor) -> torch.dtype:
+    return values.dtype if values.is_floating_point() else torch.get_default_dtype()

@@ -1,0 +1,267 @@
+"""The diagnostics, by hand-computed numbers, and the monitor in ordinary training loops."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import upgd
+from upgd import monitor
+from upgd.monitor import Monitor
+
+
+def stacked(function, *batches):
+    """One learner after another."""
+    return torch.stack([function(*learner) for learner in zip(*batches, strict=True)])
+
+
+def test_sample_plasticity():
+    before = torch.tensor([2.0, 1.0, 1.0, 0.0, 0.0])
+    after = torch.tensor([0.5, 0.0, 3.0, 0.0, 1.0])
+    # Nothing left to remove counts as all removed if it stays so, as none if the update broke it.
+    assert monitor.sample_plasticity(before, after).tolist() == [0.75, 1, 0, 1, 0]
+
+
+def test_windowed_means_keep_the_last_window():
+    values = torch.tensor([[1.0, 3.0, 5.0, 7.0, 100.0], [0.0, 0.0, 2.0, 4.0, 8.0]])
+    assert monitor.windowed_means(values, 2).tolist() == [[2, 6, 100], [0, 3, 8]]
+    torch.testing.assert_close(monitor.windowed_means(values, 7), values.mean(-1, keepdim=True))
+    with pytest.raises(ValueError, match="window must be at least 1, not 0"):
+        monitor.windowed_means(values, 0)
+
+
+def test_loss_of_plasticity_and_forgetting():
+    curves = torch.tensor([[0.75, 0.5, 0.25], [0.25, 0.5, 1.0]])
+    assert monitor.loss_of_plasticity(curves).tolist() == [0.5, -0.75]
+    assert monitor.forgetting(curves).tolist() == [[0.25, 0.25], [-0.25, -0.5]]
+
+
+def test_dormant_units():
+    # Mean magnitudes 0, 1, 3, 4: the layer's mean is 2.
+    h = torch.tensor([[0.0, -1.0, 2.0, 4.0], [0.0, 1.0, -4.0, 4.0]])
+    assert monitor.dormant_share(h, tau=0).item() == 0.25
+    assert monitor.dormant_share(h, tau=0.4).item() == 0.25
+    assert monitor.dormant_share(h, tau=0.5).item() == 0.5
+    assert monitor.dormant_share(h, tau=2.0).item() == 1
+    assert monitor.dormant_share(torch.zeros(2, 4)).item() == 1
+
+
+def test_zero_activations():
+    assert monitor.zero_share(torch.tensor([[0.0, 1.0], [-1.0, 2.0]])).item() == 0.25
+
+
+def test_norms():
+    values = torch.tensor([[3.0, 0.0], [0.0, -4.0]])
+    assert monitor.l1_norm(values).item() == 7
+    assert monitor.l2_norm(values).item() == 5
+    assert monitor.l0_share(values).item() == 0.5
+    assert monitor.l1_norm(values, learner_dims=1).tolist() == [3, 4]
+    assert monitor.l2_norm(values, learner_dims=1).tolist() == [3, 4]
+    assert monitor.l0_share(values, learner_dims=1).tolist() == [0.5, 0.5]
+    assert [f(torch.tensor(-2.0)).item() for f in (monitor.l1_norm, monitor.l2_norm, monitor.l0_share)] == [2, 2, 1]
+
+
+def test_ranks():
+    # Singular values 3 and 1: p = ¾, ¼.
+    matrix = torch.tensor([[0.0, 3.0, 0.0], [-1.0, 0.0, 0.0]])
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert monitor.effective_rank(matrix).item() == pytest.approx(math.exp(entropy))
+    assert monitor.stable_rank(matrix).item() == pytest.approx((9 + 1) / 9)
+    assert monitor.effective_rank(torch.eye(4)).item() == pytest.approx(4)
+    assert monitor.stable_rank(torch.eye(4)).item() == pytest.approx(4)
+    one = torch.outer(torch.tensor([1.0, 2.0]), torch.tensor([3.0, -1.0, 1.0]))
+    assert monitor.effective_rank(one).item() == pytest.approx(1, abs=1e-5)
+    assert monitor.effective_rank(torch.zeros(2, 3)).item() == 0
+    assert monitor.stable_rank(torch.zeros(2, 3)).item() == 0
+
+
+def test_gate_histogram():
+    gates = torch.tensor([[0.0, 0.05, 0.1, 1.0], [0.5, 0.5, 0.5, 0.999]])
+    assert monitor.gate_histogram(gates, 10).tolist() == pytest.approx([0.25, 0.125, 0, 0, 0, 0.375, 0, 0, 0, 0.25])
+    assert monitor.gate_histogram(gates, 2, learner_dims=1).tolist() == [[0.75, 0.25], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda h: monitor.dormant_share(h, 0.7),
+        monitor.zero_share,
+        monitor.effective_rank,
+        monitor.stable_rank,
+    ],
+)
+def test_learner_dimensions_come_first(function):
+    h = torch.relu(torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(function(h), stacked(function, h))
+
+
+@pytest.fixture
+def by_hand():
+    """Two inputs, two ReLU units, one output, no biases."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[3.0, 0.0], [0.0, -1.0]]))
+        model[2].weight.copy_(torch.tensor([[1.0, 2.0]]))
+    return model
+
+
+def test_a_snapshot_by_hand(by_hand):
+    with Monitor(by_hand, tau=0.5) as looking:
+        by_hand(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).sum().backward()
+        figures = looking.snapshot()
+    # Hidden: (3, 0) and (3, 1). Gradients: of the first layer, rows (1·(1 + 1), 1·(1 − 1)) and (2·1, 2·(−1)); of the
+    # second (6, 1).
+    hidden = torch.tensor([[3.0, 0.0], [3.0, 1.0]])
+    expected = {
+        "dormant_share/1": 0.5,  # mean magnitudes 3 and ½, the layer's is 1¾
+        "zero_share/1": 0.25,
+        "effective_rank/1": monitor.effective_rank(hidden).item(),
+        "weight_l1/0.weight": 4,
+        "weight_l1/2.weight": 3,
+        "weight_l1": 7,
+        "weight_l2/0.weight": math.sqrt(10),
+        "weight_l2/2.weight": math.sqrt(5),
+        "weight_l2": math.sqrt(15),
+        "gradient_l1/0.weight": 6,
+        "gradient_l1/2.weight": 7,
+        "gradient_l1": 13,
+        "gradient_l2/0.weight": math.sqrt(12),
+        "gradient_l2/2.weight": math.sqrt(37),
+        "gradient_l2": math.sqrt(49),
+        "gradient_l0_share/0.weight": 0.75,
+        "gradient_l0_share/2.weight": 1,
+        "gradient_l0_share": 5 / 6,
+        "effective_rank/0.weight": monitor.effective_rank(by_hand[0].weight).item(),
+        "effective_rank/2.weight": 1,
+        "stable_rank/0.weight": 10 / 9,
+        "stable_rank/2.weight": 1,
+    }
+    assert figures == pytest.approx(expected)
+
+
+def test_only_the_last_samples_count(by_hand):
+    looking = Monitor(by_hand, samples=2)
+    by_hand(torch.tensor([[-1.0, 1.0]] * 5))  # all zero
+    by_hand(torch.tensor([[1.0, -1.0]]))
+    assert looking.snapshot()["zero_share/1"] == 0.5
+    by_hand(torch.tensor([[1.0, -1.0]]))
+    assert looking.snapshot()["zero_share/1"] == 0
+    by_hand(torch.tensor([[1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]]))
+    assert looking.snapshot()["zero_share/1"] == 0.5
+
+
+def test_what_is_kept_is_bounded(by_hand):
+    looking = Monitor(by_hand, samples=10)
+    for _ in range(100):
+        by_hand(torch.ones(3, 2))
+    window = looking._windows["1"]
+    assert sum(len(means) for means, _ in window._passes) == window._kept == 12
+
+
+def test_evaluation_is_not_recorded(by_hand):
+    looking = Monitor(by_hand)
+    with torch.no_grad():
+        by_hand(torch.ones(1, 2))
+    assert "zero_share/1" not in looking.snapshot()
+
+
+def test_remove_takes_the_hooks_off(by_hand):
+    with Monitor(by_hand):
+        assert by_hand[1]._forward_hooks
+    assert not by_hand[1]._forward_hooks
+
+
+def test_channels_are_units():
+    model = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([1.0, -1.0]).view(2, 1, 1, 1))
+    looking = Monitor(model, tau=0)
+    model(torch.tensor([[[[1.0, 2.0], [0.0, 1.0]]]]))
+    figures = looking.snapshot()
+    assert figures["dormant_share/1"] == 0.5
+    assert figures["zero_share/1"] == pytest.approx(5 / 8)
+    assert "effective_rank/1" not in figures
+    assert figures["stable_rank/0.weight"] == 1
+
+
+def test_units_of_a_linear_layer_lie_last_whatever_comes_before():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    x = torch.randn(4, 5, 2)
+    figures = []
+    for inputs in (x, x.flatten(0, 1)):
+        with Monitor(model) as looking:
+            model(inputs)
+            figures.append(looking.snapshot())
+    assert figures[0] == pytest.approx(figures[1])
+
+
+def test_a_model_without_activation_modules():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(2, 3), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.last(torch.relu(self.first(x)))
+
+    model = Functional()
+    looking = Monitor(model)
+    model(torch.ones(1, 2))
+    assert "zero_share/first" in looking.snapshot()
+
+
+def test_layers_can_be_named(by_hand):
+    looking = Monitor(by_hand, layers=["0"])
+    by_hand(torch.ones(1, 2))
+    assert {name for name in looking.snapshot() if name.startswith("zero_share")} == {"zero_share/0"}
+    with pytest.raises(ValueError, match=r"layers names \['7'\]"):
+        Monitor(by_hand, layers=["7"])
+
+
+def test_plasticity_is_measured_and_averaged():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 2.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    looking = Monitor(model, optimizer)
+    x, y = torch.ones(1, 1), torch.zeros(1, 1)
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()  # w: 2 → 2 − ¼·4 = 1, the loss: 4 → 1
+    assert looking.plasticity(loss, lambda: nn.functional.mse_loss(model(x), y)).item() == 0.75
+    looking.plasticity(torch.tensor(1.0), lambda: torch.tensor(0.75))
+    assert looking.snapshot()["sample_plasticity"] == 0.5
+    assert "sample_plasticity" not in looking.snapshot()
+
+
+def test_gates_of_an_optimizer():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = upgd.UPGD(model.parameters(), lr=0.1)
+    looking = Monitor(model, optimizer)
+    assert not any(name.startswith("gate") for name in looking.snapshot())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    figures = looking.snapshot()
+    for name, parameter in model.named_parameters():
+        histogram = figures[f"gate_histogram/{name}"]
+        assert histogram == monitor.gate_histogram(optimizer.gates()[parameter]).tolist()
+        assert sum(histogram) == pytest.approx(1)
+
+
+def test_nothing_about_gates_of_other_optimizers():
+    model = nn.Linear(2, 1)
+    figures = Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1)).snapshot()
+    assert "weight_l2/weight" in figures
+    assert not any(name.startswith("gate") for name in figures)
+
+
+def test_half_precision():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)).bfloat16()
+    looking = Monitor(model)
+    model(torch.ones(3, 2, dtype=torch.bfloat16)).sum().backward()
+    assert all(math.isfinite(value) for value in looking.snapshot().values())
+
+
+def test_samples_must_be_positive():
+    with pytest.raises(ValueError, match="samples must be at least 1, not 0"):
+        Monitor(nn.Linear(1, 1), samples=0)
