@@ -1,0 +1,140 @@
+"""The utility-quality study as a page: run it, draw it, say what came out. No number on the page is typed by hand."""
+
+import argparse
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from upgd.experiments._batched_utility import TITLES
+from upgd.experiments.utility_quality import PAPER_ORDER, UtilityQuality, run
+
+_PAGE = """\
+# How well approximate utilities order weights and features
+
+<!-- Written by `python -m upgd.experiments.utility_quality --out docs/results`; change the program, not the page. -->
+
+A network learns online, by SGD with step size {lr}, to add two of its five inputs (uniform in [−½, ½]), from {steps:,}
+samples, one at a time, in {seeds} independent runs. At every step, before the update, each weight (or feature) is removed by
+itself to get its true utility, and the approximations are compared with that by Spearman's rank correlation: *global* over
+all items of the network, *local* within each layer, then averaged over layers. See [Utility](../utility.md) for the
+definitions. The paper does not give the step size; {lr} is what its authors' public code uses. The true utility is measured
+with the parameters for which the approximations were computed, before the update.
+
+## Does the paper's order hold?
+
+The paper reports second order > first order > magnitude > random = 0.
+
+{verdict}
+
+For features it also reports that both approximations have a low correlation. Here, {feature_claim}.
+
+## Weights and biases: 5-50-1, 351 items
+
+{weight}
+
+## Features: 5-50-50-1, 100 items
+
+{feature}
+"""
+
+_SECTION = """\
+![Rank correlation with the true utility over {steps:,} steps](utility-quality-{wise}s.png)
+
+Mean correlation over all {steps:,} steps, ± its standard error over {seeds} runs:
+
+{table}
+
+Over the last {last:,} steps, when the mean loss has come down to {losses}:
+
+{last_table}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the study and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m upgd.experiments.utility_quality", description=main.__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the folder for the page and its figures")
+    parser.add_argument("--steps", type=int, default=2_000, help="samples per run (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=20, help="runs (%(default)s)")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = [run(wise, seeds=range(options.seeds), steps=options.steps) for wise in ("weight", "feature")]
+    for result in results:
+        _save_figure(result, options.out)
+    page = options.out / "utility-quality.md"
+    page.write_text(_page(*results), encoding="utf-8")
+    print(f"wrote {page}")
+
+
+def _page(weights: UtilityQuality, features: UtilityQuality) -> str:
+    return _PAGE.format(
+        lr=weights.lr,
+        steps=weights.steps,
+        seeds=len(weights.seeds),
+        weight=_section(weights),
+        feature=_section(features),
+        verdict=_verdict(weights) + "\n\n" + _verdict(features),
+        feature_claim=", and ".join(_range(features, measure) for measure in ("second order", "first order")),
+    )
+
+
+def _section(result: UtilityQuality) -> str:
+    last = _last(result)
+    ends = [f"{losses[:, -last:].mean():.1e} ({TITLES[activation]})" for activation, losses in result.losses.items()]
+    return _SECTION.format(
+        wise=result.wise,
+        steps=result.steps,
+        seeds=len(result.seeds),
+        table=result.table(),
+        last=last,
+        losses=", ".join(ends),
+        last_table=result.table(last),
+    ).rstrip()
+
+
+def _verdict(result: UtilityQuality) -> str:
+    """Each link of the paper's order: where it holds in the mean, and in how many runs."""
+    settings = list(result.settings())
+    lines = [f"**{result.wise.capitalize()}s**, in {len(settings)} settings (activation, scope):", ""]
+    for better, worse in pairwise(PAPER_ORDER):
+        for period, last in (("all steps", None), (f"the last {_last(result):,} steps", _last(result))):
+            lines.append(f"- {better} > {worse}, over {period}: {_link(result, better, worse, last)}")
+    size = max(abs(result.means(*setting, "random").mean().item()) for setting in settings)
+    lines.append(f"- random = 0: its mean correlation is at most {size:.4f} in size.")
+    return "\n".join(lines)
+
+
+def _link(result: UtilityQuality, better: str, worse: str, last: int | None) -> str:
+    settings = list(result.settings())
+    failures = []
+    for activation, scope in settings:
+        high, low = (result.means(activation, scope, measure, last).mean().item() for measure in (better, worse))
+        if high <= low:
+            failures.append(f"{TITLES[activation]} {scope}, {high:.3f} against {low:.3f}".replace("-", "−"))
+    wins = [result.wins(*setting, better, worse, last) for setting in settings]
+    runs = len(result.seeds)
+    share = f"in all {runs} runs" if min(wins) == runs else f"in {min(wins)} to {max(wins)} of {runs} runs"
+    if not failures:
+        return f"holds in all settings, {share} of each."
+    return (
+        f"holds in {len(settings) - len(failures)} of {len(settings)} settings, {share}; not in {'; '.join(failures)}."
+    )
+
+
+def _range(result: UtilityQuality, measure: str) -> str:
+    means = [result.means(*setting, measure).mean().item() for setting in result.settings()]
+    return f"over all steps, {measure} has {min(means):.2f} to {max(means):.2f}"
+
+
+def _last(result: UtilityQuality) -> int:
+    return max(1, result.steps // 10)
+
+
+def _save_figure(result: UtilityQuality, folder: Path) -> None:
+    import matplotlib
+
+    figure = result.plot()
+    # Without a date and with fixed ids the same result gives the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "upgd"}):
+        figure.savefig(folder / f"utility-quality-{result.wise}s.svg", metadata={"Date": None})
+    figure.savefig(folder / f"utility-quality-{result.wise}s.png", dpi=150)
