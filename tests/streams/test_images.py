@@ -1,0 +1,116 @@
+"""Streams over data sets: whose data, how long a task is, and that the data is never copied."""
+
+import gc
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from upgd.data import from_arrays
+from upgd.streams import Chunk, InputPermuted, OutputPermuted, Stationary, make
+
+FAMILIES = [Stationary, InputPermuted, OutputPermuted]
+
+
+def arrays(size: int = 30, shape: tuple[int, ...] = (4, 5)) -> tuple[np.ndarray, np.ndarray]:
+    drawn = np.random.default_rng(1)
+    return drawn.integers(0, 256, (size, *shape), np.uint8), np.arange(size) % 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arrays_of_the_user_serve(family) -> None:
+    images, labels = arrays()
+    by_class, by_name = (
+        family((images, labels), task_length=7),
+        make(family.family, data=(images, labels), task_length=7),
+    )
+    assert by_class.input_shape == (4, 5)
+    assert by_class.outputs == 3
+    assert by_class.name == f"{family.family}-arrays"
+    one, other = (stream.chunk([2], 3, 20) for stream in (by_class, by_name))
+    assert torch.equal(one.inputs(), other.inputs())
+    assert torch.equal(one.targets, other.targets)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_data_set_of_the_user_keeps_its_name_and_white(family) -> None:
+    images, labels = arrays()
+    data = from_arrays("leaves", images // 16, labels, classes=5, white=15)
+    stream = family(data)
+    assert (stream.name, stream.outputs) == (f"{family.family}-leaves", 5)
+    x = stream.chunk([0], 0, 100).inputs()
+    assert (float(x.min()), float(x.max())) == (-1, 1)
+
+
+def test_lengths_of_tasks_are_those_of_the_paper() -> None:
+    data = arrays()
+    assert [family(data).task_length for family in FAMILIES] == [5_000, 5_000, 2_500]
+    assert {family("digits").task_length for family in FAMILIES} == {1_000}
+    assert InputPermuted("digits", task_length=17).task_length == 17
+
+
+def test_the_window_of_a_stationary_stream_does_not_touch_its_samples() -> None:
+    data = arrays()
+    short, long = (Stationary(data, task_length=n).chunk([1], 11, 200) for n in (3, 1000))
+    assert torch.equal(short.index, long.index)
+
+
+def test_classes_stay_those_of_the_data_set_when_only_inputs_change() -> None:
+    images, labels = arrays()
+    for stream in (Stationary((images, labels)), InputPermuted((images, labels))):
+        chunk = stream.chunk([1], 0, 60)
+        assert np.array_equal(chunk.targets[0], labels[chunk.index[0]])
+
+
+def test_streams_over_one_data_set_share_one_tensor_and_let_it_go() -> None:
+    data = from_arrays("shared", *arrays())
+    sources = [family(data).chunk([0], 0, 1).source for family in FAMILIES]
+    assert len({source.data_ptr() for source in sources} | {data.images.ctypes.data}) == 1
+    gone = weakref.ref(data)
+    del data
+    gc.collect()
+    assert gone() is None
+
+
+def test_read_only_and_reversed_arrays_serve_without_a_warning(recwarn) -> None:
+    images, labels = arrays()
+    backwards = Stationary((images[::-1], labels[::-1])).chunk([0], 0, 30)
+    row = int(backwards.index[0, 0])
+    assert torch.equal(backwards.source[row], torch.from_numpy(images[29 - row]))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streams_can_be_sent_to_another_process(family) -> None:
+    stream = family("digits", task_length=50)
+    before = stream.chunk([3], 40, 30)
+    after = pickle.loads(pickle.dumps(stream)).chunk([3], 40, 30)
+    assert torch.equal(before.inputs(), after.inputs())
+    assert torch.equal(before.targets, after.targets)
+
+
+def test_colour_images_are_permuted_over_all_their_inputs() -> None:
+    stream = InputPermuted(arrays(shape=(3, 6, 6)), task_length=10)
+    order = stream.chunk([0], 0, 1).permutation[0, 0]
+    assert order.shape == (108,)
+    assert (order[:36] >= 36).any()
+
+
+def test_mistakes_are_named() -> None:
+    images, labels = arrays()
+    with pytest.raises(ValueError, match="uint8"):
+        Stationary((images / 255, labels))
+    with pytest.raises(ValueError, match="30 images and 29 labels"):
+        Stationary((images, labels[1:]))
+    with pytest.raises(ValueError, match="task_length"):
+        Stationary((images, labels), task_length=0)
+
+
+def test_a_chunk_has_inputs_of_one_kind() -> None:
+    targets = torch.zeros(1, 2)
+    for wrong in ({}, {"source": torch.zeros(3, 4)}, {"dense": targets, "source": targets, "index": targets}):
+        with pytest.raises(ValueError, match="either dense inputs, or a source and an index"):
+            Chunk(start=0, targets=targets, **wrong)
+    assert Chunk(start=0, targets=targets, dense=torch.zeros(1, 2, 4)).task.tolist() == [0, 0]

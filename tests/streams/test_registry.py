@@ -1,0 +1,75 @@
+"""Streams by name, and streams of one's own."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+import upgd.streams
+from upgd.streams import registry
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_stream.py"
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch) -> None:
+    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+
+
+def test_every_problem_has_its_stream() -> None:
+    problems = """toy-changing-inputs toy-changing-outputs stationary-mnist input-permuted-mnist output-permuted-emnist
+    output-permuted-cifar10 utility-quality-weights utility-quality-features input-permuted-digits
+    output-permuted-digits"""
+    assert set(problems.split()) <= set(upgd.streams.names())
+
+
+def test_options_reach_the_stream() -> None:
+    assert upgd.streams.make("toy-changing-inputs", amplitude=0.5, task_length=20).task_length == 20
+
+
+def test_streams_say_what_they_are() -> None:
+    assert repr(upgd.streams.make("output-permuted-digits")) == (
+        "<output-permuted-digits: 8×8 → 10, cross_entropy, 1,000 steps per task>"
+    )
+
+
+def test_any_data_set_in_the_cache_has_streams(monkeypatch) -> None:
+    digits = upgd.streams.make("stationary-digits").data
+    asked = []
+    monkeypatch.setattr("upgd.streams.images.load", lambda name: asked.append(name) or digits)
+    upgd.streams.make("input-permuted-leaves", task_length=5)
+    assert asked == ["leaves"]
+
+
+def test_a_stream_of_ones_own() -> None:
+    @upgd.streams.register("mine")
+    def make_mine(task_length: int = 5):
+        return upgd.streams.ToyChangingInputs(task_length=task_length)
+
+    assert "mine" in upgd.streams.names()
+    assert upgd.streams.make("mine", task_length=6).task_length == 6
+    with pytest.raises(ValueError, match="there is a stream named 'mine' already"):
+        upgd.streams.register("mine")(make_mine)
+
+
+def test_the_example_runs(capsys) -> None:
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    first, last = (float(word) for word in capsys.readouterr().out.split() if word.replace(".", "").isdigit())
+    assert last < first
+    assert "drifting-sine" in upgd.streams.names()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("toy-changing-input", {}, ValueError, "did you mean 'toy-changing-inputs'?"),
+        ("???", {}, ValueError, "choose one of toy-changing-inputs, "),
+        ("toy-changing-inputs", {"speed": 1}, TypeError, "'speed'; its options are: amplitude, task_length"),
+        ("input-permuted", {}, TypeError, "'data'; its options are: data, task_length"),
+        ("stationary-leaves", {}, ValueError, "there is no data set 'leaves'"),
+    ],
+)
+def test_mistakes_are_named(name: str, options, error, message: str, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("UPGD_DATA", str(tmp_path))
+    with pytest.raises(error, match=message.replace("?", r"\?")):
+        upgd.streams.make(name, **options)

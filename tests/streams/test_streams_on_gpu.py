@@ -1,0 +1,41 @@
+"""A GPU gives the samples that the CPU gives."""
+
+import pytest
+import torch
+
+from upgd.streams import make
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("family", ["stationary", "input-permuted", "output-permuted"])
+def test_images_have_the_same_bits(family: str) -> None:
+    stream = make(f"{family}-digits", task_length=700)
+    here, there = (stream.chunk(range(40), 3_000, 1_500, device) for device in ("cpu", "cuda"))
+    assert there.targets.is_cuda
+    assert torch.equal(here.index, there.index.cpu())
+    assert torch.equal(here.targets, there.targets.cpu())
+    assert torch.equal(here.inputs(), there.inputs().cpu())
+    assert torch.equal(here.inputs_at(900), there.inputs_at(900).cpu())
+    assert there.source.data_ptr() == stream.chunk([0], 0, 1, "cuda").source.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["toy-changing-inputs", "toy-changing-outputs", "utility-quality"])
+def test_computed_inputs_differ_by_rounding_alone(name: str) -> None:
+    here, there = (make(name).chunk(range(40), 150, 500, device) for device in ("cpu", "cuda"))
+    assert torch.allclose(here.dense, there.dense.cpu(), rtol=3e-7, atol=1e-9)
+    assert torch.allclose(here.targets, there.targets.cpu(), rtol=1e-6, atol=1e-6)
+
+
+def test_stepping_through_a_chunk_never_waits_for_the_device() -> None:
+    chunk = make("input-permuted-digits", task_length=10).chunk(range(4), 0, 30, "cuda")
+    chunk.inputs_at(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for offset in range(30):
+            chunk.inputs_at(offset)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
