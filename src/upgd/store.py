@@ -117,8 +117,8 @@ class Record:
 
     key: Key
     window: int
-    loss: Curve
-    accuracy: Curve | None = None
+    loss: Curve | NDArray[np.float64]
+    accuracy: Curve | NDArray[np.float64] | None = None
     diverged_at: int | None = None
     device: str = "cpu"
     backend: str = "torch"
@@ -410,7 +410,7 @@ def _record(row: tuple[Any, ...]) -> Record:
     return Record(key, **values)
 
 
-def _blob(curve: Curve | None) -> bytes | None:
+def _blob(curve: NDArray[Any] | None) -> bytes | None:
     return None if curve is None else curve.astype("<f4").tobytes()
 
 

@@ -1,0 +1,161 @@
+"""What an experiment is: a problem, a network, methods with the values to try, seeds and steps."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import Any, Literal
+
+from upgd.experiments import architecture, paper
+from upgd.population import METHODS, Learner
+from upgd.streams import Stream, make
+
+__all__ = ["Experiment"]
+
+Values = tuple[Any, ...]
+Grid = Mapping[str, Any]
+
+_SETTINGS = tuple(f.name for f in fields(Learner) if f.name not in ("method", "seed"))
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Experiment:
+    """Every method with every combination of its values, every seed.
+
+    Args:
+        problem: a name that :func:`upgd.streams.make` knows.
+        methods: names, or for each name its settings: a value, or a list of values to try.
+        seeds: how many (0, 1, …), or which; by default as many as the paper has.
+        steps: how many samples each learner sees; by default as in the paper.
+        network: see :mod:`upgd.experiments.architecture`; by default as in the paper.
+        options: the problem's options, such as ``{"task_length": 500}``.
+        grid: ``"paper"``, or values that all methods share that have the setting; what ``methods`` says itself comes first.
+
+    Example:
+        >>> experiment = Experiment("output-permuted-digits", ["sgd", "upgd"], grid={"lr": [0.1, 0.01]}, seeds=3, steps=1000)
+        >>> len(experiment.learners())
+        12
+    """
+
+    problem: str
+    methods: Mapping[str, Mapping[str, Values]]
+    seeds: tuple[int, ...]
+    steps: int
+    network: str
+    options: Mapping[str, Any]
+
+    def __init__(
+        self,
+        problem: str,
+        methods: str | Iterable[str] | Mapping[str, Grid],
+        *,
+        seeds: int | Iterable[int] | None = None,
+        steps: int | None = None,
+        network: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        grid: Literal["paper"] | Grid | None = None,
+    ) -> None:
+        usual = paper.defaults(problem)
+        values = {
+            "problem": problem,
+            "methods": _values(problem, methods, grid),
+            "seeds": _seeds(usual.seeds if seeds is None else seeds),
+            "steps": _steps(usual.steps if steps is None else steps),
+            "network": architecture.check(usual.network if network is None else network),
+            "options": dict(options or {}),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self.learners()  # says what is wrong with the settings, if something is
+
+    def learners(self) -> tuple[Learner, ...]:
+        """All learners: method by method, setting by setting, seed by seed; none twice."""
+        return tuple(
+            dict.fromkeys(
+                Learner(method=method, seed=seed, **dict(zip(values, chosen, strict=True)))
+                for method, values in self.methods.items()
+                for chosen in product(*values.values())
+                for seed in self.seeds
+            )
+        )
+
+    def stream(self) -> Stream:
+        """The problem."""
+        return make(self.problem, **self.options)
+
+    @property
+    def learner_steps(self) -> int:
+        """How much work it is."""
+        return len(self.learners()) * self.steps
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.problem}, {self.network}: {', '.join(self.methods)}; {len(self.learners()):,} learners "
+            f"× {self.steps:,} steps>"
+        )
+
+
+def _values(
+    problem: str, methods: str | Iterable[str] | Mapping[str, Grid], shared: Literal["paper"] | Grid | None
+) -> dict[str, dict[str, Values]]:
+    if isinstance(methods, str):
+        methods = [methods]
+    named: Mapping[str, Grid] = methods if isinstance(methods, Mapping) else {method: {} for method in methods}
+    if not named:
+        raise ValueError(f"methods must be one or more of {', '.join(METHODS)}")
+    if shared is not None and shared != "paper" and not isinstance(shared, Mapping):
+        raise ValueError(
+            f"grid must be 'paper', or values for each setting such as {{'lr': [0.1, 0.01]}}, not {shared!r}"
+        )
+    if isinstance(shared, Mapping):
+        _check_shared(shared, named)
+    values = {}
+    for method, own in named.items():
+        Learner(method=method, lr=0.1, **_placeholders(method))  # a word about an unknown method before all else
+        common = paper.grid(problem, method) if shared == "paper" else _which_it_has(method, shared or {})
+        values[method] = {name: _listed(name, choices) for name, choices in {**common, **own}.items()}
+        for name in values[method]:
+            if name not in _SETTINGS:
+                raise ValueError(f"there is no setting {name!r} (of {method}); settings are {', '.join(_SETTINGS)}")
+        if "lr" not in values[method]:
+            raise ValueError(f"method {method!r} needs lr: one value, such as 0.01, or several to try")
+    return values
+
+
+def _which_it_has(method: str, shared: Grid) -> dict[str, Any]:
+    return {name: value for name, value in shared.items() if name == "lr" or name in METHODS[method].settings}
+
+
+def _check_shared(shared: Grid, methods: Mapping[str, Any]) -> None:
+    for name in shared:
+        if name not in _SETTINGS:
+            raise ValueError(f"there is no setting {name!r}; settings are {', '.join(_SETTINGS)}")
+        if name != "lr" and not any(name in METHODS[method].settings for method in methods if method in METHODS):
+            raise ValueError(f"none of {', '.join(methods)} has the setting {name!r}; leave it out")
+
+
+def _placeholders(method: str) -> dict[str, Any]:
+    return {name: 0.1 for name, value in METHODS[method].settings.items() if value is ...} if method in METHODS else {}
+
+
+def _listed(name: str, choices: Any) -> Values:
+    """A list of values to try; a single value is a list of one, and so are the two numbers of ``betas``."""
+    if not isinstance(choices, list | tuple) or (
+        name == "betas" and not any(isinstance(c, list | tuple) for c in choices)
+    ):
+        choices = (choices,)
+    if not choices:
+        raise ValueError(f"{name} needs one value or more, not an empty list")
+    return tuple(tuple(choice) if isinstance(choice, list) else choice for choice in choices)
+
+
+def _seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
+    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds))
+    if not chosen or isinstance(seeds, bool):
+        raise ValueError(f"seeds must be a number of at least 1, or a list of seeds, not {seeds!r}")
+    return chosen
+
+
+def _steps(steps: int) -> int:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps must be an integer of at least 1, not {steps!r}")
+    return steps

@@ -1,0 +1,199 @@
+"""How far a sweep is, for people: bars in a terminal or a notebook, plain lines in a file."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TextIO, TypeAlias
+
+from upgd.experiments.units import Unit
+
+__all__ = ["Display", "Progress", "display", "duration"]
+
+#: Seconds between two plain lines at first; the pause grows with the run, so that a log stays short.
+_FIRST_LINE_S, _LATER_LINES = 10.0, 0.1
+
+
+@dataclass
+class Progress:
+    """How far a sweep is.
+
+    Attributes:
+        total: learner-steps of all units.
+        units: how many units there are.
+        already: how many learners the store had when it began.
+        done: learner-steps of each unit in work.
+        finished: how many units are finished; ``finished_steps`` is their learner-steps.
+        learners: how many learners are finished.
+    """
+
+    total: int
+    units: int
+    already: int = 0
+    done: dict[str, int] = field(default_factory=dict)
+    names: dict[str, tuple[str, int]] = field(default_factory=dict)
+    finished: int = 0
+    finished_steps: int = 0
+    learners: int = 0
+    _diverged: dict[str, int] = field(default_factory=dict)
+    _first: dict[str, int] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, units: Sequence[Unit], already: int = 0) -> "Progress":
+        return cls(sum(unit.learner_steps for unit in units), len(units), already)
+
+    def update(self, unit: Unit, done: int, diverged: int) -> None:
+        """A unit has come so far."""
+        self.names.setdefault(unit.name, (unit.describe(), unit.learner_steps))
+        self._first.setdefault(unit.name, done)
+        self.done[unit.name] = done
+        self._diverged[unit.name] = diverged
+
+    def finish(self, unit: Unit, diverged: int) -> None:
+        """A unit is in the store."""
+        self._first.setdefault(unit.name, 0)
+        self._diverged[unit.name] = diverged
+        self.done.pop(unit.name, None)
+        self.finished += 1
+        self.finished_steps += unit.learner_steps
+        self.learners += len(unit.learners)
+
+    @property
+    def steps(self) -> int:
+        """Learner-steps done."""
+        return self.finished_steps + sum(self.done.values())
+
+    @property
+    def diverged(self) -> int:
+        """How many learners have diverged so far."""
+        return sum(self._diverged.values())
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
+    @property
+    def rate(self) -> float:
+        """Learner-steps per second, of what was done since it began."""
+        return (self.steps - sum(self._first.values())) / max(self.seconds, 1e-9)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate; None as long as there is little to go by."""
+        little = self.steps - sum(self._first.values()) < 0.01 * self.total
+        return None if little else (self.total - self.steps) / self.rate
+
+    def line(self) -> str:
+        """All of it in one line."""
+        share = self.steps / self.total if self.total else 1.0
+        parts = [
+            f"{share:4.0%}",
+            f"{self.finished}/{self.units} units",
+            f"{self.learners + self.already} learners stored",
+        ]
+        if self.rate > 0:
+            parts.append(f"{_count(self.rate)} learner-steps/s")
+        if self.seconds_left and self.finished < self.units:
+            parts.append(f"{duration(self.seconds_left)} left")
+        if self.diverged:
+            parts.append(f"{self.diverged} diverged")
+        return ", ".join(parts)
+
+
+Display: TypeAlias = Callable[[Progress], None]
+
+
+@contextmanager
+def display(mode: Literal["auto", "plain", "none"] = "auto", stream: TextIO | None = None) -> Iterator[Display]:
+    """Show progress while the ``with`` block runs: bars where they can move, lines elsewhere, or nothing."""
+    stream = stream or sys.stderr
+    if mode == "none":
+        yield lambda progress: None
+    elif mode == "auto" and (bars := _bars(stream)) is not None:
+        with bars:
+            yield bars
+    else:
+        yield _Lines(stream)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3 min 10 s, 2 h 5 min, 3 d 4 h."""
+    for size, unit, smaller, rest in ((86_400, "d", "h", 3600), (3600, "h", "min", 60), (60, "min", "s", 1)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} {int(seconds % size // rest)} {smaller}"
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
+
+
+def _count(number: float) -> str:
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+class _Lines:
+    """A line now and then, and one at the end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._next = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        over = progress.finished == progress.units
+        if over or progress.seconds >= self._next:
+            print(progress.line(), file=self._stream, flush=True)
+            self._next = progress.seconds + max(_FIRST_LINE_S, _LATER_LINES * progress.seconds)
+
+
+def _bars(stream: TextIO) -> "_Bars | None":
+    """Bars, if there is a place for them and rich to draw them."""
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        return None
+    console = Console(file=stream)
+    return _Bars(console) if console.is_terminal or console.is_jupyter else None
+
+
+class _Bars:
+    """A bar for all units and one for each unit in work."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+        from rich.progress import Progress as Bars
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        self._bars = Bars(*columns, console=console, refresh_per_second=4)
+        self._tasks: dict[str, Any] = {}
+        self._overall: Any = None
+
+    def __enter__(self) -> "_Bars":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        if self._overall is None:
+            self._overall = self._bars.add_task("[bold]all", total=max(progress.total, 1), note="")
+        done = progress.steps if progress.total else 1
+        self._bars.update(self._overall, completed=done, note=self._note(progress))
+        for name in set(self._tasks) - set(progress.done):
+            self._bars.remove_task(self._tasks.pop(name))
+        for name, steps in progress.done.items():
+            label, total = progress.names[name]
+            if name not in self._tasks:
+                self._tasks[name] = self._bars.add_task(label, total=total, note="")
+            self._bars.update(self._tasks[name], completed=steps)
+
+    def _note(self, progress: Progress) -> str:
+        return progress.line().partition(", ")[2]

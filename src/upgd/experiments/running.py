@@ -1,0 +1,125 @@
+"""Running experiments: what is in the store already is not computed again; what is killed goes on."""
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from upgd.experiments import architecture
+from upgd.experiments.declare import Experiment, Grid
+from upgd.experiments.progress import Display, Progress, display
+from upgd.experiments.results import Results
+from upgd.experiments.units import Checkpoints, Unit, plan, whole
+from upgd.experiments.work import device_named, most_learners
+from upgd.experiments.workers import Executor, Settings, in_process, in_processes
+from upgd.population.choose import BackendName
+from upgd.store import Store
+
+__all__ = ["execute", "pending", "run"]
+
+
+def run(
+    problem: str | Experiment,
+    methods: str | Iterable[str] | Mapping[str, Grid] | None = None,
+    *,
+    store: str | os.PathLike[str] | None = None,
+    workers: int = 1,
+    device: str = "auto",
+    backend: BackendName = "auto",
+    progress: bool = False,
+    **declaration: Any,
+) -> Results:
+    """Run an experiment, or what is missing of it, and give its results.
+
+    Args:
+        problem: an :class:`Experiment`; or the first of its arguments.
+        methods, declaration: the other arguments of :class:`Experiment`, unless there is one already.
+        store: the file that keeps the results, made if it is not there. What it has is not computed again, and a run that
+            was interrupted goes on. By default nothing is kept but what is returned.
+        workers: how many processes. With one, everything happens in this process, which uses all cores by threads anyway.
+            More need a script that can be imported (``if __name__ == "__main__":``).
+        device: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        backend: the population's: ``"auto"``, ``"torch"`` or ``"kernel"``.
+        progress: whether to show how far it is.
+
+    Example:
+        >>> result = run("output-permuted-digits", {"sgd": {"lr": 0.03}}, seeds=2, steps=40, options={"task_length": 20})
+        >>> result.records[0].ends.tolist()
+        [20, 40]
+    """
+    experiment = problem if isinstance(problem, Experiment) else Experiment(problem, methods or (), **declaration)
+    if isinstance(problem, Experiment) and (methods is not None or declaration):
+        raise TypeError("give an Experiment, or the arguments of one, not both")
+    device = device_named(device)
+    path = ":memory:" if store is None else Path(store)
+    checkpoints = None if store is None else Checkpoints.beside(Path(store))
+    settings = Settings(device, backend, checkpoints)
+    executor = in_process(settings) if workers == 1 else in_processes(settings, workers)
+    with Store.write(path) as opened, display("auto" if progress else "none") as show:
+        return execute(experiment, opened, executor, workers=workers, device=device, show=show, checkpoints=checkpoints)
+
+
+def execute(
+    experiment: Experiment,
+    store: Store,
+    executor: Executor,
+    *,
+    workers: int,
+    device: str,
+    checkpoints: Checkpoints | None = None,
+    show: Display = lambda progress: None,
+) -> Results:
+    """Have an executor compute what the store does not have, and store every unit as it is finished.
+
+    Args:
+        experiment: what is wanted.
+        store: open for writing.
+        executor: who computes.
+        workers: how many units there should be at the same time.
+        device: what the units shall fill.
+        checkpoints: where unfinished units are.
+        show: told about the progress.
+    """
+    units = pending(experiment, store, workers, device, checkpoints)
+    progress = Progress.of(units, already=len(experiment.learners()) - sum(len(unit.learners) for unit in units))
+    show(progress)
+
+    def watcher(unit: Unit, done: int, diverged: int) -> None:
+        progress.update(unit, done, diverged)
+        show(progress)
+
+    if units:
+        # Closing the executor's generator, on Ctrl-C too, lets it save what it is doing.
+        with closing(executor(units, watcher)) as finished:  # type: ignore[type-var]
+            for unit, records in finished:
+                store.add(records)
+                if checkpoints is not None:
+                    checkpoints.remove(unit)
+                progress.finish(unit, sum(record.diverged_at is not None for record in records))
+                show(progress)
+    everything = whole(experiment)
+    found = {
+        record.key.digest: record for record in store.records(problem=everything.problem, digests=everything.digests)
+    }
+    return Results([found[everything.key(learner).digest] for learner in everything.learners])
+
+
+def pending(
+    experiment: Experiment, store: Store, workers: int, device: str, checkpoints: Checkpoints | None = None
+) -> list[Unit]:
+    """The units of work that the store does not have; those that were begun come first, as they were."""
+    stream = experiment.stream()
+    architecture.network(experiment.network, stream)  # says what is wrong, if something is, before any work begins
+    there = store.digests()
+    begun: list[Unit] = []
+    missing = _without(whole(experiment), there)
+    if checkpoints is not None:
+        begun = checkpoints.unfinished(missing, lambda digests: digests <= there)
+        missing = _without(missing, there.union(*(unit.digests for unit in begun)))
+    return begun + (plan(missing, workers, most_learners(device)) if missing.learners else [])
+
+
+def _without(unit: Unit, digests: set[str]) -> Unit:
+    left = tuple(learner for learner in unit.learners if unit.key(learner).digest not in digests)
+    return Unit(unit.problem, unit.options, unit.network, unit.steps, left)

@@ -1,0 +1,104 @@
+"""Computing one unit: alone in this process, for a while or to the end."""
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from upgd.experiments import architecture
+from upgd.experiments.units import Snapshot, Unit
+from upgd.population import Population, Result
+from upgd.population.choose import BackendName
+from upgd.store import Record
+from upgd.streams import make
+
+__all__ = ["Watch", "compute", "device_named", "most_learners"]
+
+#: Told now and then: the learner-steps of the unit done so far, how many of its learners have diverged, and a function
+#: that takes a snapshot. It may raise :class:`Pause`.
+Watch: TypeAlias = Callable[[int, int, Callable[[], Snapshot]], None]
+
+#: How many learners one device computes side by side at most. A GPU has room for many; on a CPU more than these make nothing
+#: faster, and make the work harder to share.
+_MOST_LEARNERS = {"cuda": 1024, "cpu": 32}
+
+
+class Pause(Exception):
+    """Raised by a watch that has seen enough; the unit can go on from its snapshot."""
+
+
+def compute(unit: Unit, device: str, backend: BackendName, begun: Snapshot | None, watch: Watch) -> list[Record]:
+    """Compute a unit to its end.
+
+    Args:
+        unit: the learners and their problem.
+        device: where.
+        backend: by what.
+        begun: where to go on.
+        watch: told at the beginning and after every block of about half a second.
+
+    Returns:
+        A record for each learner.
+    """
+    stream = make(unit.problem, **unit.options)
+    population = Population(architecture.network(unit.network, stream), unit.learners, device, backend)
+    earlier = 0.0
+    if begun is not None:
+        population.restore(begun.state)
+        earlier = begun.seconds
+    start = looked = time.monotonic()
+    diverged = 0
+
+    def snapshot() -> Snapshot:
+        return Snapshot(population.state(), earlier + time.monotonic() - start)
+
+    def progress(_done: int, _total: int) -> None:
+        nonlocal diverged, looked
+        if time.monotonic() - looked > 2:
+            diverged, looked = int((population.result().diverged_at >= 0).sum()), time.monotonic()
+        watch(population.step * len(unit.learners), diverged, snapshot)
+
+    watch(population.step * len(unit.learners), diverged, snapshot)
+    result = population.run(stream, unit.steps - population.step, progress=progress)
+    seconds = earlier + time.monotonic() - start
+    regression = stream.loss == "mse"
+    return _records(unit, result, regression, population.backends, device, seconds / len(unit.learners))
+
+
+def device_named(name: str) -> str:
+    """The device that ``"auto"`` means: the GPU if there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device={name!r} cannot be used ({str(error).splitlines()[0]}); try 'cpu' or 'auto'"
+        ) from error
+    return str(device)
+
+
+def most_learners(device: str) -> int:
+    """How many learners a unit for this device has at most."""
+    return _MOST_LEARNERS.get(torch.device(device).type, 32)
+
+
+def _records(
+    unit: Unit, result: Result, regression: bool, backends: tuple[str, ...], device: str, seconds: float
+) -> list[Record]:
+    where = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+    return [
+        Record(
+            unit.key(learner),
+            window=result.window,
+            loss=result.loss[:, i],
+            accuracy=None if regression else result.accuracy[:, i],
+            diverged_at=int(result.diverged_at[i]) if result.diverged_at[i] >= 0 else None,
+            device=where,
+            backend=backends[i],
+            seconds=seconds,
+        )
+        for i, learner in enumerate(unit.learners)
+    ]

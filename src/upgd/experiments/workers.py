@@ -1,0 +1,236 @@
+"""Who computes the units: this process, or several on this machine.
+
+An executor is a function of units and a :class:`Watcher` that yields each unit with its records as it is finished. What
+is unfinished when it is closed lies in the checkpoints.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeAlias
+
+import torch
+
+from upgd.experiments.units import Checkpoints, Snapshot, Unit
+from upgd.experiments.work import compute
+from upgd.population.choose import BackendName
+from upgd.store import Record
+
+__all__ = ["Executor", "Settings", "Watcher", "in_process", "in_processes", "processes_that_help"]
+
+#: Told now and then about a unit: its learner-steps done so far, and how many of its learners have diverged.
+Watcher: TypeAlias = Callable[[Unit, int, int], None]
+Finished: TypeAlias = Iterator[tuple[Unit, list[Record]]]
+Executor: TypeAlias = Callable[[Sequence[Unit], Watcher], Finished]
+
+#: How often a unit is tried when its process dies under it.
+_ATTEMPTS = 3
+_PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How units are computed.
+
+    Attributes:
+        device: a torch device.
+        backend: the population's.
+        checkpoints: where snapshots of unfinished units are; None: nowhere.
+        every: seconds from one snapshot to the next.
+    """
+
+    device: str = "cpu"
+    backend: BackendName = "auto"
+    checkpoints: Checkpoints | None = None
+    every: float = 120.0
+
+
+def in_process(settings: Settings) -> Executor:
+    """Compute units one after the other, here. On Ctrl-C the unit in work is saved."""
+
+    def execute(units: Sequence[Unit], watcher: Watcher) -> Finished:
+        for unit in units:
+            yield unit, _attend(unit, settings, partial(watcher, unit))
+
+    return execute
+
+
+def in_processes(settings: Settings, workers: int) -> Executor:
+    """Compute units in several processes on this machine.
+
+    On a CPU the processes share the cores. With GPUs each process has one of them.
+    """
+
+    def execute(units: Sequence[Unit], watcher: Watcher) -> Finished:
+        pool = _Pool(settings, min(workers, len(units)), watcher)
+        try:
+            yield from pool.run(units)
+        finally:
+            pool.stop()
+
+    return execute
+
+
+def processes_that_help(device: str) -> int:
+    """How many processes make this machine busy: one for each core, or for each GPU."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.device_count() if torch.device(device).index is None else 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _attend(unit: Unit, settings: Settings, tell: Callable[[int, int], None]) -> list[Record]:
+    """Compute a unit from its last snapshot to its end, with a new snapshot now and then, and when interrupted."""
+    checkpoints = settings.checkpoints
+    saved = time.monotonic()
+    latest: Callable[[], Snapshot] | None = None
+
+    def watch(done: int, diverged: int, snapshot: Callable[[], Snapshot]) -> None:
+        nonlocal saved, latest
+        latest = snapshot
+        tell(done, diverged)
+        if checkpoints is not None and time.monotonic() - saved >= settings.every:
+            checkpoints.save(unit, snapshot())
+            saved = time.monotonic()
+
+    try:
+        begun = checkpoints.load(unit) if checkpoints is not None else None
+        return compute(unit, settings.device, settings.backend, begun, watch)
+    except KeyboardInterrupt:
+        if checkpoints is not None and latest is not None:
+            checkpoints.save(unit, latest())
+        raise
+
+
+@dataclass
+class _Worker:
+    process: Any
+    pipe: Connection
+    unit: Unit | None = None
+
+
+@dataclass
+class _Pool:
+    """Processes that are given one unit after the other through a pipe each."""
+
+    settings: Settings
+    size: int
+    watcher: Watcher
+    workers: list[_Worker] = field(default_factory=list)
+    attempts: dict[str, int] = field(default_factory=dict)
+
+    def run(self, units: Sequence[Unit]) -> Finished:
+        waiting = list(reversed(units))
+        self.workers = [self._start(number) for number in range(self.size)]
+        for worker in self.workers:
+            self._give(worker, waiting.pop())
+        while busy := [worker for worker in self.workers if worker.unit is not None]:
+            for pipe in wait([worker.pipe for worker in busy]):
+                worker = next(w for w in busy if w.pipe is pipe)
+                unit = worker.unit
+                assert unit is not None
+                kind, *content = self._message(worker)
+                if kind == "progress":
+                    self.watcher(unit, *content)
+                    continue
+                if kind == "failed":
+                    error, trace = content
+                    error.add_note(f"in a worker:\n{trace}")
+                    raise error
+                if kind == "done":
+                    worker.unit = None
+                    yield unit, content[0]
+                elif kind == "died":
+                    self._judge_death(worker, unit)
+                    waiting.append(unit)
+                    number = self.workers.index(worker)
+                    worker = self.workers[number] = self._start(number)
+                if waiting:
+                    self._give(worker, waiting.pop())
+
+    def stop(self) -> None:
+        """Let the workers save what they are doing and end them."""
+        for worker in self.workers:
+            worker.pipe.close()
+        deadline = time.monotonic() + _PATIENCE_S
+        for worker in self.workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+
+    def _start(self, number: int) -> _Worker:
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        device = self.settings.device
+        if device == "cuda":
+            device = f"cuda:{number % torch.cuda.device_count()}"
+        threads = max(1, processes_that_help("cpu") // self.size)
+        settings = Settings(device, self.settings.backend, self.settings.checkpoints, self.settings.every)
+        process = context.Process(
+            target=_serve, args=(theirs, settings, threads), name=f"upgd-worker-{number}", daemon=True
+        )
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _give(self, worker: _Worker, unit: Unit) -> None:
+        worker.unit = unit
+        with suppress(OSError):  # if it is dead, its next message says so
+            worker.pipe.send(unit)
+
+    def _message(self, worker: _Worker) -> tuple[Any, ...]:
+        try:
+            message: tuple[Any, ...] = worker.pipe.recv()
+            return message
+        except (EOFError, OSError):
+            return ("died",)
+
+    def _judge_death(self, worker: _Worker, unit: Unit) -> None:
+        worker.pipe.close()
+        worker.process.join()
+        self.attempts[unit.name] = self.attempts.get(unit.name, 0) + 1
+        if self.attempts[unit.name] >= _ATTEMPTS:
+            raise RuntimeError(
+                f"the process that computed {unit.describe()} of {unit.problem} died {_ATTEMPTS} times (exit code "
+                f"{worker.process.exitcode}); if memory is short, use fewer --workers"
+            )
+
+
+def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
+    """A worker's life: compute what comes through the pipe until it is closed, by the parent or by the parent's death."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent tells us.
+    torch.set_num_threads(threads)
+
+    def tell(done: int, diverged: int) -> None:
+        try:
+            if pipe.poll():
+                raise KeyboardInterrupt  # Nothing is sent to a busy worker: this is the end of the pipe.
+            pipe.send(("progress", done, diverged))
+        except OSError:
+            raise KeyboardInterrupt from None
+
+    try:
+        while True:
+            unit = pipe.recv()
+            try:
+                records = _attend(unit, settings, tell)
+            except Exception as error:
+                pipe.send(("failed", _portable(error), traceback.format_exc()))
+            else:
+                pipe.send(("done", records))
+    except (EOFError, OSError, KeyboardInterrupt):
+        sys.exit(0)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that survives the pipe; not every class can be made again from its message."""
+    plain = type(error) in (ValueError, TypeError, OSError, RuntimeError)
+    return type(error)(str(error)) if plain else RuntimeError(f"{type(error).__name__}: {error}")
