@@ -85,7 +85,9 @@ def local_scale(utility: Tensor, learner_dims: int = 0) -> Tensor:
 
 def gate(utility: Tensor, scale: Tensor) -> Tensor:
     """How useful each entry is next to the others, in [0, 1]: ``sigmoid(û / scale)``."""
-    return torch.sigmoid(utility / _per_learner(scale, utility))
+    # Not torch.sigmoid: on the CPU it rounds differently at the end of a tensor, where a vector register is not full, and a
+    # learner's numbers would depend, in their last bit, on who is computed beside it.
+    return 1 / (1 + torch.exp(-utility / _per_learner(scale, utility)))
 
 
 def update(
