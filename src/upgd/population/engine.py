@@ -217,9 +217,9 @@ class Population:
     def _advance(self, stream: Stream, length: int) -> None:
         """Take ``length`` steps, at most to the end of the window."""
         assert self._window is not None
-        self._whole = False
         before = time.perf_counter()
         chunk = stream.chunk(self._seeds, self.step, length, self._device)
+        self._whole = False
         for backend, tally in zip(self._backends, self._tallies, strict=True):
             if bool((tally.diverged_at < 0).any()):
                 backend.advance(chunk, stream.loss, tally)

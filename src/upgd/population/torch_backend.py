@@ -5,7 +5,7 @@ dimension first and every setting a vector. Nothing here is clever; faster backe
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
 import torch
@@ -20,7 +20,7 @@ from upgd.streams.contract import Chunk
 __all__ = ["TorchBackend", "unsupported"]
 
 #: Random numbers in the making at once: their temporaries are many.
-_NORMALS_AT_ONCE = 1 << 22
+_NORMALS_AT_ONCE = 1 << 20
 
 Named = dict[str, Tensor]
 
@@ -65,9 +65,9 @@ class TorchBackend:
         targets = chunk.targets[self._group.rows]
         if loss == "mse":
             targets = targets.to(self._dtype)
-        for offset in range(chunk.length):
+        for offset, noises in enumerate(self._noises(chunk.start, chunk.length)):
             x = chunk.inputs_at(offset)[self._group.rows].to(self._dtype)
-            self._step(x, targets[:, offset], loss, chunk.start + offset, tally)
+            self._step(x, targets[:, offset], loss, noises, chunk.start + offset, tally)
 
     def parameters(self) -> dict[str, Tensor]:
         """The learners' parameters now."""
@@ -83,7 +83,7 @@ class TorchBackend:
             for name, tensor in named.items():
                 named[name] = state[f"{part}.{name}"].to(tensor, copy=True)
 
-    def _step(self, x: Tensor, target: Tensor, loss: Loss, stream_step: int, tally: Tally) -> None:
+    def _step(self, x: Tensor, target: Tensor, loss: Loss, noises: Named, stream_step: int, tally: Tally) -> None:
         found = self._model.derivatives(self._parameters, x, target, loss)
         tally.loss += found.loss
         tally.correct += found.correct
@@ -91,17 +91,17 @@ class TorchBackend:
         goes_on = tally.diverged_at < 0
 
         step = stream_step + 1
-        changed = self._adamw(found, step) if self._kind.rule == "adamw" else self._perturbed_descent(found, step)
+        adamw = self._kind.rule == "adamw"
+        changed = self._adamw(found, step) if adamw else self._perturbed_descent(found, noises, step)
         for part, named in self._state.items():
             for name, old in named.items():
                 named[name] = torch.where(_of_learners(goes_on, old), changed[part][name], old)
 
     # ---------------------------------------------------------------------------------------- the rule of upgd.rules
 
-    def _perturbed_descent(self, found: Derivatives, step: int) -> dict[str, Named]:
+    def _perturbed_descent(self, found: Derivatives, noises: Named, step: int) -> dict[str, Named]:
         """The new parameters and traces."""
         traces, gates = self._gates(found, step) if self._kind.rule == "utility" else ({}, {})
-        noises = self._noises(step)
         g = self._group
         new = {}
         for name, weight in self._parameters.items():
@@ -155,20 +155,35 @@ class TorchBackend:
         assert isinstance(self._model, Chain)
         return self._model.owner(name) == self._model.output_weight
 
-    def _noises(self, step: int) -> Named:
+    def _noises(self, start: int, length: int) -> Iterator[Named]:
+        """ξ of the learners' steps start + 1 … start + length, each by parameter; nothing where nobody perturbs."""
         if self._kind.noise == "none":
-            return {}
-        white = self._white(step)
-        if self._kind.noise == "anticorrelated" and step > 1:
-            white = noise.anticorrelated(white, self._white(step - 1))
-        pieces = torch.split(white, [p[0].numel() for p in self._parameters.values()], dim=1)
-        return {name: piece.view_as(p) for piece, (name, p) in zip(pieces, self._parameters.items(), strict=True)}
+            yield from ({} for _ in range(length))
+            return
+        shapes = {name: p.shape for name, p in self._parameters.items()}
+        sizes = [shape[1:].numel() for shape in shapes.values()]
+        anticorrelated = self._kind.noise == "anticorrelated"
+        whites = self._whites(start if anticorrelated else start + 1, start + length + 1, sum(sizes))
+        previous = next(whites) if anticorrelated else None
+        for white in whites:
+            drawn = white if previous is None else noise.anticorrelated(white, previous)
+            previous = white if anticorrelated else None
+            pieces = torch.split(drawn, sizes, dim=1)
+            yield {name: piece.view(shape) for piece, (name, shape) in zip(pieces, shapes.items(), strict=True)}
 
-    def _white(self, step: int) -> Tensor:
-        """ζ of every learner, ``(learners, entries)``, a few learners at a time."""
-        count = sum(p[0].numel() for p in self._parameters.values())
-        some = torch.split(self._group.seeds, max(1, _NORMALS_AT_ONCE // count))
-        return torch.cat([noise.learner_normals(seeds, step, count, dtype=self._dtype) for seeds in some])
+    def _whites(self, first: int, stop: int, count: int) -> Iterator[Tensor]:
+        """ζ of the steps from ``first``, ``(learners, count)`` each: many steps of a small network at once, few learners
+        of a large one."""
+        seeds = self._group.seeds
+        learners = max(1, _NORMALS_AT_ONCE // count)
+        steps_at_once = max(1, _NORMALS_AT_ONCE // (count * len(seeds)))
+        for begin in range(first, stop, steps_at_once):
+            steps = torch.arange(begin, min(begin + steps_at_once, stop), device=seeds.device).unsqueeze(1)
+            some = [noise.learner_normals(s, steps, count, dtype=self._dtype) for s in torch.split(seeds, learners)]
+            drawn = torch.cat(some, dim=1)
+            if begin == 0:
+                drawn[0] = 0  # ζ₀
+            yield from drawn.unbind()
 
     # ------------------------------------------------------------------------------------------------- torch's AdamW
 

@@ -1,0 +1,211 @@
+"""What every backend of the population owes, whatever it is made of."""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from upgd.networks import MLP, ConvNet
+from upgd.noise import Purpose, normals, words
+from upgd.population import Learner, Population
+from upgd.population.choose import choose
+from upgd.streams import Chunk, make
+
+CPU = torch.device("cpu")
+BACKENDS = ("torch", "kernel")
+DIGITS = make("input-permuted-digits", task_length=25)
+TOY = make("toy-changing-outputs", task_length=25)
+MLP_OF_DIGITS = MLP((64, 9, 7, 10))
+EVERY_KIND = [
+    Learner(method="sgd", lr=0.01, seed=1),
+    Learner(method="adamw", lr=0.001, seed=2),
+    Learner(method="anti-pgd", lr=0.01, sigma=0.1, seed=1),
+    Learner(method="upgd", lr=0.01, sigma=0.1, beta_utility=0.9, weight_decay=0.01, seed=3),
+    Learner(method="upgd", lr=0.02, sigma=0.1, scaling="local", noise="anticorrelated", seed=3),
+    Learner(method="upgd-nonprotecting", lr=0.01, sigma=0.1, order=2, seed=4),
+    Learner(method="ups", lr=0.01, sigma=0.1, wise="feature", seed=4),
+    Learner(method="upgd", lr=0.01, sigma=0.1, wise="feature", scaling="local", order=2, seed=5),
+    Learner(method="shrink-and-perturb", lr=0.01, sigma=0.1, weight_decay=0.01, seed=2**40 + 1),
+]
+
+
+class SmallConvNet(ConvNet):
+    CHANNELS = (2, 3)
+    KERNEL = 3
+    HIDDEN = (5, 4)
+
+
+@dataclass
+class Images:
+    """Random images with random classes."""
+
+    name: str = "images"
+    input_shape: tuple[int, ...] = (2, 10, 10)
+    outputs: int = 3
+    loss: str = "cross_entropy"
+    task_length: int = 25
+
+    def chunk(self, seeds, start, length, device="cpu"):
+        seeds, steps = torch.as_tensor(seeds)[:, None], torch.arange(start, start + length)
+        dense = normals(seeds, Purpose.INPUTS, steps, 200).float().view(len(seeds), length, *self.input_shape)
+        return Chunk(start=start, targets=words(seeds, Purpose.TASK, steps, 1)[..., 0] % 3, dense=dense)
+
+
+PROBLEMS = {
+    "digits": (MLP_OF_DIGITS, DIGITS),
+    "tanh": (MLP((64, 33, 10), "tanh"), DIGITS),
+    "toy": (MLP((16, 8, 7, 1), "identity"), TOY),
+    "images": (SmallConvNet((2, 10, 10), 3), Images()),
+}
+
+
+def runnable(backend: str, network, learners=EVERY_KIND) -> list[Learner]:
+    """The learners that the backend can run."""
+    able = []
+    for learner in learners:
+        try:
+            choose(backend, network, learner.kind, CPU, torch.float32)
+        except ValueError:
+            continue
+        able.append(learner)
+    if not able:
+        pytest.skip(f"backend {backend!r} does not run this network")
+    return able
+
+
+def outcome(population: Population, learner: int) -> dict[str, np.ndarray]:
+    """All that can be known of one learner: its curves and its parameters."""
+    result = population.result()
+    known = {name: p.numpy() for name, p in population.parameters(learner).items()}
+    return {**known, "loss": result.loss[:, learner], "accuracy": result.accuracy[:, learner]}
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray], what: object) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=f"{name} of {what}")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_a_learner_is_the_same_alone_and_among_others_in_any_order(backend, problem):
+    network, stream = PROBLEMS[problem]
+    learners = runnable(backend, network)
+    # Companions of the same kind make the groups large; what they are must not matter.
+    companions = [Learner(**{**vars(own), "seed": own.seed + 10 + i}) for i in range(2) for own in learners]
+    crowd = Population(network, [*companions, *learners[::-1]], backend=backend)
+    crowd.run(stream, 40)
+    for place, learner in enumerate(learners[::-1], start=len(companions)):
+        alone = Population(network, [learner], backend=backend)
+        alone.run(stream, 40)
+        assert_same(outcome(alone, 0), outcome(crowd, place), learner)
+
+
+@pytest.mark.parametrize(("pieces", "longest_block"), [((1, 59), 60), ((20, 0, 40), 1), ((13, 17, 30), 7)])
+def test_chunking_does_not_show(backend, pieces, longest_block):
+    learners = runnable(backend, MLP_OF_DIGITS)
+    whole = Population(MLP_OF_DIGITS, learners, backend=backend)
+    whole.run(DIGITS, sum(pieces))
+    parts = Population(MLP_OF_DIGITS, learners, backend=backend)
+    parts._pace.STEPS = parts._pace.steps = longest_block
+    for steps in pieces:
+        parts.run(DIGITS, steps)
+    for i, learner in enumerate(learners):
+        assert_same(outcome(whole, i), outcome(parts, i), learner)
+
+
+@pytest.mark.parametrize("how", ["torch", "numpy"])
+def test_goes_on_from_what_was_saved(backend, how):
+    learners = [*runnable(backend, MLP_OF_DIGITS), *runnable(backend, MLP_OF_DIGITS, [Learner(method="sgd", lr=1e30)])]
+    first = Population(MLP_OF_DIGITS, learners, backend=backend)
+    first.run(DIGITS, 37)
+    file = io.BytesIO()
+    if how == "torch":
+        torch.save(first.state(), file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=True)
+    else:
+        np.savez(file, **first.state())
+        file.seek(0)
+        loaded = np.load(file, allow_pickle=False)
+    second = Population(MLP_OF_DIGITS, learners, backend=backend)
+    second.restore(loaded)
+    assert second.step == 37
+    for i, learner in enumerate(learners):
+        assert_same(outcome(first, i), outcome(second, i), learner)
+    first.run(DIGITS, 40)
+    second.run(DIGITS, 40)
+    for i, learner in enumerate(learners):
+        assert_same(outcome(first, i), outcome(second, i), learner)
+    assert second.result().diverged_at[-1] >= 0
+
+
+def test_a_saved_state_is_not_changed_by_running_on(backend):
+    population = Population(MLP_OF_DIGITS, runnable(backend, MLP_OF_DIGITS), backend=backend)
+    population.run(DIGITS, 10)
+    state = population.state()
+    copies = {name: tensor.clone() for name, tensor in state.items()}
+    population.run(DIGITS, 10)
+    restored = Population(MLP_OF_DIGITS, population.learners, backend=backend)
+    restored.restore(state)
+    restored.run(DIGITS, 10)
+    for name, tensor in state.items():
+        assert torch.equal(tensor, copies[name]), name
+
+
+@pytest.mark.parametrize("problem", ["digits", "toy"])
+def test_a_diverged_learner_is_reported_and_its_neighbours_never_notice(backend, problem):
+    network, stream = PROBLEMS[problem]
+    calm = runnable(backend, network)
+    wild = [Learner(**{**vars(own), "lr": 1e20 if own.method != "ups" else 1e38, "seed": 77}) for own in calm]
+    crowd = Population(network, [learner for pair in zip(wild, calm, strict=True) for learner in pair], backend=backend)
+    crowd.run(stream, 60)
+    alone = Population(network, calm, backend=backend)
+    alone.run(stream, 60)
+    diverged_at = crowd.result().diverged_at
+    assert (diverged_at[1::2] == -1).all()
+    assert (diverged_at[0::2] > 0).all()
+    for i, learner in enumerate(calm):
+        assert_same(outcome(alone, i), outcome(crowd, 2 * i + 1), learner)
+    frozen = [outcome(crowd, 2 * i) for i in range(len(wild))]
+    crowd.run(stream, 20)
+    for i, learner in enumerate(wild):
+        after = outcome(crowd, 2 * i)
+        assert np.isnan(after["loss"][-1])
+        for name in crowd.parameters(0):
+            np.testing.assert_array_equal(frozen[i][name], after[name], err_msg=f"{name} of {learner}")
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_equals_the_torch_backend(backend, problem):
+    """In float32, to the rounding of 300 steps; the torch backend itself in float64."""
+    network, stream = PROBLEMS[problem]
+    learners = runnable(backend, network)
+    if backend == "torch":
+        learners = learners[3:5]
+    own = Population(network, learners, backend=backend)
+    truth = Population(network, learners, backend="torch", dtype=torch.float64 if backend == "torch" else torch.float32)
+    own.run(stream, 300)
+    truth.run(stream, 300)
+    for i, learner in enumerate(learners):
+        mine, true = outcome(own, i), outcome(truth, i)
+        np.testing.assert_allclose(mine["loss"], true["loss"], rtol=2e-3, err_msg=f"loss of {learner}")
+        for name in own.parameters(i):
+            error = np.linalg.norm(mine[name] - true[name]) / np.linalg.norm(true[name])
+            assert error < 1e-3, f"{name} of {learner}: {error}"
+
+
+def test_goes_on_where_another_backend_stopped(backend):
+    learners = runnable(backend, MLP_OF_DIGITS)
+    first = Population(MLP_OF_DIGITS, learners, backend="torch")
+    first.run(DIGITS, 30)
+    second = Population(MLP_OF_DIGITS, learners, backend=backend)
+    second.restore(first.state())
+    loss = second.run(DIGITS, 30).loss
+    np.testing.assert_allclose(loss, first.run(DIGITS, 30).loss, rtol=1e-3)

@@ -1,0 +1,97 @@
+"""What a learner is."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upgd.population import METHODS, Learner
+from upgd.population.backend import Kind
+from upgd.population.spec import groups
+
+SOME = {"lr": 0.1, "sigma": 0.1, "weight_decay": 0.1}
+
+
+def learner(method: str, **settings) -> Learner:
+    """A learner of the method with whatever it cannot do without."""
+    needed = {name: 0.1 for name, default in METHODS[method].settings.items() if default is ...}
+    return Learner(**{"method": method, "lr": 0.1, **needed, **settings})
+
+
+def test_what_is_left_out_takes_the_methods_default():
+    assert learner("upgd").settings() == {
+        "lr": 0.1, "beta_utility": 0.999, "wise": "weight", "scaling": "global", "order": 1, "sigma": 1e-3, "noise": "white",
+        "weight_decay": 0.0,
+    }  # fmt: skip
+    assert learner("adamw").settings() == {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+    assert learner("sgd").settings() == {"lr": 0.1}
+
+
+def test_learners_are_equal_if_they_compute_the_same():
+    assert learner("upgd", lr=1) == learner("upgd", lr=1.0, sigma=1e-3, order=1, wise="weight")
+    assert learner("sgd") == learner("sgd", sigma=0.0, weight_decay=0, wise="weight", noise="white")
+    assert learner("anti-pgd") == learner("anti-pgd", noise="anticorrelated")
+    assert learner("adamw", betas=[0, 0.9]) == learner("adamw", betas=(0.0, 0.9))
+    assert len({learner("sgd"), learner("sgd", sigma=0), learner("sgd", seed=1)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "upgdd"}, "did you mean 'upgd'"),
+        ({"method": "lion"}, "choose one of sgd, sgdw"),
+        ({"method": "sgd", "sigma": 0.1}, "sigma=0.1 has no meaning for method='sgd'.*method='pgd'"),
+        ({"method": "sgd", "weight_decay": 0.1}, "method='sgdw'"),
+        ({"method": "pgd", "sigma": 0.1, "noise": "anticorrelated"}, "method='anti-pgd'"),
+        ({"method": "anti-pgd", "sigma": 0.1, "noise": "white"}, "noise='white' has no meaning"),
+        ({"method": "ups", "weight_decay": 0.1}, "weight_decay=0.1 has no meaning for method='ups'"),
+        ({"method": "pgd", "sigma": 0.1, "wise": "feature"}, "wise='feature' has no meaning.*method='upgd'"),
+        ({"method": "upgd", "betas": (0.9, 0.9)}, "betas=.* has no meaning.*method='adamw'"),
+        ({"method": "pgd"}, "method='pgd' needs sigma"),
+        ({"method": "sgdw"}, "method='sgdw' needs weight_decay"),
+        ({"method": "sgd", "lr": -1}, "lr must be a finite number of at least 0, not -1"),
+        ({"method": "sgd", "lr": math.inf}, "lr must be a finite number"),
+        ({"method": "sgd", "lr": "0.1"}, "lr must be a finite number"),
+        ({"method": "sgd", "seed": -1}, "seed must be an integer from 0"),
+        ({"method": "sgd", "seed": 1.5}, "seed must be an integer from 0"),
+        ({"method": "upgd", "beta_utility": 1.0}, r"beta_utility must be in \[0, 1\), not 1.0"),
+        ({"method": "upgd", "order": 3}, "order must be 1 or 2, not 3"),
+        ({"method": "upgd", "wise": "unit"}, "wise must be 'weight' or 'feature', not 'unit'"),
+        ({"method": "adamw", "betas": 0.9}, "betas must be two numbers"),
+        ({"method": "adamw", "betas": (0.9, 1.0)}, "betas must be in"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Learner(**{"lr": 0.1, **settings})
+
+
+def test_the_kind_is_what_the_computation_needs():
+    assert learner("sgd").kind == learner("sgdw").kind == Kind("plain")
+    assert learner("pgd").kind == learner("shrink-and-perturb").kind == Kind("plain", noise="white")
+    assert learner("anti-pgd").kind == Kind("plain", noise="anticorrelated")
+    assert learner("pgd", sigma=0).kind == Kind("plain")
+    assert learner("adamw").kind == Kind("adamw")
+    assert learner("upgd").kind == learner("ups").kind == Kind("utility", noise="white")
+    assert learner("upgd", sigma=0, noise="anticorrelated", order=2).kind == Kind("utility", order=2)
+    every = {"wise": "feature", "scaling": "local", "order": 2, "noise": "anticorrelated"}
+    assert learner("upgd-nonprotecting", **every).kind == Kind("utility", **every)
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(METHODS)), st.floats(0, 1), st.integers(0, 2**63 - 1)), min_size=1))
+def test_groups_hold_every_learner_once_with_its_own_numbers(drawn):
+    learners = [learner(method, lr=lr, seed=seed) for method, lr, seed in drawn]
+    places = []
+    for group, own in groups(learners, rows=range(len(learners))):
+        places += own
+        assert group.rows.tolist() == own
+        for i, place in enumerate(own):
+            mine, switches = learners[place], METHODS[learners[place].method]
+            assert mine.kind == group.kind
+            assert (group.lr[i], group.seeds[i]) == (mine.lr, mine.seed)
+            assert (group.c[i], group.p[i], group.q[i]) == (switches.c, switches.p, switches.q)
+            assert group.sigma[i] == (mine.sigma or 0)
+            assert group.beta2[i] == (mine.betas[1] if mine.betas else 0)
+    assert sorted(places) == list(range(len(learners)))
+    assert len(groups(learners, [0] * len(learners))) == len({own.kind for own in learners})
