@@ -1,0 +1,180 @@
+"""The kernel backend: learners as rows of arrays, each taken through a block of samples by one thread."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from upgd.population.backend import Group, Kind, Loss, Tally
+from upgd.population.kernel import learner
+from upgd.population.kernel.learner import Method, Samples
+from upgd.population.kernel.network import dense_layers, plan
+from upgd.streams.contract import Chunk
+
+__all__ = ["KernelBackend", "unsupported"]
+
+_RULES = {"plain": learner.PLAIN, "utility": learner.UTILITY, "adamw": learner.ADAMW}
+_NOISES = {"none": 0, "white": 1, "anticorrelated": 2}
+
+
+def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot run this, to be read after "because"; ``None`` if they can. Every method is fine."""
+    if device.type != "cpu":
+        return f"it runs on the CPU, not on {device}"
+    if dtype != torch.float32:
+        return f"it computes in torch.float32, not in {dtype}"
+    layers = dense_layers(network)
+    return layers if isinstance(layers, str) else None
+
+
+class KernelBackend:
+    """See :class:`upgd.population.backend.Backend`.
+
+    Learners are divided among ``torch.get_num_threads()`` threads. A learner is computed by one thread, in one order, so its
+    numbers depend neither on their number nor on other learners.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        group: Group,
+        parameters: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        if reason := unsupported(network, group.kind, device, dtype):
+            raise ValueError(f"the kernel backend cannot run this, because {reason}")
+        self._plan = plan(network)
+        self._kind = group.kind
+        self._rows = group.rows.tolist()
+        self._methods = [_method(group, i) for i in range(len(group))]
+        utility = group.kind.rule == "utility"
+        weight_wise, feature_wise = utility and group.kind.wise == "weight", utility and group.kind.wise == "feature"
+        adamw = group.kind.rule == "adamw"
+        learners, count = len(group), self._plan.parameter_count
+        self._parameters = torch.zeros(learners, count)
+        #: Utility, or AdamW's first moment; what a rule does not need is empty.
+        self._trace = torch.zeros(learners, count if weight_wise or adamw else 0)
+        self._second_moment = torch.zeros(learners, count if adamw else 0)
+        self._features = torch.zeros(learners, self._plan.units)
+        self._extremes = torch.zeros(learners, 2, self._plan.rows)
+        self._state: dict[str, dict[str, Tensor]] = {"parameters": self._named(self._parameters)}
+        if adamw:
+            self._state["first_moment"] = self._named(self._trace)
+            self._state["second_moment"] = self._named(self._second_moment)
+        elif weight_wise:
+            self._state["utility"] = self._named(self._trace)
+        elif feature_wise:
+            self._state["utility"] = self._named_features()
+        for name, values in parameters.items():
+            self._state["parameters"][name].copy_(values)
+
+    def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
+        """Learn from every sample of the chunk, in order, and add to the tally."""
+        alive = [i for i, step in enumerate(tally.diverged_at.tolist()) if step < 0]
+        threads = min(torch.get_num_threads(), len(alive))
+        if threads <= 1:
+            for i in alive:
+                self._advance(i, chunk, loss, tally)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            # Exhausting the results lets an error of any learner come up here.
+            list(pool.map(lambda i: self._advance(i, chunk, loss, tally), alive))
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The learners' parameters now."""
+        return dict(self._state["parameters"])
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to go on; the names are those of the interface."""
+        return {f"{part}.{name}": t.clone() for part, named in self._state.items() for name, t in named.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` gave."""
+        for part, named in self._state.items():
+            for name, tensor in named.items():
+                tensor.copy_(state[f"{part}.{name}"])
+        if self._kind.rule == "utility" and self._kind.wise == "weight":
+            self._find_extremes()
+
+    def _advance(self, i: int, chunk: Chunk, loss: Loss, tally: Tally) -> None:
+        p = self._plan
+        diverged_at = learner.advance(
+            p.layers,
+            p.slopes,
+            self._parameters[i].numpy(),
+            self._trace[i].numpy(),
+            self._second_moment[i].numpy(),
+            self._features[i].numpy(),
+            self._extremes[i].numpy(),
+            self._methods[i],
+            _samples(chunk, self._rows[i], loss),
+            chunk.start,
+            tally.loss[i : i + 1].numpy(),
+            tally.correct[i : i + 1].numpy(),
+            np.zeros(learner.scratch_floats(p.units, p.rows, int(p.layers[:, :2].max())), np.float32),
+            np.zeros(p.rows, np.uint8),
+        )
+        tally.diverged_at[i] = diverged_at
+
+    def _named(self, values: Tensor) -> dict[str, Tensor]:
+        """Views of all parameters' values by name."""
+        return {
+            name: values[:, begin : begin + int(np.prod(shape))].view(len(values), *shape)
+            for name, (begin, shape) in self._plan.parameters.items()
+        }
+
+    def _named_features(self) -> dict[str, Tensor]:
+        hidden = zip(self._plan.weights[:-1], self._plan.layers.tolist(), strict=False)
+        return {name: self._features[:, outputs : outputs + rows] for name, (rows, _, _, _, _, _, outputs, _) in hidden}
+
+    def _find_extremes(self) -> None:
+        """The largest and smallest utility of every row, which the kernels otherwise keep up to date."""
+        for rows, columns, weight, bias, row, *_ in self._plan.layers.tolist():
+            of_rows = self._trace[:, weight : weight + rows * columns].view(-1, rows, columns)
+            self._extremes[:, 0, row : row + rows], self._extremes[:, 1, row : row + rows] = (
+                of_rows.amax(2),
+                of_rows.amin(2),
+            )
+            if bias >= 0:
+                of_bias = self._trace[:, bias : bias + rows]
+                self._extremes[:, 0, row + rows], self._extremes[:, 1, row + rows] = of_bias.amax(1), of_bias.amin(1)
+
+
+def _method(group: Group, i: int) -> Method:
+    kind = group.kind
+    settings = {name: float(getattr(group, name)[i]) for name in Method._fields[6:]}
+    return Method(
+        rule=_RULES[kind.rule],
+        feature_wise=kind.wise == "feature",
+        local=kind.scaling == "local",
+        second_order=kind.order == 2,
+        noise=_NOISES[kind.noise],
+        seed=int(group.seeds[i]),
+        **settings,
+    )
+
+
+def _samples(chunk: Chunk, row: int, loss: Loss) -> Samples:
+    """What the learners that see this row of the chunk see, without copying the data set."""
+    dense, values = np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32)
+    source, permutation = np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.int64)
+    index = classes = np.zeros(0, np.int64)
+    if chunk.dense is not None:
+        dense = np.ascontiguousarray(chunk.dense[row].flatten(1).numpy())
+    else:
+        assert chunk.source is not None
+        assert chunk.index is not None
+        source = chunk.source.flatten(1).numpy()
+        index = np.ascontiguousarray(chunk.index[row].numpy())
+        if chunk.permutation is not None:
+            permutation = np.ascontiguousarray(chunk.permutation[row].numpy())
+    if loss == "mse":
+        values = np.ascontiguousarray(chunk.targets[row].numpy())
+    else:
+        classes = np.ascontiguousarray(chunk.targets[row].numpy())
+    white = np.float32(chunk.white)
+    scaled = (2 * np.arange(256, dtype=np.float32) - white) / white
+    return Samples(dense, source, index, permutation, chunk.task.numpy(), scaled, classes, values)

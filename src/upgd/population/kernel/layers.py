@@ -1,0 +1,357 @@
+"""The passes over one parameter tensor of one learner.
+
+A tensor is a matrix whose gradient is never written down, since it is a product: the weight in row i and column j has the
+gradient ``d[i]·h[j]`` (the delta of the unit, the input that the weight sees) and the curvature ``s[i]·h2[j]``. A
+bias vector is such a matrix, too: one row, with d = s = 1, h = the deltas of its layer, h2 = their curvatures.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from upgd.population.kernel.machine import (
+    BytePointer,
+    Pointer,
+    add,
+    compiled,
+    float_of,
+    inlined,
+    larger,
+    shifted_left,
+    skip,
+    smaller,
+    truncated,
+    wide_vectors,
+)
+from upgd.population.kernel.normals import fill_normals
+
+__all__ = [
+    "BLOCK",
+    "Noise",
+    "Tensor",
+    "adamw",
+    "back_through",
+    "curvature_back_through",
+    "descend",
+    "dot",
+    "protect",
+    "trace",
+    "trace_norms",
+]
+
+_f: Any = np.float32
+_u: Any = np.uint32
+Keys = tuple[int, int, int, int]
+
+#: So many normals are made at once: long enough for vectors, short enough for the nearest cache.
+BLOCK = 2048
+#: What is smaller counts as zero: processors are slow with numbers below the smallest normal float.
+_SMALL = _f(1e-37)
+
+
+class Tensor(NamedTuple):
+    """A parameter tensor: its shape, where it begins among all parameters and all rows, its gradient and curvature."""
+
+    rows: int
+    columns: int
+    begin: int
+    row: int
+    h: Pointer
+    h2: Pointer
+    d: Pointer
+    s: Pointer
+
+
+class Noise(NamedTuple):
+    """How to make the noise of a step."""
+
+    kind: int  #: 0 none, 1 white, 2 anticorrelated
+    keys: Keys  #: of this step
+    before: Keys  #: of the step before
+    buffer: Pointer  #: room for a block, or a row if that is longer, and two more; zeros if there is no noise
+    spare: Pointer  #: as much, if anticorrelated
+
+
+@compiled
+def dot(w: Pointer, x: Pointer, count: int) -> float:
+    """The sum of products. The same code wherever a forward pass is made, so that all of them round alike."""
+    wide_vectors()
+    total = _f(0)
+    for j in range(count):
+        total += w[j] * x[j]
+    return total
+
+
+@compiled
+def back_through(weights: Pointer, rows: int, columns: int, d: Pointer, out: Pointer) -> None:
+    """``out[j] = Σᵢ weights[i, j]·d[i]``: derivatives back through a layer."""
+    wide_vectors()
+    for j in range(columns):
+        out[j] = _f(0)
+    for i in range(rows):
+        delta = d[i]
+        if delta != _f(0):
+            w = skip(weights, i * columns)
+            for j in range(columns):
+                out[j] += w[j] * delta
+
+
+@compiled
+def curvature_back_through(weights: Pointer, rows: int, columns: int, s: Pointer, out: Pointer) -> None:
+    """``out[j] = Σᵢ weights[i, j]²·s[i]``: curvature back through a layer."""
+    wide_vectors()
+    for j in range(columns):
+        out[j] = _f(0)
+    for i in range(rows):
+        curvature = s[i]
+        if curvature != _f(0):
+            w = skip(weights, i * columns)
+            for j in range(columns):
+                out[j] += w[j] * w[j] * curvature
+
+
+# ------------------------------------------------------------------------------------------ utility: the first pass
+
+
+@inlined
+def _flushed(x: float) -> float:
+    return x if abs(x) >= _SMALL else _f(0)
+
+
+@compiled
+def trace(
+    tensor: Tensor,
+    parameters: Pointer,
+    utility: Pointer,
+    beta: float,
+    first_order: float,
+    second_order: float,
+    idle: BytePointer,
+    largest: Pointer,
+    smallest: Pointer,
+) -> float:
+    """``u ← β·u + (1−β)·m``, the largest and smallest u of every row; returns the largest of all.
+
+    A row whose delta is zero (a ReLU unit that is off) is *idle*: its utility only decays, which changes its largest and
+    smallest by the same factor. It is not touched here; :func:`protect`, which must read it anyway, lets it decay.
+
+    Args:
+        first_order: 1 − β.
+        second_order: (1 − β)/2, or 0 to leave curvature out.
+        idle, largest, smallest: per row of all tensors.
+    """
+    wide_vectors()
+    top = _f(-np.inf)
+    h, h2 = tensor.h, tensor.h2
+    for i in range(tensor.rows):
+        slope, bend = first_order * tensor.d[i], second_order * tensor.s[i]
+        row = tensor.row + i
+        if slope == _f(0) and bend == _f(0):
+            idle[row] = 1
+            largest[row], smallest[row] = _flushed(beta * largest[row]), _flushed(beta * smallest[row])
+        else:
+            idle[row] = 0
+            w = skip(parameters, tensor.begin + i * tensor.columns)
+            u = skip(utility, tensor.begin + i * tensor.columns)
+            high, low = _f(-np.inf), _f(np.inf)
+            for j in range(tensor.columns):
+                value = _flushed(beta * u[j] + (bend * h2[j] * w[j] - slope * h[j]) * w[j])
+                u[j] = value
+                high = larger(high, value)
+                low = smaller(low, value)
+            largest[row], smallest[row] = high, low
+        top = max(top, largest[row])
+    return top
+
+
+@compiled
+def trace_norms(
+    tensor: Tensor,
+    parameters: Pointer,
+    utility: Pointer,
+    beta: float,
+    first_order: float,
+    second_order: float,
+    norms: Pointer,
+) -> None:
+    """``u ← β·u + (1−β)·m``, and the Euclidean norm of u for every row; arguments as for :func:`trace`."""
+    wide_vectors()
+    h, h2 = tensor.h, tensor.h2
+    for i in range(tensor.rows):
+        slope, bend = first_order * tensor.d[i], second_order * tensor.s[i]
+        w = skip(parameters, tensor.begin + i * tensor.columns)
+        u = skip(utility, tensor.begin + i * tensor.columns)
+        total = _f(0)
+        for j in range(tensor.columns):
+            value = _flushed(beta * u[j] + (bend * h2[j] * w[j] - slope * h[j]) * w[j])
+            u[j] = value
+            total += value * value
+        norms[tensor.row + i] = _f(math.sqrt(total))
+
+
+# ---------------------------------------------------------------------------------------------- the second pass
+
+
+@compiled
+def _make(noise: Noise, first: int, count: int) -> Pointer:
+    """The noise of the entries first, …, first + count − 1."""
+    wide_vectors()
+    if noise.kind:
+        pairs = (first % 2 + count + 1) // 2
+        fill_normals(noise.buffer, first // 2, pairs, noise.keys)
+        if noise.kind == 2:
+            fill_normals(noise.spare, first // 2, pairs, noise.before)
+            for j in range(2 * pairs):
+                noise.buffer[j] -= noise.spare[j]
+        return skip(noise.buffer, first % 2)
+    return noise.buffer
+
+
+@compiled
+def protect(
+    tensor: Tensor,
+    parameters: Pointer,
+    utility: Pointer,
+    beta: float,
+    decay: float,
+    gradient: tuple[float, float],
+    search: tuple[float, float],
+    idle: BytePointer,
+    smallest: Pointer,
+    inverse: Pointer,
+    noise: Noise,
+    next_x: Pointer,
+    next_dot: Pointer,
+    look_ahead: bool,
+) -> None:
+    """The gated update ``w ← decay·w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū)]``, and the products with the next sample.
+
+    Args:
+        gradient: lr·c and p.
+        search: lr·σ and q.
+        idle, smallest: of :func:`trace`.
+        inverse: per row of all tensors 1/scale, so that ū = sigmoid(u·inverse).
+        next_x: if ``look_ahead``, the next sample; ``next_dot`` gets its products with the new rows.
+    """
+    wide_vectors()
+    columns, h = tensor.columns, tensor.h
+    at_once = max(1, BLOCK // columns)
+    # With ū = ½ + y:  1 − p·ū = (1 − p/2) − p·y, and the same for q.
+    noise_flat, noise_bent = search[0] * (_f(1) - _f(0.5) * search[1]), search[0] * search[1]
+    # From the end to the beginning: what the first pass saw last is still in the cache.
+    for block in range((tensor.rows - 1) // at_once, -1, -1):
+        begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
+        made = _make(noise, tensor.begin + begin * columns, (end - begin) * columns)
+        for i in range(begin, end):
+            w = skip(parameters, tensor.begin + i * columns)
+            u = skip(utility, tensor.begin + i * columns)
+            z = skip(made, (i - begin) * columns if noise.kind else 0)
+            if idle[tensor.row + i]:
+                for j in range(columns):
+                    u[j] = _flushed(beta * u[j])
+            scale = inverse[tensor.row + i]
+            slope = gradient[0] * tensor.d[i]
+            slope_flat, slope_bent = slope * (_f(1) - _f(0.5) * gradient[1]), slope * gradient[1]
+            if smallest[tensor.row + i] * scale >= _f(-1):
+                # |û/scale| ≤ 1, as nearly always: ū − ½ is a short polynomial.
+                for j in range(columns):
+                    x = u[j] * scale
+                    xx = x * x
+                    y = _f(-1.69512563e-4)
+                    y = y * xx + _f(2.05409685e-3)
+                    y = y * xx + _f(-2.08255044e-2)
+                    y = y * xx + _f(2.49999434e-1)
+                    flat = slope_flat * h[j] + noise_flat * z[j]
+                    bent = slope_bent * h[j] + noise_bent * z[j]
+                    w[j] = (decay * w[j] - flat) + (x * y) * bent
+            else:
+                for j in range(columns):
+                    y = _sigmoid(u[j] * scale) - _f(0.5)
+                    flat = slope_flat * h[j] + noise_flat * z[j]
+                    bent = slope_bent * h[j] + noise_bent * z[j]
+                    w[j] = (decay * w[j] - flat) + y * bent
+            if look_ahead:
+                next_dot[i] = dot(w, next_x, columns)
+
+
+@inlined
+def _sigmoid(x: float) -> float:
+    """1/(1 + 2ᵗ) for t = −x·log₂e, which is split into a whole number and a rest in [−½, ½]."""
+    t = smaller(_f(-math.log2(math.e)) * x, _f(100))
+    whole = np.floor(t + _f(0.5))
+    rest = t - whole
+    p = _f(0.001341)
+    p = p * rest + _f(0.00967604)
+    p = p * rest + _f(0.05550297)
+    p = p * rest + _f(0.24022107)
+    p = p * rest + _f(0.69314723)
+    p = p * rest + _f(1.00000008)
+    power = float_of(shifted_left(add(truncated(whole), _u(127)), _u(23)))
+    return _f(1) / (_f(1) + p * power)
+
+
+@compiled
+def descend(
+    tensor: Tensor,
+    parameters: Pointer,
+    decay: float,
+    slope: Pointer,
+    scatter: Pointer,
+    noise: Noise,
+    next_x: Pointer,
+    next_dot: Pointer,
+    look_ahead: bool,
+) -> None:
+    """The update with factors per row, ``w ← decay·w − slope[i]·h − scatter[i]·ξ``; arguments as for :func:`protect`."""
+    wide_vectors()
+    columns, h = tensor.columns, tensor.h
+    at_once = max(1, BLOCK // columns)
+    for block in range((tensor.rows - 1) // at_once, -1, -1):
+        begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
+        made = _make(noise, tensor.begin + begin * columns, (end - begin) * columns)
+        for i in range(begin, end):
+            w = skip(parameters, tensor.begin + i * columns)
+            g, s = slope[i], scatter[i]
+            if noise.kind:
+                z = skip(made, (i - begin) * columns)
+                for j in range(columns):
+                    w[j] = decay * w[j] - g * h[j] - s * z[j]
+            elif g != _f(0) or decay != _f(1):
+                for j in range(columns):
+                    w[j] = decay * w[j] - g * h[j]
+            if look_ahead:
+                next_dot[i] = dot(w, next_x, columns)
+
+
+@compiled
+def adamw(
+    tensor: Tensor,
+    parameters: Pointer,
+    first_moment: Pointer,
+    second_moment: Pointer,
+    settings: tuple[float, float, float, float, float, float, float, float],
+    next_x: Pointer,
+    next_dot: Pointer,
+    look_ahead: bool,
+) -> None:
+    """AdamW, as torch computes it, and the products with the next sample.
+
+    Args:
+        settings: β₁, 1 − β₁, β₂, 1 − β₂, 1/√(1 − β₂ᵗ), ε, lr/(1 − β₁ᵗ), 1 − lr·wd.
+    """
+    wide_vectors()
+    beta1, new1, beta2, new2, unbias2, eps, rate, decay = settings
+    h = tensor.h
+    for i in range(tensor.rows):
+        at = tensor.begin + i * tensor.columns
+        w, m, v = skip(parameters, at), skip(first_moment, at), skip(second_moment, at)
+        delta = tensor.d[i]
+        for j in range(tensor.columns):
+            g = delta * h[j]
+            mean = _flushed(beta1 * m[j] + new1 * g)
+            square = _flushed(beta2 * v[j] + new2 * (g * g))
+            m[j], v[j] = mean, square
+            w[j] = decay * w[j] - rate * mean / (_f(math.sqrt(square)) * unbias2 + eps)
+        if look_ahead:
+            next_dot[i] = dot(w, next_x, tensor.columns)
