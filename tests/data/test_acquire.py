@@ -154,6 +154,16 @@ def test_without_names_all_that_is_complete_is_taken(tiny_mnist, tiny_emnist, ti
     assert_loads("cifar10", tiny_cifar10.arrays)
 
 
+def test_a_second_copy_is_no_problem(tiny_cifar10, tmp_path):
+    for copy in ("one", "two"):
+        tiny_cifar10.write(tmp_path / "files" / copy)
+    for copy in ("one", "two"):
+        (tmp_path / "files" / copy / "cifar-10-binary.tar.gz").unlink()
+        (tmp_path / "files" / copy / "data_batch_3.bin").unlink()
+    with pytest.raises(DataError, match=r"missing train batch 3\.$"):
+        fetch_from(tmp_path / "files", ["cifar10"])
+
+
 def test_an_archive_can_be_named_itself(tiny_emnist, tmp_path):
     path = tiny_emnist.write(tmp_path / "files") / "gzip.zip"
     fetch_from(path, ["emnist"])

@@ -114,6 +114,12 @@ def test_a_bad_archive_is_passed_over_and_named(tmp_path, content, says):
     assert os.listdir(tmp_path) == ["bad.archive"]
 
 
+def test_a_zip_whose_member_has_no_name(tmp_path):
+    path = tmp_path / "nameless.zip"
+    path.write_bytes(zip_bytes({"x": b"content"}).replace(b"x", b"\0"))
+    assert contents(path) == ({"nameless.zip/": b"content"}, [])
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, 97])
 def test_members_packed_in_ways_that_may_take_gigabytes_are_left_alone(tmp_path, method):
     path = tmp_path / "archive"

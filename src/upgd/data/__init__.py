@@ -38,6 +38,7 @@ def load(name: str, split: str = "train") -> Dataset:
         The data set; from the cache it is mapped into memory, which takes milliseconds and shares one copy.
 
     Example:
+        >>> import upgd.data
         >>> upgd.data.load("digits").labels[:5]
         array([0, 1, 2, 3, 4], dtype=uint8)
     """

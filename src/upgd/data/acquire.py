@@ -128,13 +128,13 @@ def _find(parts: Sequence[Part], path: Path, origin: str, problems: Problems) ->
     found: dict[Part, _Found] = {}
     for leaf in leaves(path, problems):
         try:
-            match = _match(leaf, [part for part in parts if part not in found])
+            match = _match(leaf, parts)
         except DataError as error:
             problems.append(str(error).removesuffix("."))
             continue
         if match is not None:
             part, checksum, arrays = match
-            found[part] = _Found(arrays, leaf.name, origin, checksum)
+            found.setdefault(part, _Found(arrays, leaf.name, origin, checksum))
     return found
 
 
@@ -145,7 +145,8 @@ def _match(leaf: Leaf, parts: Sequence[Part]) -> tuple[Part, str, dict[str, Byte
         return None
     data = head + leaf.read(LIMIT)
     content = unpack(data, leaf.name, max(_size(part) for part in candidates))
-    for checksum in (hashlib.sha256(data).hexdigest(), hashlib.sha256(content).hexdigest()):
+    for form in (data, content) if is_packed(head) else (content,):
+        checksum = hashlib.sha256(form).hexdigest()
         for part in candidates:
             if checksum in part.checksums:
                 return part, checksum, _arrays(part, content, leaf.name)

@@ -109,7 +109,7 @@ def _zip_members(file: IO[bytes], name: str) -> Iterator[Leaf]:
         for member in archive.infolist():
             _refuse_unsafe(member.filename, name)
             # Other methods may ask for gigabytes to unpack a few bytes.
-            if member.is_dir() or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            if member.filename.endswith("/") or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 continue
             with archive.open(member) as content:
                 yield Leaf(f"{name}/{member.filename}", member.file_size, content)
@@ -163,5 +163,5 @@ def _one_kind_of_error(name: str) -> Iterator[None]:
         raise
     except EOFError:
         raise DataError(f"{name} is cut off.") from None
-    except (*_ARCHIVE_ERRORS, OSError, ValueError, RuntimeError, OverflowError) as error:
+    except (*_ARCHIVE_ERRORS, OSError, ValueError, LookupError, RuntimeError, OverflowError) as error:
         raise DataError(f"{name} cannot be read: {error}.") from None
