@@ -300,6 +300,16 @@ class Follower:
         return _inert, ()
 
 
+class ReshapeFollower(Follower):
+    """Stands for all reshapes between modules: no module, no hook, and curvature passes unchanged."""
+
+    def __init__(self, owner: "HesScale") -> None:
+        super().__init__(owner, nn.Identity(), "a reshaped tensor", Layer(lambda module, call, h, g: h))
+
+    def curvature_of_input(self, call: Call, grad_outputs: Sequence[Tensor | None]) -> Tensor:
+        return call.take(grad_outputs)[0]
+
+
 class LossFollower(Follower):
     """The forward hook of the criterion."""
 

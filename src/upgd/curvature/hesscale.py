@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from upgd.curvature import activations, layers, losses
-from upgd.curvature._registry import LAYERS, LOSSES, Layer, find
-from upgd.curvature._sweep import Follower, LossFollower, current_backward, in_place
+from upgd.curvature._registry import LAYERS, LOSSES, find
+from upgd.curvature._sweep import Follower, LossFollower, ReshapeFollower, current_backward, in_place
 
 # Importing them registers their rules.
 __all__ = ["HesScale", "activations", "layers", "losses"]
@@ -70,7 +70,7 @@ class HesScale:
         self.is_paused = False
         # By identity, because a tensor's own hash is slow: the parameter or module, the backward pass, the diagonal.
         self._values: dict[int, tuple[Tensor | nn.Module, int, Tensor]] = {}
-        self._reshapes = Follower(self, nn.Identity(), "a reshaped tensor", Layer(layers.unchanged))
+        self._reshapes = ReshapeFollower(self)
         self._followers = _followers(self, model)
         self._loss_follower = _loss_follower(self, criterion)
         self._handles: list[RemovableHandle] = []
@@ -231,12 +231,12 @@ def _followers(owner: HesScale, model: nn.Module) -> dict[nn.Module, Follower]:
             raise ValueError(
                 f"HesScale follows convolutions that pad with zeros, but {name} has {module.padding_mode!r}."
             )
-        for own, param in module.named_parameters(recurse=False):
-            if own not in ("weight", "bias") and type(module).__module__.startswith("torch."):
-                raise TypeError(
-                    f"HesScale cannot follow {name}: its parameter {own!r} belongs to a reparametrization (weight norm, "
-                    "pruning, ...); remove that first."
-                )
+        if hasattr(module, "parametrizations") or hasattr(module, "weight_orig") or hasattr(module, "weight_g"):
+            raise TypeError(
+                f"HesScale cannot follow {name}: its weight is computed from other parameters (weight or spectral norm, "
+                "pruning, a parametrization); take that off first."
+            )
+        for param in module.parameters(recurse=False):
             if param in of_param:
                 raise ValueError(
                     f"HesScale cannot follow {name}: it shares a parameter with {of_param[param]}, and mixed second "
