@@ -1,9 +1,232 @@
-"""What experiments have shown: curves, tables, pictures."""
-from collections.abc import Sequence
+"""What experiments have shown: columns, tables, pictures."""
 
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from upgd.experiments.compare import Best, Comparison, Entry, Row, area, best, comparisons, quarter, rows
+from upgd.population import Learner
 from upgd.store import Record
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
+__all__ = ["Results", "Table"]
+
+_SETTINGS = tuple(f.name for f in fields(Learner) if f.name not in ("method", "seed"))
+
+
+@dataclass(frozen=True)
 class Results:
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.records = tuple(records)
+    """Finished learners, of one experiment or of many.
+
+    Attributes:
+        records: one for each learner, with its curves.
+    """
+
+    records: Sequence[Record]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def frame(self) -> Any:
+        """One row for each learner: what it was, and its mean loss and accuracy over all steps and over the outer quarters.
+
+        Returns:
+            A pandas DataFrame where pandas is installed; else a dictionary of columns.
+        """
+        return _framed(_columns([_summary(record) for record in self.records]))
+
+    def curves(self) -> Any:
+        """One row for each window of each learner: ``step`` is where it ends. In the form of :meth:`frame`."""
+        return _framed(_columns([row for record in self.records for row in _windows(record)]))
+
+    def comparisons(self) -> list[Comparison]:
+        """The learners sorted into what can be compared: same problem, network and steps."""
+        return comparisons(self.records)
+
+    def best(self) -> list[Best]:
+        """The best setting of every method of every comparison (:mod:`upgd.experiments.compare` has the rules)."""
+        return [best(comparison, method) for comparison in self.comparisons() for method in comparison.methods]
+
+    def table(self, *, all_settings: bool = False) -> "Table":
+        """Mean ± standard error over seeds of every method at its best setting, or of all settings."""
+        lines = []
+        for comparison in self.comparisons():
+            chosen: Sequence[Entry] = comparison.entries
+            if not all_settings:
+                chosen = [best(comparison, method).entry for method in comparison.methods]
+            lines += [_line(comparison, row) for row in rows(comparison, chosen)]
+        return Table(lines)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The online curve of every method at its best setting, of the first comparison, with bands over seeds."""
+        from upgd.experiments import figures
+
+        if not self.records:
+            raise ValueError("there is nothing to plot: no learner is in these results")
+        return figures.curves(self.comparisons()[0], ax=ax)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Lines with the same columns; prints as text, shows as HTML in a notebook.
+
+    Attributes:
+        lines: a dictionary each, with all numbers unrounded.
+    """
+
+    lines: Sequence[Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"{title}\n{_aligned(rows)}" for title, rows in self._parts()) or "(nothing)"
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{html.escape(title)}</p>{_html(rows)}" for title, rows in self._parts())
+
+    def _parts(self) -> list[tuple[str, list[list[str]]]]:
+        """For each comparison, a title and rows of cells; the first row has the columns' names."""
+        parts: dict[str, list[Mapping[str, Any]]] = {}
+        for line in self.lines:
+            options = "".join(f", {name} {_text(value)}" for name, value in line["options"].items())
+            title = f"{line['problem']}{options}, network {line['network']}, {line['steps']:,} steps: online {line['metric']}"
+            parts.setdefault(title, []).append(line)
+        return [(title, _cells(lines)) for title, lines in parts.items()]
+
+
+def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    columns: dict[str, list[str]] = {
+        "method": [line["method"] for line in lines],
+        "settings": [settings_text(line["settings"]) for line in lines],
+        "mean ± s.e.": [f"{_text(line['mean'])} ± {_text(line['standard_error'], 2)}" for line in lines],
+        "first quarter": [_text(line["first_quarter"]) for line in lines],
+        "last quarter": [_text(line["last_quarter"]) for line in lines],
+        "to the best": [_text(line["difference"], 3) for line in lines],
+        "p": [_text(line["p"], 2) for line in lines],
+        "seeds": [_text(line["seeds"]) for line in lines],
+        "diverged": [_text(line["diverged"]) for line in lines],
+        "learner-steps": [_text(line["learner_steps"]) for line in lines],
+    }
+    if not any(line["diverged"] for line in lines):
+        del columns["diverged"]
+    if len(lines) == 1:
+        del columns["to the best"], columns["p"]
+    return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        words = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        lines.append("  ".join([*words, *numbers]).rstrip())
+    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
+
+
+def _html(rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in rows[0])
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+_SHORT = {"beta_utility": "β", "sigma": "σ", "weight_decay": "wd", "eps": "ε", "betas": "β₁β₂"}
+_USUAL = {"wise": "weight", "scaling": "global", "order": 1, "noise": "white"}
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings in a few letters; what a method does unless told otherwise is left out."""
+    names = [name for name in _SETTINGS if name in settings and _USUAL.get(name) != settings[name]]
+    return ", ".join(f"{_SHORT.get(name, name)} {_text(settings[name])}" for name in names)
+
+
+def _line(comparison: Comparison, row: Row) -> dict[str, Any]:
+    return {
+        "problem": comparison.problem,
+        "options": dict(comparison.options),
+        "network": comparison.network,
+        "steps": comparison.steps,
+        "method": row.entry.method,
+        "settings": dict(row.entry.settings),
+        "metric": comparison.metric,
+        "mean": _number(row.mean),
+        "standard_error": _number(row.error),
+        "first_quarter": _number(row.first_quarter),
+        "last_quarter": _number(row.last_quarter),
+        "seeds": row.seeds,
+        "diverged": row.diverged,
+        "learner_steps": row.learner_steps,
+        "difference": row.difference,
+        "p": row.p,
+    }
+
+
+def _summary(record: Record) -> dict[str, Any]:
+    quarters = {
+        f"{metric}_{which}_quarter": quarter(record, metric, which)
+        for metric in ("loss", "accuracy")
+        for which in ("first", "last")
+        if metric == "loss" or record.accuracy is not None
+    }
+    accuracy = math.nan if record.accuracy is None else area(record, "accuracy")
+    return {
+        **_identity(record),
+        "loss": area(record, "loss"),
+        "accuracy": accuracy,
+        **quarters,
+        "diverged_at": record.diverged_at,
+        "device": record.device,
+        "backend": record.backend,
+        "seconds": record.seconds,
+        "finished": record.finished,
+    }
+
+
+def _windows(record: Record) -> list[dict[str, Any]]:
+    identity = _identity(record)
+    accuracies = [None] * len(record.loss) if record.accuracy is None else record.accuracy.tolist()
+    return [
+        {**identity, "step": step, "loss": loss, "accuracy": accuracy}
+        for step, loss, accuracy in zip(record.ends.tolist(), record.loss.tolist(), accuracies, strict=True)
+    ]
+
+
+def _identity(record: Record) -> dict[str, Any]:
+    key = record.key
+    options = {f"option_{name}": value for name, value in key.options.items()}
+    settings = {name: key.settings[name] for name in _SETTINGS if name in key.settings}
+    if "betas" in settings:
+        settings["beta1"], settings["beta2"] = settings.pop("betas")
+    return {
+        **{"problem": key.problem, "network": key.network, "steps": key.steps, **options},
+        **{"method": key.method, **settings, "seed": key.seed},
+    }
+
+
+def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for line in lines for name in line)
+    return {name: [line.get(name) for line in lines] for name in names}
+
+
+def _framed(columns: dict[str, list[Any]]) -> Any:
+    try:
+        import pandas as pd
+    except ModuleNotFoundError:
+        return columns
+    return pd.DataFrame(columns)
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _text(value: Any, digits: int = 4) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, list | tuple):
+        return "/".join(_text(part) for part in value)
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

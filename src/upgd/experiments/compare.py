@@ -1,0 +1,297 @@
+"""Comparing methods fairly: which settings are best, how flat the optimum is, and whether a difference is one.
+
+**Score.** The area under a learner's online curve: the mean over all steps of the accuracy (in regression, of the loss) of
+predictions made before the update.
+
+**Divergence.** A setting with fewer diverged learners comes before one with more, whatever their scores; the score of a
+setting is the mean over its learners that did not diverge.
+
+**Ties** go to the smaller lr, then to the smaller value of the other settings in alphabetical order.
+
+**Seeds.** Settings of a method are compared on the seeds that all of them have; a setting that shares none with those before
+it is left out (settings with more seeds come first). So 20 more seeds of the best setting do not change which one is best.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.store import Record
+
+__all__ = ["Best", "Comparison", "Entry", "Row", "area", "best", "comparisons", "quarter", "rows"]
+
+Metric = Literal["accuracy", "loss"]
+#: A setting is as good as the best if its score is no more than this share worse.
+FLAT = 0.01
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method with its settings, and its learners by seed."""
+
+    method: str
+    settings: Mapping[str, Any]
+    records: Mapping[int, Record]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What can be compared: the same problem, network and number of steps."""
+
+    problem: str
+    options: Mapping[str, Any]
+    network: str
+    steps: int
+    metric: Metric
+    entries: tuple[Entry, ...]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(entry.method for entry in self.entries))
+
+    def of(self, method: str) -> list[Entry]:
+        """The method's settings."""
+        return [entry for entry in self.entries if entry.method == method]
+
+    @property
+    def title(self) -> str:
+        options = "".join(f", {name} {value}" for name, value in self.options.items())
+        return f"{self.problem}{options}, network {self.network}, {self.steps:,} steps"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best setting of a method.
+
+    Attributes:
+        entry: the setting.
+        score: its area under the curve, the mean over ``seeds``; NaN if all of its learners diverged.
+        seeds: the seeds on which the settings were compared.
+        diverged: how many of its learners diverged.
+        tried: how many settings were compared; ``diverged_settings`` of them had a learner that diverged.
+        flat: the share of the settings whose score is within 1 % of the best.
+        neighbours: for each hyperparameter of which several values were tried, the scores of the settings next to the best
+            one that differ from it in this hyperparameter alone, by value.
+        edges: the hyperparameters whose best value is the smallest or largest that was tried: a wider grid may find better.
+    """
+
+    entry: Entry
+    score: float
+    seeds: tuple[int, ...]
+    diverged: int
+    tried: int
+    diverged_settings: int
+    flat: float
+    neighbours: Mapping[str, Mapping[Any, float]]
+    edges: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: means over the seeds that did not diverge, and their standard errors."""
+
+    entry: Entry
+    seeds: int
+    diverged: int
+    mean: float
+    error: float
+    first_quarter: float
+    last_quarter: float
+    learner_steps: int
+    difference: float | None  #: to the best method, over common seeds
+    p: (
+        float | None
+    )  #: of a paired t-test of that difference; None for the best itself and where there is too little to test
+
+
+def comparisons(records: Iterable[Record]) -> list[Comparison]:
+    """Sort records into what can be compared."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        key = record.key
+        groups.setdefault(
+            repr((key.problem, sorted(key.options.items()), key.network, key.steps, key.engine)), []
+        ).append(record)
+    return [_comparison(group) for group in groups.values()]
+
+
+def area(record: Record, metric: Metric) -> float:
+    """The mean of the online metric over all steps; NaN for a learner that diverged."""
+    return _mean(record, metric, 0, record.key.steps)
+
+
+def quarter(record: Record, metric: Metric, which: Literal["first", "last"]) -> float:
+    """The mean over the first or the last quarter of the steps."""
+    steps = record.key.steps
+    begin, end = (0, steps / 4) if which == "first" else (steps * 3 / 4, steps)
+    return _mean(record, metric, begin, end)
+
+
+def best(comparison: Comparison, method: str) -> Best:
+    """The best setting of a method, by the rules at the top of this module."""
+    entries, seeds = _on_common_seeds(comparison.of(method))
+    metric = comparison.metric
+    scores = [_score(entry, seeds, metric) for entry in entries]
+    diverged = [sum(entry.records[seed].diverged_at is not None for seed in seeds) for entry in entries]
+
+    def rank(i: int) -> tuple[Any, ...]:
+        score = -scores[i] if metric == "accuracy" else scores[i]
+        return (diverged[i], math.inf if math.isnan(score) else score, *_tie_break(entries[i].settings))
+
+    first = min(range(len(entries)), key=rank)
+    within = [not diverged[i] and _as_good(scores[i], scores[first], metric) for i in range(len(entries))]
+    neighbours, edges = _surroundings(entries[first].settings, [e.settings for e in entries], scores)
+    return Best(
+        entry=entries[first],
+        score=scores[first],
+        seeds=seeds,
+        diverged=diverged[first],
+        tried=len(entries),
+        diverged_settings=sum(count > 0 for count in diverged),
+        flat=sum(within) / len(entries),
+        neighbours=neighbours,
+        edges=edges,
+    )
+
+
+def rows(comparison: Comparison, entries: Sequence[Entry]) -> list[Row]:
+    """A table's lines, the best first, each compared with the best."""
+    metric = comparison.metric
+    sign = -1 if metric == "accuracy" else 1
+    means = {id(entry): _score(entry, tuple(entry.records), metric) for entry in entries}
+    ordered = sorted(entries, key=lambda entry: (math.isnan(means[id(entry)]), sign * means[id(entry)]))
+    return [_table_row(entry, ordered[0], metric) for entry in ordered]
+
+
+def _comparison(records: list[Record]) -> Comparison:
+    key = records[0].key
+    entries: dict[str, tuple[str, Mapping[str, Any], dict[int, Record]]] = {}
+    for record in records:
+        name = repr((record.key.method, sorted(record.key.settings.items())))
+        own = entries.setdefault(name, (record.key.method, record.key.settings, {}))
+        own[2][record.key.seed] = record
+    metric: Metric = "loss" if records[0].accuracy is None else "accuracy"
+    found = tuple(Entry(*entry) for entry in entries.values())
+    return Comparison(key.problem, key.options, key.network, key.steps, metric, found)
+
+
+def _mean(record: Record, metric: Metric, begin: float, end: float) -> float:
+    curve = record.accuracy if metric == "accuracy" else record.loss
+    if curve is None or record.diverged_at is not None:
+        return math.nan
+    ends = record.ends
+    overlap = np.clip(np.minimum(ends, end) - np.maximum(ends - record.lengths, begin), 0, None)
+    counted = overlap > 0
+    return float(np.average(curve[counted].astype(np.float64), weights=overlap[counted]))
+
+
+def _score(entry: Entry, seeds: Sequence[int], metric: Metric) -> float:
+    areas = _finite([area(entry.records[seed], metric) for seed in seeds])
+    return float(areas.mean()) if len(areas) else math.nan
+
+
+def _finite(values: Iterable[float]) -> NDArray[np.float64]:
+    array = np.array(list(values), np.float64)
+    return array[~np.isnan(array)]
+
+
+def _on_common_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], tuple[int, ...]]:
+    chosen: list[Entry] = []
+    common: set[int] = set()
+    for entry in sorted(entries, key=lambda entry: -len(entry.records)):
+        shared = common & set(entry.records) if chosen else set(entry.records)
+        if shared:
+            chosen.append(entry)
+            common = shared
+    return [entry for entry in entries if entry in chosen], tuple(sorted(common))
+
+
+def _tie_break(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(
+        tuple(value) if isinstance(value, list) else value for _, value in sorted(settings.items(), key=_lr_first)
+    )
+
+
+def _lr_first(item: tuple[str, Any]) -> tuple[bool, str]:
+    return (item[0] != "lr", item[0])
+
+
+def _as_good(score: float, best_score: float, metric: Metric) -> bool:
+    slack = FLAT * abs(best_score)
+    return score >= best_score - slack if metric == "accuracy" else score <= best_score + slack
+
+
+def _surroundings(
+    chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], scores: Sequence[float]
+) -> tuple[dict[str, dict[Any, float]], tuple[str, ...]]:
+    """The scores of the neighbours in the grid, and where the grid ends."""
+    neighbours: dict[str, dict[Any, float]] = {}
+    edges = []
+    for name in chosen:
+        line = {
+            _hashable(settings[name]): score
+            for settings, score in zip(tried, scores, strict=True)
+            if all(settings[other] == chosen[other] for other in chosen if other != name)
+        }
+        if len(line) < 2:
+            continue
+        values = sorted(line)
+        at = values.index(_hashable(chosen[name]))
+        neighbours[name] = {values[i]: line[values[i]] for i in (at - 1, at + 1) if 0 <= i < len(values)}
+        if len(values) > 2 and at in (0, len(values) - 1) and isinstance(chosen[name], float) and chosen[name] != 0:
+            edges.append(name)
+    return neighbours, tuple(edges)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _table_row(entry: Entry, leader: Entry, metric: Metric) -> Row:
+    learners = list(entry.records.values())
+    areas = _finite(area(record, metric) for record in learners)
+    difference, p = (None, None) if entry is leader else _paired(entry, leader, metric)
+    return Row(
+        entry=entry,
+        seeds=len(learners),
+        diverged=sum(record.diverged_at is not None for record in learners),
+        mean=float(areas.mean()) if len(areas) else math.nan,
+        error=float(areas.std(ddof=1) / math.sqrt(len(areas))) if len(areas) > 1 else math.nan,
+        first_quarter=_mean_of(quarter(record, metric, "first") for record in learners),
+        last_quarter=_mean_of(quarter(record, metric, "last") for record in learners),
+        learner_steps=sum(record.key.steps for record in learners),
+        difference=difference,
+        p=p,
+    )
+
+
+def _mean_of(values: Iterable[float]) -> float:
+    finite = _finite(values)
+    return float(finite.mean()) if len(finite) else math.nan
+
+
+def _paired(entry: Entry, leader: Entry, metric: Metric) -> tuple[float | None, float | None]:
+    """The mean difference over common seeds of which neither diverged, and how likely one as large is by chance."""
+    common = sorted(set(entry.records) & set(leader.records))
+    pairs = [(area(entry.records[seed], metric), area(leader.records[seed], metric)) for seed in common]
+    differences = _finite(ours - theirs for ours, theirs in pairs)
+    if not len(differences):
+        return None, None
+    mean = float(differences.mean())
+    if len(differences) < 2:
+        return mean, None
+    if not differences.any():
+        return mean, 1.0
+    spread = differences.std(ddof=1)
+    if spread == 0:
+        return mean, 0.0
+    try:
+        from scipy.stats import t
+    except ModuleNotFoundError:
+        return mean, None
+    statistic = abs(mean) / (spread / math.sqrt(len(differences)))
+    return mean, float(2 * t.sf(statistic, len(differences) - 1))
