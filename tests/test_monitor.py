@@ -1,13 +1,15 @@
 """The diagnostics, by hand-computed numbers, and the monitor in ordinary training loops."""
 
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import upgd
-from upgd import monitor
+from upgd import monitor, utility
 from upgd.monitor import Monitor
 
 
@@ -155,7 +157,7 @@ def test_what_is_kept_is_bounded(by_hand):
     looking = Monitor(by_hand, samples=10)
     for _ in range(100):
         by_hand(torch.ones(3, 2))
-    window = looking._windows["1"]
+    window = looking._windows["1", 2]
     assert sum(len(means) for means, _ in window._passes) == window._kept == 12
 
 
@@ -163,6 +165,17 @@ def test_evaluation_is_not_recorded(by_hand):
     looking = Monitor(by_hand)
     with torch.no_grad():
         by_hand(torch.ones(1, 2))
+    assert "zero_share/1" not in looking.snapshot()
+
+
+def test_measuring_utility_is_not_recorded(by_hand):
+    looking = Monitor(by_hand)
+    sample = nn.MSELoss(), torch.ones(1, 2), torch.ones(1, 1)
+    utility.true_weights(by_hand, *sample)
+    utility.true_features(by_hand, *sample)
+    for of in ("weights", "features"):
+        utility.first_order(by_hand, *sample, of=of)
+        utility.second_order(by_hand, *sample, of=of, curvature="exact")
     assert "zero_share/1" not in looking.snapshot()
 
 
@@ -209,6 +222,23 @@ def test_a_model_without_activation_modules():
     looking = Monitor(model)
     model(torch.ones(1, 2))
     assert "zero_share/first" in looking.snapshot()
+
+
+def test_an_activation_module_that_serves_two_widths():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 1)])
+            self.act = nn.ReLU()
+
+        def forward(self, x):
+            return self.layers[2](self.act(self.layers[1](self.act(self.layers[0](x)))))
+
+    model = Shared()
+    looking = Monitor(model)
+    model(torch.ones(1, 2))
+    shares = {name for name in looking.snapshot() if name.startswith("zero_share")}
+    assert shares == {"zero_share/act[3]", "zero_share/act[4]"}
 
 
 def test_layers_can_be_named(by_hand):
@@ -265,3 +295,11 @@ def test_half_precision():
 def test_samples_must_be_positive():
     with pytest.raises(ValueError, match="samples must be at least 1, not 0"):
         Monitor(nn.Linear(1, 1), samples=0)
+
+
+def test_the_example_runs(capsys):
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "look_inside.py"))
+    example["main"](tasks=1)
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.startswith("task learner")
+    assert [line.split()[:2] for line in lines] == [["1", "UPGD"], ["1", "SGD"]]

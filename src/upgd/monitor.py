@@ -5,7 +5,7 @@ result for each learner. :class:`Monitor` applies them to a model in an ordinary
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -30,6 +30,9 @@ __all__ = [
     "windowed_means",
     "zero_share",
 ]
+
+# Is this a pass of torch.func, such as upgd.utility makes? There is no public way to ask.
+_transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 
 def sample_plasticity(loss_before: Tensor, loss_after: Tensor) -> Tensor:
@@ -170,8 +173,6 @@ class _Window:
             self._kept -= len(self._passes.popleft()[0])
 
     def figures(self, tau: float) -> dict[str, Tensor]:
-        if not self._passes:
-            return {}
         means, zeros = (_wide(torch.cat(parts)[-self.samples :]) for parts in zip(*self._passes, strict=True))
         if self.dim < -1:  # a convolution: means over positions
             return {"dormant_share": dormant_share(means, tau), "zero_share": zeros.mean()}
@@ -186,8 +187,8 @@ class Monitor:
     """Looks inside a model while it learns.
 
     Forward hooks keep what the hidden layers put out in the last training passes; figures are computed only when
-    :meth:`snapshot` is called. Passes under ``torch.no_grad()`` are not recorded. Call it after ``loss.backward()`` and
-    before the gradients are cleared.
+    :meth:`snapshot` is called. Passes under ``torch.no_grad()`` or ``torch.func`` are not recorded. Call it after
+    ``loss.backward()`` and before the gradients are cleared.
 
     Args:
         model: any module with Linear or convolution layers.
@@ -223,9 +224,12 @@ class Monitor:
         self.tau = tau
         self.samples = samples
         watched = _watched(model, layers)
-        self._windows = {name: _Window(dim, samples) for name, (_, dim) in watched.items()}
+        #: By a module's name and its number of units: an activation module may serve layers of different widths.
+        self._windows: dict[tuple[str, int], _Window] = {}
         self._plasticities: list[Tensor] = []
-        self._hooks = [module.register_forward_hook(self._recorder(name)) for name, (module, _) in watched.items()]
+        self._hooks = [
+            module.register_forward_hook(self._recorder(name, dim)) for name, (module, dim) in watched.items()
+        ]
 
     def snapshot(self) -> dict[str, Any]:
         """All figures, as ``"definition/layer"`` → number (``gate_histogram`` → list of ten shares).
@@ -281,23 +285,23 @@ class Monitor:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _recorder(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        window = self._windows[name]
-
+    def _recorder(self, name: str, dim: int) -> Callable[[nn.Module, Any, Any], None]:
         def record(module: nn.Module, inputs: Any, output: Any) -> None:
             if not isinstance(output, Tensor):
-                raise TypeError(
-                    f"layers names {name!r}, which puts out a {type(output).__name__}; name a module with a tensor"
-                )
-            if torch.is_grad_enabled():
-                window.add(output)
+                raise TypeError(f"layers names {name!r}, which puts out a {type(output).__name__}; it must be a tensor")
+            if torch.is_grad_enabled() and _transform_level() is None:
+                key = name, output.shape[dim]
+                if key not in self._windows:
+                    self._windows[key] = _Window(dim, self.samples)
+                self._windows[key].add(output)
 
         return record
 
     def _of_activations(self) -> dict[str, Tensor]:
+        widths = Counter(name for name, _ in self._windows)
         return {
-            f"{figure}/{name}": value
-            for name, window in self._windows.items()
+            f"{figure}/{name}" + (f"[{units}]" if widths[name] > 1 else ""): value
+            for (name, units), window in self._windows.items()
             for figure, value in window.figures(self.tau).items()
         }
 

@@ -71,7 +71,8 @@ def second_order(
         of: as for :func:`first_order`.
         features: as for :func:`first_order`.
         curvature: ``"hesscale"`` estimates the second derivatives in one backward sweep; ``"exact"`` computes them, with
-            one pass for every single item: for small networks, to see what the estimate costs.
+            one pass for every single item: for small networks, to see what the estimate costs. HesScale rides on an
+            ordinary backward pass, which hooks of your own, another HesScale among them, will see.
 
     Returns:
         Names of parameters (or of the modules that put out features) to tensors.
