@@ -113,12 +113,11 @@ def _link(result: UtilityQuality, better: str, worse: str, last: int | None) -> 
             failures.append(f"{TITLES[activation]} {scope}, {high:.3f} against {low:.3f}".replace("-", "−"))
     wins = [result.wins(*setting, better, worse, last) for setting in settings]
     runs = len(result.seeds)
-    share = f"in all {runs} runs" if min(wins) == runs else f"in {min(wins)} to {max(wins)} of {runs} runs"
+    share = f"all {runs} runs" if min(wins) == runs else f"{min(wins)} to {max(wins)} of the {runs} runs"
     if not failures:
-        return f"holds in all settings, {share} of each."
-    return (
-        f"holds in {len(settings) - len(failures)} of {len(settings)} settings, {share}; not in {'; '.join(failures)}."
-    )
+        return f"holds in all settings, in {share} of each."
+    held = len(settings) - len(failures)
+    return f"holds in {held} of {len(settings)} settings, in {share} of a setting; not in {'; '.join(failures)}."
 
 
 def _range(result: UtilityQuality, measure: str) -> str:
