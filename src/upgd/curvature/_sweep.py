@@ -23,16 +23,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from upgd.curvature._backward import current_backward, graph_is_kept, transform_level
 from upgd.curvature._registry import Layer, LossRule
 
 if TYPE_CHECKING:
     from upgd.curvature.hesscale import HesScale
-
-# Which backward pass is running, will its graph be used again, and is this a pass of torch.func? There is no public way
-# to ask.
-current_backward: Callable[[], int] = torch._C._current_graph_task_id
-_graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-_transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 #: A node of autograd's graph; torch.autograd.graph.Node would be the type if its annotations were right.
 Node = Any
@@ -158,7 +153,7 @@ class Call:
             source.receive(output, curvature, self.backward, self.sweep)
             if position is not None:
                 source.gradients[output] = grad_inputs[position]
-        if not _graph_is_kept():
+        if not graph_is_kept():
             self.input = _NOTHING
             self.target = self.captured = self.output = None
 
@@ -237,7 +232,7 @@ class Follower:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
-        if not first.requires_grad or self.owner.is_paused or _transform_level() is not None:
+        if not first.requires_grad or self.owner.is_paused or transform_level() is not None:
             return None
         if not args:
             raise TypeError(f"HesScale needs {self.name} to be called with its input as a positional argument.")
@@ -320,7 +315,7 @@ class LossFollower(Follower):
     def __call__(  # type: ignore[override]  # a hook with keyword arguments
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        if not output.requires_grad or self.owner.is_paused or _transform_level() is not None:
+        if not output.requires_grad or self.owner.is_paused or transform_level() is not None:
             return
         y, target = (*args, *(kwargs[name] for name in ("input", "target") if name in kwargs))
         call = Call(self)

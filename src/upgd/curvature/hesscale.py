@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from upgd.curvature import activations, layers, losses
+from upgd.curvature._backward import add_as_grad
 from upgd.curvature._registry import LAYERS, LOSSES, find
-from upgd.curvature._sweep import Follower, LossFollower, ReshapeFollower, current_backward, in_place
+from upgd.curvature._sweep import Follower, LossFollower, ReshapeFollower, in_place
 
 # Importing them registers their rules.
 __all__ = ["HesScale", "activations", "layers", "losses"]
@@ -68,8 +69,8 @@ class HesScale:
         self.criterion = criterion
         self.scaler = scaler
         self.is_paused = False
-        # By identity, because a tensor's own hash is slow: the parameter or module, the backward pass, the diagonal.
-        self._values: dict[int, tuple[Tensor | nn.Module, int, Tensor]] = {}
+        # By identity, because a tensor's own hash is slow: the parameter or module, and what add_as_grad gave for it.
+        self._values: dict[int, tuple[Tensor | nn.Module, tuple[int, Tensor]]] = {}
         self._reshapes = ReshapeFollower(self)
         self._followers = _followers(self, model)
         self._loss_follower = _loss_follower(self, criterion)
@@ -90,7 +91,7 @@ class HesScale:
             A tensor of the parameter's shape, detached. A later backward makes a new one and does not change it.
         """
         if id(param) in self._values:
-            return self._values[id(param)][2]
+            return self._values[id(param)][1][1]
         raise RuntimeError(self._why_not(param))
 
     def feature_diagonal(self, module: nn.Module) -> Tensor:
@@ -103,7 +104,7 @@ class HesScale:
             A vector with one entry for each unit or channel.
         """
         if id(module) in self._values:
-            return self._values[id(module)][2]
+            return self._values[id(module)][1][1]
         follower = self._followers.get(module)
         name = follower.name if follower else f"a {type(module).__name__}"
         if follower is None or not follower.watched:
@@ -152,22 +153,15 @@ class HesScale:
 
     def _add(self, key: Tensor | nn.Module, value: Tensor, reference: Tensor | None) -> None:
         """Add up as the gradient of ``reference`` does, which this backward pass has not reached yet."""
-        backward = current_backward()
         if self.scaler is not None:
             value = value / self.scaler.scale(torch.ones((), dtype=value.dtype, device=value.device))
         previous = self._values.get(id(key))
-        if previous is not None:
-            _, its_backward, so_far = previous
-            if its_backward == backward:
-                value = so_far + value
-            elif reference is not None and reference.grad is not None:
-                value = torch.where(reference.grad.any(), so_far + value, value)
-        self._values[id(key)] = key, backward, value
+        self._values[id(key)] = key, add_as_grad(None if previous is None else previous[1], value, reference)
 
     def _drop_old(self, params: list[nn.Parameter], backward: int) -> None:
         """Free what the coming values will replace, so that they find its memory, which is still in the cache."""
         for param in params:
-            if param.grad is None and id(param) in self._values and self._values[id(param)][1] != backward:
+            if param.grad is None and id(param) in self._values and self._values[id(param)][1][0] != backward:
                 del self._values[id(param)]
 
     def _lost(self, name: str) -> str:
