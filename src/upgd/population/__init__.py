@@ -9,8 +9,9 @@
 (1, 3)
 """
 
+from upgd.population.diagnostics import Diagnostics
 from upgd.population.engine import Population
 from upgd.population.result import Result
 from upgd.population.spec import METHODS, Learner
 
-__all__ = ["METHODS", "Learner", "Population", "Result"]
+__all__ = ["METHODS", "Diagnostics", "Learner", "Population", "Result"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from upgd.networks import initial_parameters
 from upgd.population.backend import Backend, Loss, Tally
 from upgd.population.choose import BackendName, choose
+from upgd.population.diagnostics import Diagnostics, look, stacked
 from upgd.population.interrupt import interrupts_wait
 from upgd.population.result import Floats, Result
 from upgd.population.spec import Learner, groups
@@ -84,6 +85,7 @@ class Population:
 
         self._tallies = [Tally.empty(len(group), self._device) for group, _ in self._groups]
         self._curves: dict[str, list[Floats]] = {"loss": [], "accuracy": []}
+        self._looks: list[tuple[int, list[dict[str, Floats]]]] = []
         self._window: int | None = None
         self._loss: Loss | None = None
         self._pace = _Pace()
@@ -95,6 +97,7 @@ class Population:
         steps: int,
         *,
         window: int | None = None,
+        diagnostics: Diagnostics | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Result:
         """Take ``steps`` more steps.
@@ -107,6 +110,7 @@ class Population:
             steps: how many.
             window: how many steps a window of the result has; by default the stream's ``task_length``. The same in every
                 call.
+            diagnostics: look inside the learners now and then; see :class:`Diagnostics`. It does not change what they do.
             progress: called after every block with the learner-steps done in this call and those to be done.
 
         Returns:
@@ -119,8 +123,13 @@ class Population:
         begin, end = self.step, self.step + steps
         while self.step < end:
             length = min(self._pace.steps, end - self.step, self._window - self.step % self._window)
+            to_look = diagnostics.next_moment(self.step, self._window) - self.step if diagnostics is not None else 0
             with interrupts_wait():
-                self._advance(stream, length)
+                if diagnostics is not None and to_look == 1:
+                    self._advance_and_look(stream, diagnostics)
+                else:
+                    # The step before a look is taken alone: the look wants the parameters on both sides of it.
+                    self._advance(stream, min(length, to_look - 1) if to_look else length)
             if progress is not None:
                 progress((self.step - begin) * len(self.learners), steps * len(self.learners))
         return self.result()
@@ -143,6 +152,8 @@ class Population:
             loss=self._stacked(curves["loss"]),
             accuracy=self._stacked(curves["accuracy"]),
             diverged_at=self._gathered("diverged_at").numpy(),
+            diagnostics=stacked([figures for _, figures in self._looks]),
+            diagnosed_at=np.array([step for step, _ in self._looks], np.int64),
         )
 
     def parameters(self, learner: int) -> dict[str, Tensor]:
@@ -175,6 +186,8 @@ class Population:
             "learners": self._fingerprint(),
             **{f"tally.{name}": self._gathered(name) for name in ("loss", "correct", "diverged_at")},
             **{f"curve.{name}": torch.from_numpy(self._stacked(rows)) for name, rows in self._curves.items()},
+            "diagnosed_at": torch.tensor([step for step, _ in self._looks], dtype=torch.int64),
+            **{f"diagnostics.{name}": torch.from_numpy(f) for name, f in stacked([f for _, f in self._looks]).items()},
         }
         for number, backend in enumerate(self._backends):
             state |= {f"group.{number}.{name}": tensor.cpu() for name, tensor in backend.state().items()}
@@ -196,6 +209,11 @@ class Population:
                 getattr(tally, name).copy_(state[f"tally.{name}"][own])
         for name in self._curves:
             self._curves[name] = list(state[f"curve.{name}"].numpy().copy())
+        looks = {n.removeprefix("diagnostics."): t.numpy() for n, t in state.items() if n.startswith("diagnostics.")}
+        self._looks = [
+            (int(step), [{name: figures[k, i] for name, figures in looks.items()} for i in range(len(self.learners))])
+            for k, step in enumerate(state["diagnosed_at"])
+        ]
         self.step = int(state["step"])
         self._window = int(state["window"]) or None
         self._loss = _LOSSES[int(state["loss"])]
@@ -230,6 +248,22 @@ class Population:
         if self.step % self._window == 0:
             self._close_window()
         self._whole = True
+
+    def _advance_and_look(self, stream: Stream, wanted: Diagnostics) -> None:
+        """Take one step, and look at every learner that it has moved."""
+        before = [{name: p.clone() for name, p in backend.parameters().items()} for backend in self._backends]
+        self._advance(stream, 1)
+        samples = min(wanted.samples, self.step)
+        chunk = stream.chunk(self._seeds, self.step - samples, samples)
+        found = [
+            look(self._network, group, old, backend, chunk, stream.loss, wanted)
+            for (group, _), old, backend in zip(self._groups, before, self._backends, strict=True)
+        ]
+        alive = (self._gathered("diverged_at") < 0).tolist()
+        joined = [figures for of_group in found for figures in of_group]
+        self._looks.append(
+            (self.step, [joined[i] if lives else {} for i, lives in zip(self._order, alive, strict=True)])
+        )
 
     def _close_window(self) -> None:
         assert self._window is not None

@@ -17,7 +17,7 @@ from upgd.population.chain import Chain, Derivatives
 from upgd.population.functional import Functional
 from upgd.streams.contract import Chunk
 
-__all__ = ["TorchBackend", "unsupported"]
+__all__ = ["TorchBackend", "gates", "unsupported"]
 
 #: Random numbers in the making at once: their temporaries are many.
 _NORMALS_AT_ONCE = 1 << 20
@@ -124,11 +124,7 @@ class TorchBackend:
             instant = rules.utility(judged, gradient[name], curvature.get(name))
             traces[name] = rules.trace(self._state["utility"][name], instant, self._group.beta)
             unbiased[name] = rules.unbiased(traces[name], self._group.beta, step)
-        if self._kind.scaling == "global":
-            scale = rules.global_scale(unbiased.values(), learner_dims=1)
-            gates = {name: rules.gate(u, scale) for name, u in unbiased.items()}
-        else:
-            gates = {name: rules.gate(u, rules.local_scale(u, learner_dims=1)) for name, u in unbiased.items()}
+        gates = _gates_of(unbiased, self._kind)
         return traces, self._spread(gates) if feature_wise else gates
 
     def _judged(self) -> Named:
@@ -200,6 +196,19 @@ class TorchBackend:
             new["parameters"][name] = kept - _of_learners(g.lr, weight) * rules.unbiased(first, g.beta1, step) / size
             new["first_moment"][name], new["second_moment"][name] = first, second
         return new
+
+
+def gates(group: Group, traces: Mapping[str, Tensor], step: int) -> Named:
+    """How useful everything that has a trace is held to be, after ``step`` steps."""
+    beta = group.beta.to(next(iter(traces.values())).device)
+    return _gates_of({name: rules.unbiased(trace, beta, step) for name, trace in traces.items()}, group.kind)
+
+
+def _gates_of(unbiased: Named, kind: Kind) -> Named:
+    if kind.scaling == "local":
+        return {name: rules.gate(u, rules.local_scale(u, learner_dims=1)) for name, u in unbiased.items()}
+    scale = rules.global_scale(unbiased.values(), learner_dims=1)
+    return {name: rules.gate(u, scale) for name, u in unbiased.items()}
 
 
 def _model(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> Chain | Functional:

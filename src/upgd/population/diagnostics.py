@@ -1,0 +1,127 @@
+"""A look inside the learners of a population, now and then.
+
+:class:`upgd.monitor.Monitor` says what to look at and how each figure is defined. Nothing of this happens, or costs, unless
+somebody asks.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from upgd.monitor import Monitor
+from upgd.population.backend import Backend, Group, Loss
+from upgd.population.result import Floats
+from upgd.population.torch_backend import gates
+from upgd.streams.contract import Chunk
+
+__all__ = ["Diagnostics", "look", "stacked"]
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """When to look inside, and at how much.
+
+    Args:
+        every: how many steps from one look to the next; by default the window.
+        samples: over how many of the last samples activations are looked at.
+        tau: the τ up to which a unit counts as dormant.
+    """
+
+    every: int | None = None
+    samples: int = 100
+    tau: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, value in (("every", self.every), ("samples", self.samples)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
+
+    def next_moment(self, step: int, window: int) -> int:
+        """After how many steps the next look comes, once ``step`` have been taken."""
+        every = self.every or window
+        return (step // every + 1) * every
+
+
+def look(
+    network: nn.Module,
+    group: Group,
+    before: Mapping[str, Tensor],
+    backend: Backend,
+    chunk: Chunk,
+    loss: Loss,
+    wanted: Diagnostics,
+) -> list[dict[str, Floats]]:
+    """All figures of a group's learners, by learner and name, each a number or a short vector.
+
+    Args:
+        network: the template, on the CPU.
+        group: the learners.
+        before: their parameters before the last update.
+        backend: what has made that update.
+        chunk: the last samples, on the CPU; the latest one is that of the update.
+        loss: which loss.
+        wanted: what to look at.
+    """
+    after = backend.parameters()
+    traces = {name.removeprefix("utility."): t for name, t in backend.state().items() if name.startswith("utility.")}
+    useful = gates(group, traces, chunk.start + chunk.length) if traces else {}
+    inputs = chunk.inputs().to(next(network.parameters()).dtype)
+    found = []
+    for i, row in enumerate(group.rows):
+        old, new, useful_now = ({name: t[i].cpu() for name, t in named.items()} for named in (before, after, useful))
+        found.append(_look_at_one(network, old, new, useful_now, inputs[row], chunk.targets[row, -1:], loss, wanted))
+    return found
+
+
+def _look_at_one(
+    network: nn.Module,
+    before: dict[str, Tensor],
+    after: dict[str, Tensor],
+    useful: dict[str, Tensor],
+    inputs: Tensor,
+    target: Tensor,
+    loss: Loss,
+    wanted: Diagnostics,
+) -> dict[str, Floats]:
+    """Gradients, and the loss that plasticity compares with, are those of the last update; all else is as it is now."""
+    if not all(p.isfinite().all() for p in after.values()):
+        return {}
+    model = copy.deepcopy(network)
+
+    def lost() -> Tensor:
+        outputs = model(inputs[-1:])
+        return F.cross_entropy(outputs, target) if loss == "cross_entropy" else F.mse_loss(outputs, target.to(outputs))
+
+    model.load_state_dict(before, strict=False)
+    lost_before = lost()
+    torch.autograd.backward(lost_before)
+    model.load_state_dict(after, strict=False)
+    with Monitor(model, _Gates(model, useful), tau=wanted.tau, samples=wanted.samples) as monitor:
+        model(inputs)
+        monitor.plasticity(lost_before, lost)
+        return {name: np.asarray(figure, np.float64) for name, figure in monitor.snapshot().items()}
+
+
+class _Gates:
+    """What a monitor wants from an optimizer."""
+
+    def __init__(self, model: nn.Module, gates: Mapping[str, Tensor]) -> None:
+        parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self._gates = {parameters[name]: gate for name, gate in gates.items()}
+
+    def gates(self) -> dict[Tensor, Tensor]:
+        return self._gates
+
+
+def stacked(moments: Sequence[Sequence[Mapping[str, Floats]]]) -> dict[str, Floats]:
+    """Figures by moment and learner and name, to figures by name: ``(moments, learners, …)``, NaN where there is none."""
+    shapes = {name: figure.shape for moment in moments for figures in moment for name, figure in figures.items()}
+    return {
+        name: np.array([[figures.get(name, np.full(shape, np.nan)) for figures in moment] for moment in moments])
+        for name, shape in sorted(shapes.items())
+    }

@@ -1,0 +1,125 @@
+"""Looks inside the learners of a population."""
+
+import numpy as np
+import pytest
+import torch
+from plain_loop import Counters, SmallConvNet
+from torch.nn.functional import cross_entropy
+
+from upgd.networks import MLP
+from upgd.population import Diagnostics, Learner, Population
+
+NETWORK = MLP((6, 8, 5, 3))
+STREAM = Counters((6,), 3, task_length=20)
+LEARNERS = [
+    Learner(method="upgd", lr=0.05, sigma=0.1, beta_utility=0.9, seed=4),
+    Learner(method="sgd", lr=0.1, seed=1),
+    Learner(method="ups", lr=0.05, sigma=0.1, wise="feature", scaling="local", seed=2),
+]
+
+
+def population(learners=LEARNERS, network=NETWORK) -> Population:
+    return Population(network, learners, backend="torch")
+
+
+def test_off_means_nothing():
+    result = population().run(STREAM, 30)
+    assert result.diagnostics == {}
+    assert result.diagnosed_at.tolist() == []
+
+
+def test_looking_changes_nothing():
+    plain, looked = population(), population()
+    expected = plain.run(STREAM, 50)
+    result = looked.run(STREAM, 50, diagnostics=Diagnostics(every=7))
+    np.testing.assert_array_equal(result.loss, expected.loss)
+    assert all(torch.equal(p, looked.parameters(0)[name]) for name, p in plain.parameters(0).items())
+
+
+def test_looks_come_at_window_ends_or_every_so_many_steps():
+    assert population().run(STREAM, 50, diagnostics=Diagnostics()).diagnosed_at.tolist() == [20, 40]
+    every = population()
+    every.run(STREAM, 11, diagnostics=Diagnostics(every=6))
+    assert every.run(STREAM, 10, diagnostics=Diagnostics(every=6)).diagnosed_at.tolist() == [6, 12, 18]
+    assert population().run(STREAM, 3, diagnostics=Diagnostics(every=1)).diagnosed_at.tolist() == [1, 2, 3]
+
+
+def test_figures_are_what_their_names_say():
+    crowd, before = population(), population()
+    found = crowd.run(STREAM, 40, diagnostics=Diagnostics(every=40, samples=10, tau=0.5)).diagnostics
+    before.run(STREAM, 39)
+    for i, learner in enumerate(LEARNERS):
+        chunk = STREAM.chunk([learner.seed], 30, 10)
+        inputs, target = chunk.inputs()[0], chunk.targets[0, -1:]
+        old, new = before.network(i), crowd.network(i)
+        loss_before, loss_after = (cross_entropy(model(inputs[-1:]), target) for model in (old, new))
+        assert found["sample_plasticity"][0, i] == pytest.approx(
+            max(0.0, 1 - (loss_after / loss_before).item()), abs=1e-6
+        )
+        loss_before.backward()
+        gradient = torch.cat([p.grad.flatten() for p in old.parameters()])
+        assert found["gradient_l2"][0, i] == pytest.approx(gradient.norm().item(), rel=1e-5)
+        assert found["gradient_l0_share"][0, i] == pytest.approx((gradient != 0).float().mean().item(), rel=1e-5)
+        assert found["weight_l1"][0, i] == pytest.approx(sum(p.abs().sum().item() for p in new.parameters()), rel=1e-5)
+        with torch.no_grad():
+            hidden = new.layers[:2](inputs)
+        magnitude = hidden.abs().mean(0)
+        dormant = (magnitude <= 0.5 * magnitude.mean()).float().mean()
+        assert found["dormant_share/layers.1"][0, i] == pytest.approx(dormant.item())
+        assert found["zero_share/layers.1"][0, i] == pytest.approx((hidden == 0).float().mean().item())
+        singular = torch.linalg.svdvals(new.layers[2].weight.detach())
+        assert found["stable_rank/layers.2.weight"][0, i] == pytest.approx(
+            ((singular / singular[0]) ** 2).sum().item(), rel=1e-4
+        )
+
+
+def test_gates_are_seen_where_there_are_gates():
+    crowd = population()
+    found = crowd.run(STREAM, 40, diagnostics=Diagnostics(every=40)).diagnostics
+    state = crowd.state()
+    name = "gate_histogram/layers.2.weight"
+    assert found[name].shape == (1, 3, 10)
+    assert np.isnan(found[name][0, 1]).all()
+    traces = {key: t[0] / (1 - 0.9**40) for key, t in state.items() if key.startswith("group.0.utility")}
+    largest = max(t.max() for t in traces.values())
+    gates = torch.sigmoid(traces["group.0.utility.layers.2.weight"] / largest)
+    np.testing.assert_allclose(found[name][0, 0] * 40, torch.histc(gates, 10, 0, 1).numpy(), atol=1e-4)
+    features = state["group.2.utility.layers.2.weight"][0]
+    gates = torch.sigmoid(features / features.norm())
+    np.testing.assert_allclose(found[name][0, 2] * 5, torch.histc(gates, 10, 0, 1).numpy(), atol=1e-4)
+
+
+def test_looks_are_saved_with_everything_else():
+    first, second = population(), population()
+    first.run(STREAM, 25, diagnostics=Diagnostics(every=10))
+    second.restore(first.state())
+    first.run(STREAM, 20, diagnostics=Diagnostics(every=10))
+    result = second.run(STREAM, 20, diagnostics=Diagnostics(every=10))
+    expected = first.result()
+    assert result.diagnosed_at.tolist() == expected.diagnosed_at.tolist() == [10, 20, 30, 40]
+    assert result.diagnostics.keys() == expected.diagnostics.keys()
+    for name, figures in result.diagnostics.items():
+        np.testing.assert_array_equal(figures, expected.diagnostics[name])
+
+
+def test_a_diverged_learner_has_nothing_to_show():
+    wild = Learner(method="sgd", lr=1e30)
+    result = population([LEARNERS[0], wild]).run(STREAM, 40, diagnostics=Diagnostics())
+    assert result.diverged_at[1] >= 0
+    assert np.isnan(result.diagnostics["weight_l2"][:, 1]).all()
+    assert np.isfinite(result.diagnostics["weight_l2"][:, 0]).all()
+
+
+def test_convolutions_have_channels():
+    network = SmallConvNet((2, 10, 10), 3)
+    result = population([LEARNERS[0], LEARNERS[2]], network).run(
+        Counters((2, 10, 10), 3), 10, diagnostics=Diagnostics(every=10, samples=4)
+    )
+    assert 0 <= result.diagnostics["dormant_share/layers.1"][0, 0] <= 1
+    assert result.diagnostics["gate_histogram/layers.0.weight"][0, 1].sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("options", [{"every": 0}, {"samples": 0}, {"every": 1.5}])
+def test_a_mistake_gets_one_sentence(options):
+    with pytest.raises(ValueError, match="must be an integer of at least 1"):
+        Diagnostics(**options)
