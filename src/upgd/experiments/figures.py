@@ -1,23 +1,27 @@
 """Curves that can be read without a legend, in print, and by the colour-blind."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from upgd.experiments.bands import band, of_seeds
 from upgd.experiments.compare import Comparison, Entry, best
+from upgd.experiments.variants import LABELS, variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "LABELS", "curves"]
+__all__ = ["COLOURS", "LABELS", "curves", "save"]
 
 #: A colour for each method, everywhere the same; after Okabe & Ito and Tol, which colour-blind people can tell apart.
 COLOURS = {
     "upgd": "#0072B2",
     "upgd-nonprotecting": "#56B4E9",
     "ups": "#332288",
+    "ups-even": "#777777",
     "sgd": "#555555",
     "sgdw": "#D55E00",
     "adamw": "#009E73",
@@ -25,22 +29,19 @@ COLOURS = {
     "anti-pgd": "#882255",
     "shrink-and-perturb": "#E69F00",
 }
-LABELS = {
-    "upgd": "UPGD",
-    "upgd-nonprotecting": "UPGD, non-protecting",
-    "ups": "UPS",
-    "sgd": "SGD",
-    "sgdw": "SGDW",
-    "adamw": "AdamW",
-    "pgd": "PGD",
-    "anti-pgd": "Anti-PGD",
-    "shrink-and-perturb": "Shrink & Perturb",
-}
 _INK, _FAINT = "#333333", "#e6e6e6"
 #: A curve has at most this many points; each is then the mean of several windows.
 _POINTS = 80
 #: How far apart two labels are at least, as a share of the height of the panel.
 _LABEL_DISTANCE = 0.062
+#: How variants of a method are drawn, from plotly's words to matplotlib's.
+_STYLES: dict[str, Any] = {
+    "solid": "-",
+    "dash": (0, (4, 1.5)),
+    "longdash": (0, (8, 2)),
+    "dot": (0, (1.2, 1.2)),
+    "dashdot": (0, (5, 1.5, 1.2, 1.5)),
+}
 
 
 def curves(
@@ -49,14 +50,19 @@ def curves(
     *,
     ax: "Axes | None" = None,
     title: str | None = None,
+    labels: Sequence[str] | None = None,
+    colours: Sequence[str] | None = None,
+    limits: tuple[float, float] | None = None,
 ) -> "Axes":
-    """Draw online curves: the mean over seeds, with a band of ± 2 standard errors.
+    """Draw online curves: the mean over seeds, with its 95 % confidence band.
 
     Args:
         comparison: the learners of one problem.
         entries: which of them; by default every method at its best setting.
         ax: where; by default a new figure.
         title: by default the problem's name.
+        labels, colours: of the entries; by default the methods' own.
+        limits: of the vertical axis; by default what the curves need.
     """
     if ax is None:
         import matplotlib.pyplot as plt
@@ -64,42 +70,47 @@ def curves(
         _, ax = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     if entries is None:
         entries = [best(comparison, method).entry for method in comparison.methods]
-    drawn = [(entry, *_curve(entry, comparison.metric)) for entry in entries]
-    drawn = [(entry, steps, values) for entry, steps, values in drawn if len(values)]
-    for entry, steps, values in drawn:
-        _draw(ax, COLOURS.get(entry.method, _INK), steps, values)
+    names = labels or [_name(entry, entries) for entry in entries]
+    tints = colours or [COLOURS.get(entry.method, _INK) for entry in entries]
+    drawn = [
+        (name, tint, entry, *of_seeds(entry, comparison.metric, _POINTS))
+        for name, tint, entry in zip(names, tints, entries, strict=True)
+    ]
+    drawn = [one for one in drawn if len(one[-1])]
+    for _, tint, entry, steps, values in drawn:
+        _draw(ax, entry, tint, steps, values)
     _furnish(ax, comparison, [values for *_, values in drawn])
-    _label(
-        ax,
-        [(_name(entry, entries), COLOURS.get(entry.method, _INK), values[:, -1].mean()) for entry, _, values in drawn],
-    )
+    if limits is not None:
+        ax.set_ylim(limits)
+    _label(ax, [(name, tint, values[:, -1].mean()) for name, tint, _, _, values in drawn])
     ax.set_title(title or comparison.problem, loc="left", fontsize=12, fontweight="bold", color=_INK, pad=22)
     seeds = max((len(values) for *_, values in drawn), default=0)
     noun = "accuracy" if comparison.metric == "accuracy" else "squared error"
-    band = ", mean ± 2 standard errors of " if seeds > 1 else ", "
-    subtitle = f"online {noun}{band}{seeds} seed{'s' * (seeds != 1)}"
+    shown = ", mean and 95 % band of " if seeds > 1 else ", "
+    subtitle = f"online {noun}{shown}{seeds} seed{'s' * (seeds != 1)}"
     ax.text(0, 1.02, subtitle, transform=ax.transAxes, fontsize=9.5, color="#666666")
     return ax
 
 
-def _curve(entry: Entry, metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Where windows end, and the learners' means: ``(points,)`` and ``(learners, points)``; without those that diverged."""
-    alive = [record for record in entry.records.values() if record.diverged_at is None]
-    if not alive:
-        return np.empty(0), np.empty((0, 0))
-    values = np.array([record.accuracy if metric == "accuracy" else record.loss for record in alive], np.float64)
-    ends, lengths = alive[0].ends, alive[0].lengths
-    pieces = np.array_split(np.arange(len(ends)), min(len(ends), _POINTS))
-    joined = [np.average(values[:, piece], axis=1, weights=lengths[piece]) for piece in pieces]
-    return np.array([ends[piece[-1]] for piece in pieces]), np.stack(joined, 1)
+def save(figure: "Figure", stem: Path) -> list[Path]:
+    """Write a figure as PNG, SVG and PDF; the same figure gives the same files. ``stem`` is the path without an ending."""
+    import matplotlib
+
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg", "pdf")]
+    dateless = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with matplotlib.rc_context({"svg.hashsalt": "upgd"}):
+        for path in paths:
+            figure.savefig(path, dpi=150, metadata=dateless[path.suffix[1:]])
+    return paths
 
 
-def _draw(ax: "Axes", colour: str, steps: NDArray[Any], values: NDArray[Any]) -> None:
-    mean = values.mean(0)
+def _draw(ax: "Axes", entry: Entry, colour: str, steps: NDArray[Any], values: NDArray[Any]) -> None:
+    mean, reach = band(values)
     if len(values) > 1:
-        error = 2 * values.std(0, ddof=1) / np.sqrt(len(values))
-        ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.16, linewidth=0)
-    ax.plot(steps, mean, color=colour, linewidth=2, solid_capstyle="round", marker="o" if len(steps) == 1 else None)
+        ax.fill_between(steps, mean - reach, mean + reach, color=colour, alpha=0.16, linewidth=0)
+    style = _STYLES[variant(entry).dash] if entry.method in LABELS else "-"
+    marker = "o" if len(steps) == 1 else None
+    ax.plot(steps, mean, color=colour, linewidth=2, linestyle=style, solid_capstyle="round", marker=marker)
 
 
 def _furnish(ax: "Axes", comparison: Comparison, values: Iterable[NDArray[Any]]) -> None:

@@ -1,0 +1,73 @@
+"""Variants of a method: weight- or feature-wise, global or local, first or second order, white or anticorrelated noise.
+
+A variant is no hyperparameter: nobody asks for the best of them, but for the best setting of each.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from upgd.experiments.compare import Best, Comparison, Entry, best
+
+__all__ = ["LABELS", "Variant", "best_of_variants", "by_variant", "variant"]
+
+LABELS = {
+    "upgd": "UPGD",
+    "upgd-nonprotecting": "UPGD, non-protecting",
+    "ups": "UPS",
+    "ups-even": "even search",
+    "sgd": "SGD",
+    "sgdw": "SGDW",
+    "adamw": "AdamW",
+    "pgd": "PGD",
+    "anti-pgd": "Anti-PGD",
+    "shrink-and-perturb": "Shrink & Perturb",
+}
+#: What is worth saying about a variant: everything but the usual.
+_WORDS = {"feature": "feature-wise", "local": "local", 2: "2nd order", "anticorrelated": "anticorrelated"}
+_SWITCHES = ("wise", "scaling", "order", "noise")
+_USUAL = {"wise": "weight", "scaling": "global", "order": 1, "noise": "white"}
+
+
+class Variant(NamedTuple):
+    """A method with its switches."""
+
+    method: str
+    wise: str = "weight"
+    scaling: str = "global"
+    order: int = 1
+    noise: str = "white"
+
+    @property
+    def label(self) -> str:
+        """The method's name for people, with what is unusual about it."""
+        words = [_WORDS[switch] for switch in self[1:] if switch in _WORDS]
+        return ", ".join([LABELS.get(self.method, self.method), *words])
+
+    @property
+    def dash(self) -> str:
+        """How its lines are drawn, so that variants with one colour can be told apart; in plotly's words."""
+        if self.order == 2:
+            return "dash"
+        return {("weight", "global"): "solid", ("weight", "local"): "longdash", ("feature", "global"): "dot"}.get(
+            (self.wise, self.scaling), "dashdot"
+        )
+
+
+def variant(entry: Entry) -> Variant:
+    """The variant that an entry is a setting of."""
+    return Variant(entry.method, *(entry.settings.get(name, _USUAL[name]) for name in _SWITCHES))  # type: ignore[arg-type]
+
+
+def by_variant(comparison: Comparison) -> dict[Variant, Comparison]:
+    """The entries of a comparison, variant by variant."""
+    sorted_: dict[Variant, list[Entry]] = {}
+    for entry in comparison.entries:
+        sorted_.setdefault(variant(entry), []).append(entry)
+    return {one: replace(comparison, entries=tuple(entries)) for one, entries in sorted_.items()}
+
+
+def best_of_variants(comparison: Comparison, only: Iterable[Variant] | None = None) -> dict[Variant, Best]:
+    """The best setting of every variant."""
+    found = by_variant(comparison)
+    return {one: best(found[one], one.method) for one in (found if only is None else only) if one in found}

@@ -1,0 +1,97 @@
+"""Curves over seeds: bands against scipy, joined windows by hand, pictures that can be told apart."""
+
+import numpy as np
+import pytest
+from made_records import record, seeds
+
+from upgd.experiments import Results, figures
+from upgd.experiments.bands import band, of_seeds, student
+from upgd.experiments.compare import comparisons
+from upgd.experiments.variants import Variant, best_of_variants, by_variant, variant
+
+matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
+matplotlib.use("agg")
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 10, 20, 31, 32, 50, 1000])
+def test_student_is_students(count):
+    t = pytest.importorskip("scipy.stats").t
+    assert student(count) == pytest.approx(t.ppf(0.975, count - 1), abs=6e-4)
+
+
+def test_the_band_is_the_confidence_interval_of_the_mean():
+    stats = pytest.importorskip("scipy.stats")
+    values = np.random.default_rng(0).normal(size=(7, 5))
+    mean, reach = band(values)
+    low, high = stats.t.interval(0.95, 6, loc=values.mean(0), scale=stats.sem(values))
+    np.testing.assert_allclose(mean - reach, low, atol=1e-3)
+    np.testing.assert_allclose(mean + reach, high, atol=1e-3)
+
+
+def test_a_single_seed_has_no_band():
+    mean, reach = band(np.ones((1, 3)))
+    assert mean.tolist() == [1, 1, 1]
+    assert reach.tolist() == [0, 0, 0]
+
+
+def test_joined_windows_count_every_step_once():
+    """Five windows, the last of 3 steps instead of 10, in two points: (0, 1, 2) and (3, 4)."""
+    one = record(windows=5, steps=43)
+    entry = comparisons([one])[0].entries[0]
+    steps, values = of_seeds(entry, "accuracy", 2)
+    assert steps.tolist() == [30, 43]
+    expected = (one.accuracy[3] * 10 + one.accuracy[4] * 3) / 13
+    assert values[0] == pytest.approx([one.accuracy[:3].mean(), expected], rel=1e-6)
+
+
+def test_diverged_learners_are_left_out_of_the_curve():
+    entry = comparisons([record(seed=0), record(seed=1, diverged_at=15)])[0].entries[0]
+    assert of_seeds(entry, "accuracy", 80)[1].shape == (1, 4)
+
+
+def test_variants_have_a_best_setting_each():
+    records = [record("upgd", {"lr": lr}, level=level) for lr, level in ((0.1, 0.4), (0.01, 0.6))]
+    records += [record("upgd", {"lr": lr, "scaling": "local"}, level=level) for lr, level in ((0.1, 0.9), (0.01, 0.8))]
+    comparison = comparisons(records)[0]
+    assert set(by_variant(comparison)) == {Variant("upgd"), Variant("upgd", scaling="local")}
+    chosen = best_of_variants(comparison)
+    assert chosen[Variant("upgd")].entry.settings["lr"] == 0.01
+    assert chosen[Variant("upgd", scaling="local")].entry.settings["lr"] == 0.1
+
+
+def test_a_variant_says_what_is_unusual_about_it():
+    entry = comparisons([record("upgd", {"wise": "feature", "order": 2})])[0].entries[0]
+    assert variant(entry).label == "UPGD, feature-wise, 2nd order"
+    assert Variant("sgd").label == "SGD"
+    assert Variant("mine").label == "mine"
+
+
+def test_plot_draws_a_line_and_a_band_for_every_method_and_names_it_at_its_end():
+    from matplotlib.figure import Figure
+
+    ax = Figure().subplots()
+    results = Results([*seeds(3, "sgd", level=0.5), *seeds(3, "upgd", level=0.51)])
+    assert results.plot(ax=ax) is ax
+    assert [line.get_color() for line in ax.lines] == [figures.COLOURS["sgd"], figures.COLOURS["upgd"]]
+    assert len(ax.collections) == 2
+    names = {text.get_text(): text.xyann[1] for text in ax.texts if text.get_text() in ("SGD", "UPGD")}
+    assert names["UPGD"] - names["SGD"] >= 0.06  # the ends are a hundredth apart, the names are not
+
+
+def test_saved_figures_are_the_same_byte_for_byte(tmp_path):
+    from matplotlib.figure import Figure
+
+    def drawn(name):
+        figure = Figure(layout="constrained")
+        Results(seeds(3, "sgd")).plot(ax=figure.subplots())
+        return figures.save(figure, tmp_path / name)
+
+    first, second = drawn("a"), drawn("b")
+    assert [path.name for path in first] == ["a.png", "a.svg", "a.pdf"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+        assert len(one.read_bytes()) > 2_000
+
+
+def test_no_two_methods_have_one_colour():
+    assert len(set(figures.COLOURS.values())) == len(figures.COLOURS)
