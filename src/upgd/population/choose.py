@@ -43,10 +43,13 @@ def _kernel(
     network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype
 ) -> tuple[type[Backend] | None, str | None]:
     """The class, or the reason why not."""
-    try:
-        module = importlib.import_module("upgd.population.kernel")
-    except ModuleNotFoundError as missing:
-        return None, f"{missing.name} is not installed (pip install 'upgd[run]' brings it)"
+    if device.type == "cuda":
+        module, name = importlib.import_module("upgd.population.cuda"), "CudaBackend"
+    else:
+        try:
+            module, name = importlib.import_module("upgd.population.kernel"), "KernelBackend"
+        except ModuleNotFoundError as missing:
+            return None, f"{missing.name} is not installed (pip install 'upgd[run]' brings it)"
     if reason := module.unsupported(network, kind, device, dtype):
         return None, reason
-    return module.KernelBackend, None
+    return getattr(module, name), None

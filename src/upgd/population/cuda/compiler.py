@@ -1,0 +1,129 @@
+"""CUDA C++ to machine code at run time, kept on disk: by NVRTC, which torch's CUDA packages bring, or else by nvcc."""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+__all__ = ["compiled", "missing"]
+
+log = logging.getLogger("upgd.population")
+
+_OPTIONS = ("--std=c++17",)
+
+
+def compiled(source: str, architecture: str) -> bytes:
+    """The machine code (a cubin) of a CUDA C++ text, from the cache if it has been compiled before.
+
+    Args:
+        source: the text; it may include nothing.
+        architecture: such as ``sm_90``.
+    """
+    key = hashlib.sha256("\n".join((architecture, str(_version()), *_OPTIONS, source)).encode()).hexdigest()
+    path = _folder() / f"{key[:32]}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    log.info("compiling a kernel for %s, once; it will be kept in %s", architecture, path.parent)
+    code = _by_nvrtc(source, architecture) if _nvrtc() is not None else _by_nvcc(source, architecture)
+    _keep(path, code)
+    return code
+
+
+def missing() -> str | None:
+    """Why nothing can be compiled here; ``None`` if it can."""
+    if _nvrtc() is None and shutil.which("nvcc") is None:
+        return "neither NVRTC (it comes with torch for CUDA) nor nvcc is found"
+    return None
+
+
+def _folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache"
+    return Path(cache, "upgd", "kernels")
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Write a file that is there as a whole or not at all; a folder that cannot be written to is no mistake."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)
+    except OSError as error:
+        log.info("the compiled kernel cannot be kept: %s", error)
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL | None:
+    for name in _nvrtc_names():
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        return library
+    return None
+
+
+def _nvrtc_names() -> Iterator[str]:
+    major = (torch.version.cuda or "13").split(".")[0]
+    names = [f"nvrtc64_{major}0_0.dll"] if sys.platform == "win32" else [f"libnvrtc.so.{major}", "libnvrtc.so"]
+    yield from names
+    packages = Path(torch.__file__).parents[1]
+    for folder in (packages / "nvidia", packages / "torch" / "lib"):
+        yield from sorted(str(path) for path in folder.rglob(names[0]))
+
+
+@functools.cache
+def _version() -> tuple[int, int] | None:
+    if (library := _nvrtc()) is None:
+        return None
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def _by_nvrtc(source: str, architecture: str) -> bytes:
+    library = _nvrtc()
+    assert library is not None
+    program = ctypes.c_void_p()
+
+    def call(name: str, *arguments: object) -> None:
+        if status := getattr(library, name)(*arguments):
+            raise RuntimeError(f"{name}: {library.nvrtcGetErrorString(status).decode()}\n{log_text()}")
+
+    def log_text() -> str:
+        size = ctypes.c_size_t()
+        library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        library.nvrtcGetProgramLog(program, text)
+        return text.value.decode()
+
+    call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"onchip.cu", 0, None, None)
+    options = [option.encode() for option in (*_OPTIONS, "-default-device", f"--gpu-architecture={architecture}")]
+    call("nvrtcCompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*options))
+    size = ctypes.c_size_t()
+    call("nvrtcGetCUBINSize", program, ctypes.byref(size))
+    code = ctypes.create_string_buffer(size.value)
+    call("nvrtcGetCUBIN", program, code)
+    call("nvrtcDestroyProgram", ctypes.byref(program))
+    return code.raw
+
+
+def _by_nvcc(source: str, architecture: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        text, code = Path(folder, "onchip.cu"), Path(folder, "onchip.cubin")
+        text.write_text(source, encoding="utf-8")
+        command = ["nvcc", "-cubin", *_OPTIONS, f"-arch={architecture}", "-o", str(code), str(text)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"nvcc: {done.stderr}")
+        return code.read_bytes()
