@@ -169,13 +169,6 @@ def test_networks_of_shapes_alone() -> None:
     assert torch.equal(stacked["layers.0.weight"][0], MLP((784, 300, 10), seed=4).layers[0].weight)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_gpu_gives_the_same_bits() -> None:
-    here, there = (initial_parameters(network, range(3)) for network in (ConvNet(), ConvNet().cuda()))
-    assert all(torch.equal(here[name], there[name].cpu()) for name in here)
-
-
 # Mistakes
 
 

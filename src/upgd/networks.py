@@ -211,7 +211,7 @@ def _initial(parameter: Tensor, number: int, fan_in: int, seeds: Sequence[int] |
     learners = max(1, at_once // max(1, parameter.numel()))
     for first in range(0, len(all_seeds), learners):
         some = slice(first, first + learners)
-        uniform = uniforms(all_seeds[some], Purpose.INITIAL_WEIGHTS, number, parameter.numel())
+        uniform = uniforms(all_seeds[some], Purpose.INITIAL_WEIGHTS, number, parameter.numel(), device=all_seeds.device)
         # 2u − 1 is exact in float64, so that the only rounding is the product's: the same on every device.
         out[some] = (2 * uniform - 1) * (1 / math.sqrt(fan_in))
     return out.view(len(all_seeds), *parameter.shape)

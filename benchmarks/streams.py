@@ -1,0 +1,91 @@
+"""What streams cost next to the learning from them: at most 2 % for indices and permutations.
+
+128 seeds take one task of each problem: the time of ``chunk``, per learner and step, over the time that a population
+needs to learn (UPGD, on the device that is there; on a CPU a small population for a few steps). Random bytes of the right
+shapes stand in for the data sets. Rounds take turns in one process, the best of each: ``python -m benchmarks.streams``.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.timing import interleaved
+from upgd.data import Dataset, from_arrays
+from upgd.networks import MLP, ConvNet
+from upgd.population import Learner, Population
+from upgd.streams import Stream, make
+from upgd.streams.shuffle import permutations, sample_order
+
+SEEDS = 128
+LIMIT = 0.02
+
+
+def stand_in(name: str, size: int, shape: tuple[int, ...], classes: int) -> Dataset:
+    drawn = np.random.default_rng(0)
+    return from_arrays(name, drawn.integers(0, 256, (size, *shape), np.uint8), np.arange(size) % classes)
+
+
+def cases() -> list[tuple[Stream, nn.Module]]:
+    mnist = stand_in("mnist", 60_000, (28, 28), 10)
+    emnist = stand_in("emnist", 112_800, (28, 28), 47)
+    cifar10 = stand_in("cifar10", 50_000, (3, 32, 32), 10)
+    return [
+        (make("stationary", data=mnist), MLP((784, 300, 150, 10))),
+        (make("input-permuted", data=mnist), MLP((784, 300, 150, 10))),
+        (make("output-permuted", data=emnist), MLP((784, 300, 150, 47))),
+        (make("output-permuted", data=cifar10), ConvNet()),
+        (make("toy-changing-inputs"), MLP((16, 300, 150, 1), "identity")),
+    ]
+
+
+def finished(device: str, job: Callable[[], object]) -> Callable[[], None]:
+    """The job, and the wait until the device has done it."""
+
+    def run() -> None:
+        job()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def measure(stream: Stream, network: nn.Module, device: str, learners: int, steps: int) -> tuple[float, float]:
+    """Seconds per learner-step: of the stream, and of the population that learns from it."""
+    specs = [Learner(method="upgd", lr=0.01, sigma=0.01, seed=seed) for seed in range(learners)]
+    population = Population(network, specs, device=device)
+    jobs = {
+        "stream": finished(device, lambda: stream.chunk(range(SEEDS), 0, stream.task_length, device)),
+        "learn": finished(device, lambda: population.run(stream, steps=steps)),
+    }
+    best = interleaved(jobs, rounds=5)
+    return best["stream"] / (SEEDS * stream.task_length), best["learn"] / (learners * steps)
+
+
+def shuffle_ratio(device: str, size: int = 60_000, wanted: int = 5_000) -> float:
+    """How much longer it takes to sort random keys of all samples than to ask for the order of those wanted."""
+    seeds = torch.arange(16, device=device)
+    jobs = {
+        "sorted": finished(device, lambda: permutations(seeds, torch.zeros((), dtype=torch.long), size)[:, :wanted]),
+        "asked": finished(device, lambda: sample_order(seeds, 0, wanted, wanted, size)),
+    }
+    best = interleaved(jobs, rounds=5)
+    return best["sorted"] / best["asked"]
+
+
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    learners, steps = (SEEDS, 1_000) if device == "cuda" else (8, 25)
+    print(f"{device}, {SEEDS} seeds, times per learner-step; the bar is {LIMIT:.0%}\n")
+    print("| stream | chunk | learning | share |\n|---|---|---|---|")
+    for stream, network in cases():
+        chunk, learning = measure(stream, network, device, learners, steps)
+        print(
+            f"| {stream.name} | {chunk * 1e6:.3f} µs | {learning * 1e6:.2f} µs | {chunk / learning:.2%} |", flush=True
+        )
+    print(f"\n5,000 of 60,000 samples: sorting all takes {shuffle_ratio(device):.1f} times as long as asking for them.")
+
+
+if __name__ == "__main__":
+    main()
