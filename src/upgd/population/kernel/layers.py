@@ -14,15 +14,18 @@ from upgd.population.kernel.machine import (
     BytePointer,
     Pointer,
     add,
+    apart,
     compiled,
+    compiled_sum,
     float_of,
+    fused,
     inlined,
     larger,
     shifted_left,
     skip,
     smaller,
     truncated,
-    wide_vectors,
+    vectorised,
 )
 from upgd.population.kernel.normals import fill_normals
 
@@ -73,10 +76,11 @@ class Noise(NamedTuple):
     spare: Pointer  #: as much, if anticorrelated
 
 
-@compiled
+@compiled_sum
 def dot(w: Pointer, x: Pointer, count: int) -> float:
     """The sum of products. The same code wherever a forward pass is made, so that all of them round alike."""
-    wide_vectors()
+    apart()
+    vectorised()
     total = _f(0)
     for j in range(count):
         total += w[j] * x[j]
@@ -86,7 +90,7 @@ def dot(w: Pointer, x: Pointer, count: int) -> float:
 @compiled
 def back_through(weights: Pointer, rows: int, columns: int, d: Pointer, out: Pointer) -> None:
     """``out[j] = Σᵢ weights[i, j]·d[i]``: derivatives back through a layer."""
-    wide_vectors()
+    vectorised()
     for j in range(columns):
         out[j] = _f(0)
     for i in range(rows):
@@ -94,13 +98,13 @@ def back_through(weights: Pointer, rows: int, columns: int, d: Pointer, out: Poi
         if delta != _f(0):
             w = skip(weights, i * columns)
             for j in range(columns):
-                out[j] += w[j] * delta
+                out[j] = fused(w[j], delta, out[j])
 
 
 @compiled
 def curvature_back_through(weights: Pointer, rows: int, columns: int, s: Pointer, out: Pointer) -> None:
     """``out[j] = Σᵢ weights[i, j]²·s[i]``: curvature back through a layer."""
-    wide_vectors()
+    vectorised()
     for j in range(columns):
         out[j] = _f(0)
     for i in range(rows):
@@ -108,7 +112,7 @@ def curvature_back_through(weights: Pointer, rows: int, columns: int, s: Pointer
         if curvature != _f(0):
             w = skip(weights, i * columns)
             for j in range(columns):
-                out[j] += w[j] * w[j] * curvature
+                out[j] = fused(w[j] * w[j], curvature, out[j])
 
 
 # ------------------------------------------------------------------------------------------ utility: the first pass
@@ -117,6 +121,12 @@ def curvature_back_through(weights: Pointer, rows: int, columns: int, s: Pointer
 @inlined
 def _flushed(x: float) -> float:
     return x if abs(x) >= _SMALL else _f(0)
+
+
+@inlined
+def _traced(u: float, w: float, h: float, h2: float, beta: float, slope: float, bend: float) -> float:
+    """``β·u + (1−β)·(½·h·w² − g·w)``, where slope and bend know of 1 − β."""
+    return _flushed(fused(fused(bend * h2, w, -slope * h), w, beta * u))
 
 
 @compiled
@@ -141,7 +151,7 @@ def trace(
         second_order: (1 − β)/2, or 0 to leave curvature out.
         idle, largest, smallest: per row of all tensors.
     """
-    wide_vectors()
+    vectorised()
     top = _f(-np.inf)
     h, h2 = tensor.h, tensor.h2
     for i in range(tensor.rows):
@@ -156,7 +166,7 @@ def trace(
             u = skip(utility, tensor.begin + i * tensor.columns)
             high, low = _f(-np.inf), _f(np.inf)
             for j in range(tensor.columns):
-                value = _flushed(beta * u[j] + (bend * h2[j] * w[j] - slope * h[j]) * w[j])
+                value = _traced(u[j], w[j], h[j], h2[j], beta, slope, bend)
                 u[j] = value
                 high = larger(high, value)
                 low = smaller(low, value)
@@ -176,27 +186,24 @@ def trace_norms(
     norms: Pointer,
 ) -> None:
     """``u ← β·u + (1−β)·m``, and the Euclidean norm of u for every row; arguments as for :func:`trace`."""
-    wide_vectors()
+    vectorised()
     h, h2 = tensor.h, tensor.h2
     for i in range(tensor.rows):
         slope, bend = first_order * tensor.d[i], second_order * tensor.s[i]
         w = skip(parameters, tensor.begin + i * tensor.columns)
         u = skip(utility, tensor.begin + i * tensor.columns)
-        total = _f(0)
         for j in range(tensor.columns):
-            value = _flushed(beta * u[j] + (bend * h2[j] * w[j] - slope * h[j]) * w[j])
-            u[j] = value
-            total += value * value
-        norms[tensor.row + i] = _f(math.sqrt(total))
+            u[j] = _traced(u[j], w[j], h[j], h2[j], beta, slope, bend)
+        norms[tensor.row + i] = _f(math.sqrt(dot(u, u, tensor.columns)))
 
 
 # ---------------------------------------------------------------------------------------------- the second pass
 
 
 @compiled
-def _make(noise: Noise, first: int, count: int) -> Pointer:
-    """The noise of the entries first, …, first + count − 1."""
-    wide_vectors()
+def _make(noise: Noise, first: int, count: int) -> None:
+    """Write the noise of the entries first, …, first + count − 1 to the buffer, from its place ``first % 2``."""
+    vectorised()
     if noise.kind:
         pairs = (first % 2 + count + 1) // 2
         fill_normals(noise.buffer, first // 2, pairs, noise.keys)
@@ -204,8 +211,6 @@ def _make(noise: Noise, first: int, count: int) -> Pointer:
             fill_normals(noise.spare, first // 2, pairs, noise.before)
             for j in range(2 * pairs):
                 noise.buffer[j] -= noise.spare[j]
-        return skip(noise.buffer, first % 2)
-    return noise.buffer
 
 
 @compiled
@@ -234,7 +239,7 @@ def protect(
         inverse: per row of all tensors 1/scale, so that ū = sigmoid(u·inverse).
         next_x: if ``look_ahead``, the next sample; ``next_dot`` gets its products with the new rows.
     """
-    wide_vectors()
+    vectorised()
     columns, h = tensor.columns, tensor.h
     at_once = max(1, BLOCK // columns)
     # With ū = ½ + y:  1 − p·ū = (1 − p/2) − p·y, and the same for q.
@@ -242,11 +247,12 @@ def protect(
     # From the end to the beginning: what the first pass saw last is still in the cache.
     for block in range((tensor.rows - 1) // at_once, -1, -1):
         begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
-        made = _make(noise, tensor.begin + begin * columns, (end - begin) * columns)
+        first = tensor.begin + begin * columns
+        _make(noise, first, (end - begin) * columns)
         for i in range(begin, end):
             w = skip(parameters, tensor.begin + i * columns)
             u = skip(utility, tensor.begin + i * columns)
-            z = skip(made, (i - begin) * columns if noise.kind else 0)
+            z = skip(noise.buffer, first % 2 + (i - begin) * columns if noise.kind else 0)
             if idle[tensor.row + i]:
                 for j in range(columns):
                     u[j] = _flushed(beta * u[j])
@@ -259,18 +265,18 @@ def protect(
                     x = u[j] * scale
                     xx = x * x
                     y = _f(-1.69512563e-4)
-                    y = y * xx + _f(2.05409685e-3)
-                    y = y * xx + _f(-2.08255044e-2)
-                    y = y * xx + _f(2.49999434e-1)
-                    flat = slope_flat * h[j] + noise_flat * z[j]
-                    bent = slope_bent * h[j] + noise_bent * z[j]
-                    w[j] = (decay * w[j] - flat) + (x * y) * bent
+                    y = fused(y, xx, _f(2.05409685e-3))
+                    y = fused(y, xx, _f(-2.08255044e-2))
+                    y = fused(y, xx, _f(2.49999434e-1))
+                    flat = fused(slope_flat, h[j], noise_flat * z[j])
+                    bent = fused(slope_bent, h[j], noise_bent * z[j])
+                    w[j] = fused(x * y, bent, fused(decay, w[j], -flat))
             else:
                 for j in range(columns):
                     y = _sigmoid(u[j] * scale) - _f(0.5)
-                    flat = slope_flat * h[j] + noise_flat * z[j]
-                    bent = slope_bent * h[j] + noise_bent * z[j]
-                    w[j] = (decay * w[j] - flat) + y * bent
+                    flat = fused(slope_flat, h[j], noise_flat * z[j])
+                    bent = fused(slope_bent, h[j], noise_bent * z[j])
+                    w[j] = fused(y, bent, fused(decay, w[j], -flat))
             if look_ahead:
                 next_dot[i] = dot(w, next_x, columns)
 
@@ -282,13 +288,13 @@ def _sigmoid(x: float) -> float:
     whole = np.floor(t + _f(0.5))
     rest = t - whole
     p = _f(0.001341)
-    p = p * rest + _f(0.00967604)
-    p = p * rest + _f(0.05550297)
-    p = p * rest + _f(0.24022107)
-    p = p * rest + _f(0.69314723)
-    p = p * rest + _f(1.00000008)
+    p = fused(p, rest, _f(0.00967604))
+    p = fused(p, rest, _f(0.05550297))
+    p = fused(p, rest, _f(0.24022107))
+    p = fused(p, rest, _f(0.69314723))
+    p = fused(p, rest, _f(1.00000008))
     power = float_of(shifted_left(add(truncated(whole), _u(127)), _u(23)))
-    return _f(1) / (_f(1) + p * power)
+    return _f(1) / fused(p, power, _f(1))
 
 
 @compiled
@@ -304,22 +310,23 @@ def descend(
     look_ahead: bool,
 ) -> None:
     """The update with factors per row, ``w ← decay·w − slope[i]·h − scatter[i]·ξ``; arguments as for :func:`protect`."""
-    wide_vectors()
+    vectorised()
     columns, h = tensor.columns, tensor.h
     at_once = max(1, BLOCK // columns)
     for block in range((tensor.rows - 1) // at_once, -1, -1):
         begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
-        made = _make(noise, tensor.begin + begin * columns, (end - begin) * columns)
+        first = tensor.begin + begin * columns
+        _make(noise, first, (end - begin) * columns)
         for i in range(begin, end):
             w = skip(parameters, tensor.begin + i * columns)
             g, s = slope[i], scatter[i]
             if noise.kind:
-                z = skip(made, (i - begin) * columns)
+                z = skip(noise.buffer, first % 2 + (i - begin) * columns)
                 for j in range(columns):
-                    w[j] = decay * w[j] - g * h[j] - s * z[j]
+                    w[j] = fused(-s, z[j], fused(-g, h[j], decay * w[j]))
             elif g != _f(0) or decay != _f(1):
                 for j in range(columns):
-                    w[j] = decay * w[j] - g * h[j]
+                    w[j] = fused(-g, h[j], decay * w[j])
             if look_ahead:
                 next_dot[i] = dot(w, next_x, columns)
 
@@ -340,7 +347,7 @@ def adamw(
     Args:
         settings: β₁, 1 − β₁, β₂, 1 − β₂, 1/√(1 − β₂ᵗ), ε, lr/(1 − β₁ᵗ), 1 − lr·wd.
     """
-    wide_vectors()
+    vectorised()
     beta1, new1, beta2, new2, unbias2, eps, rate, decay = settings
     h = tensor.h
     for i in range(tensor.rows):
@@ -349,9 +356,9 @@ def adamw(
         delta = tensor.d[i]
         for j in range(tensor.columns):
             g = delta * h[j]
-            mean = _flushed(beta1 * m[j] + new1 * g)
-            square = _flushed(beta2 * v[j] + new2 * (g * g))
+            mean = _flushed(fused(beta1, m[j], new1 * g))
+            square = _flushed(fused(beta2, v[j], new2 * (g * g)))
             m[j], v[j] = mean, square
-            w[j] = decay * w[j] - rate * mean / (_f(math.sqrt(square)) * unbias2 + eps)
+            w[j] = fused(decay, w[j], -rate * mean / fused(_f(math.sqrt(square)), unbias2, eps))
         if look_ahead:
             next_dot[i] = dot(w, next_x, tensor.columns)

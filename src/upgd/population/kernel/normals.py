@@ -17,14 +17,16 @@ from upgd.population.kernel.machine import (
     compiled,
     either,
     float_of,
+    fused,
     inlined,
+    larger,
     minus,
     number,
     shifted_down,
     shifted_left,
     shifted_right,
     times,
-    wide_vectors,
+    vectorised,
     xor,
 )
 
@@ -41,7 +43,7 @@ _HALF = np.uint64(32)
 _ROOT_HALF = _u(0x3F3504F3)
 _MANTISSA = _u(0x007FFFFF)
 _ROOT_HALF_OF_2_31 = _u(0x3F3504F3 + (31 << 23))
-_TWO_LN_2 = _f(-2 * math.log(2))
+_MINUS_2_LN_2 = _f(-2 * math.log(2))
 
 
 @compiled
@@ -64,21 +66,21 @@ def _radius(word: int) -> float:
     exponent = number(shifted_down(bits, _u(23)))
     m = float_of(add(both(bits, _MANTISSA), _ROOT_HALF)) - _f(1)
     p = _f(0.20238398)
-    p = p * m + _f(-0.32819915)
-    p = p * m + _f(0.3464682)
-    p = p * m + _f(-0.39748859)
-    p = p * m + _f(0.49920987)
-    p = p * m + _f(-0.66672228)
-    p = p * m + _f(1.00001265)
-    p = p * m + _f(-1.99999965)
+    p = fused(p, m, _f(-0.32819915))
+    p = fused(p, m, _f(0.3464682))
+    p = fused(p, m, _f(-0.39748859))
+    p = fused(p, m, _f(0.49920987))
+    p = fused(p, m, _f(-0.66672228))
+    p = fused(p, m, _f(1.00001265))
+    p = fused(p, m, _f(-1.99999965))
     # A uniform of exactly 1 may give −10⁻⁸ by rounding; its root must not be nan.
-    return _f(math.sqrt(max(p * m + exponent * _TWO_LN_2, _f(0))))
+    return _f(math.sqrt(larger(fused(p, m, exponent * _MINUS_2_LN_2), _f(0))))
 
 
 @compiled
 def fill_normals(out: Pointer, first_pair: int, pairs: int, keys: tuple[int, int, int, int]) -> None:
     """Write the entries 2·first_pair, 2·first_pair + 1, … of a step's noise to the beginning of ``out``."""
-    wide_vectors()
+    vectorised()
     k0, step0, k2, step2 = keys
     x0 = add(k0, times(_u(first_pair), step0))
     x2 = add(k2, times(_u(first_pair), step2))
@@ -94,15 +96,15 @@ def fill_normals(out: Pointer, first_pair: int, pairs: int, keys: tuple[int, int
         t = number(angle_word) * _f(2.0**-32)  # θ/π
         z = t * t
         cosine = _f(0.2196968)
-        cosine = cosine * z + _f(-1.33188016)
-        cosine = cosine * z + _f(4.05841192)
-        cosine = cosine * z + _f(-4.93479286)
-        cosine = cosine * z + _f(0.99999995)
+        cosine = fused(cosine, z, _f(-1.33188016))
+        cosine = fused(cosine, z, _f(4.05841192))
+        cosine = fused(cosine, z, _f(-4.93479286))
+        cosine = fused(cosine, z, _f(0.99999995))
         sine = _f(0.07724063)
-        sine = sine * z + _f(-0.59805749)
-        sine = sine * z + _f(2.55003391)
-        sine = sine * z + _f(-5.16770708)
-        sine = sine * z + _f(3.14159259)
+        sine = fused(sine, z, _f(-0.59805749))
+        sine = fused(sine, z, _f(2.55003391))
+        sine = fused(sine, z, _f(-5.16770708))
+        sine = fused(sine, z, _f(3.14159259))
         out[2 * j] = float_of(xor(bits_of(radius * cosine), shifted_left(angle_word, _u(31))))
         out[2 * j + 1] = radius * sine * t
         x0 = add(x0, step0)

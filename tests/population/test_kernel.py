@@ -1,0 +1,253 @@
+"""The compiled loops: noise, gates and idle rows number by number, and networks of any shape against the torch backend."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from plain_loop import PLAIN, Counters
+from torch import nn
+
+from upgd.networks import MLP, ConvNet, Linear
+from upgd.noise import learner_normals
+from upgd.population import Learner, Population
+from upgd.population.backend import Kind
+from upgd.population.kernel import unsupported
+from upgd.population.kernel.machine import kept_on_disk, start_of
+from upgd.population.kernel.normals import fill_normals, step_keys
+from upgd.streams import make
+
+CPU = torch.device("cpu")
+UPGD = Learner(method="upgd", lr=0.01, sigma=0.1, beta_utility=0.9, weight_decay=0.01)
+UTILITY = [
+    {"method": method, "wise": wise, "scaling": scaling, "order": order, "noise": noise, "lr": 0.02, "sigma": 0.05}
+    for method, wise, scaling, order, noise in itertools.product(
+        ("upgd", "upgd-nonprotecting", "ups"),
+        ("weight", "feature"),
+        ("global", "local"),
+        (1, 2),
+        ("white", "anticorrelated"),
+    )
+]
+
+
+@numba.njit
+def normals_of(out, first_pair, pairs, seed, step):
+    fill_normals(start_of(out), first_pair, pairs, step_keys(seed, step))
+
+
+# ------------------------------------------------------------------------------------------------------------- noise
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**63 - 1), st.integers(1, 2**40), st.integers(0, 1000), st.integers(1, 300))
+def test_noise_is_the_one_of_the_definition(seed, step, first, pairs):
+    made = np.full(2 * pairs, np.nan, np.float32)
+    normals_of(made, first, pairs, seed, step)
+    expected = learner_normals(seed, step, 2 * (first + pairs), dtype=torch.float64)[2 * first :]
+    np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_noise_is_exact_in_the_tails_and_near_zero():
+    made = np.empty(4_000_000, np.float32)
+    normals_of(made, 0, 2_000_000, 3, 5)
+    expected = learner_normals(3, 5, 4_000_000, dtype=torch.float64).numpy()
+    assert np.abs(expected).max() > 5
+    np.testing.assert_allclose(made, expected, rtol=0, atol=1.5e-6)
+
+
+# ----------------------------------------------------------------------------------------------------- any network
+
+
+@st.composite
+def problems(draw):
+    """A network and a stream with the awkward sizes that vectors and blocks do not divide."""
+    sizes = draw(st.lists(st.integers(1, 40), min_size=2, max_size=5))
+    loss = draw(st.sampled_from(["cross_entropy", "mse"]))
+    layers = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers.append(nn.Linear(inputs, outputs, bias=draw(st.booleans())))
+        layers.append(draw(st.sampled_from([nn.ReLU(), nn.LeakyReLU(0.3), nn.Tanh(), nn.Identity(), None])))
+    network = nn.Sequential(*[layer for layer in layers[:-1] if layer is not None])
+    return network, Counters((sizes[0],), sizes[-1], loss=loss, scale=0.7, task_length=7)
+
+
+def assert_equal_backends(network, learners, stream, steps, tolerance=2e-4):
+    kernel = Population(network, learners, backend="kernel")
+    truth = Population(network, learners, backend="torch")
+    np.testing.assert_allclose(kernel.run(stream, steps).loss, truth.run(stream, steps).loss, rtol=2e-3, atol=1e-6)
+    for (name, mine), (_, true) in zip(kernel.state().items(), truth.state().items(), strict=True):
+        if name.startswith("group"):
+            scale = true.flatten(1).norm(dim=1).clamp(min=1e-12)
+            assert ((mine - true).flatten(1).norm(dim=1) / scale).max() < tolerance, name
+
+
+@settings(deadline=None, max_examples=25)
+@given(problems(), st.sampled_from([*UTILITY, *PLAIN]), st.sampled_from([0.0, 0.9, 0.999]))
+def test_equals_the_torch_backend_on_any_network(problem, choice, beta):
+    network, stream = problem
+    assume(choice.get("wise") != "feature" or len(network) > 1)  # features are what hidden layers have
+    beta = {"beta_utility": beta} if choice["method"] in ("upgd", "upgd-nonprotecting", "ups") else {}
+    assert_equal_backends(network, [Learner(**choice, **beta, seed=seed) for seed in (0, 1)], stream, 12)
+
+
+@pytest.mark.parametrize("choice", [*UTILITY, *PLAIN], ids=lambda c: "-".join(str(v) for v in c.values()))
+@pytest.mark.slow
+def test_equals_the_torch_backend_over_300_steps(choice):
+    for activation in ("tanh", "leaky_relu"):
+        network = MLP((64, 33, 17, 10), activation)
+        assert_equal_backends(network, [Learner(**choice, seed=3)], make("input-permuted-digits", task_length=100), 300)
+
+
+def test_rows_longer_than_a_block_of_noise():
+    network, stream = MLP((2100, 3, 2)), Counters((2100,), 2)
+    learners = [UPGD, Learner(method="anti-pgd", lr=0.01, sigma=0.1)]
+    assert_equal_backends(network, learners, stream, 5)
+
+
+# ----------------------------------------------------------------------------------------- what utilities may come to
+
+
+def test_gates_of_utilities_that_are_far_below_the_largest():
+    """With β = 0 and a large error, many utilities lie below minus the largest: the other formula for the gate."""
+    stream = Counters((6,), 2, loss="mse", scale=3.0)
+    learners = [
+        Learner(method="upgd", lr=1e-3, sigma=0.1, beta_utility=beta, seed=s) for beta in (0, 0.9) for s in range(4)
+    ]
+    assert_equal_backends(MLP((6, 30, 2)), learners, stream, 20)
+
+
+def test_gates_while_nothing_is_useful():
+    """A network of zeros: every utility is zero, every gate ½, and nothing is divided by zero."""
+    network = Linear(5, 3)
+    parameters = {name: torch.zeros(1, *p.shape) for name, p in network.named_parameters()}
+    learner = Learner(method="upgd", lr=0.1, sigma=0.0)
+    population = Population(network, [learner], backend="kernel", parameters=parameters)
+    stream = Counters((5,), 3)
+    population.run(stream, 1)
+    chunk = stream.chunk([0], 0, 1)
+    delta = torch.full((3,), 1 / 3)
+    delta[chunk.targets[0, 0]] -= 1
+    expected = -0.1 * 0.5 * delta[:, None] * chunk.dense[0, 0]
+    torch.testing.assert_close(population.parameters(0)["layers.0.weight"], expected)
+
+
+def test_units_that_are_off_lose_utility_as_if_they_had_been_looked_at():
+    """Rows of zero delta are skipped and decay later; from step to step they must be what the torch backend has."""
+    network = MLP((6, 8, 3))
+    learners = [Learner(method="upgd", lr=0.05, sigma=0.01, beta_utility=0.5, order=order) for order in (1, 2)]
+    kernel, truth = (Population(network, learners, backend=backend) for backend in ("kernel", "torch"))
+    idle = 0
+    for _ in range(10):
+        before = truth.state()
+        kernel.run(Counters((6,), 3), 1)
+        truth.run(Counters((6,), 3), 1)
+        mine, true = kernel.state(), truth.state()
+        name = "group.0.utility.layers.0.weight"
+        idle += int((true[name] == 0.5 * before[name]).all(-1).sum())
+        torch.testing.assert_close(mine[name], true[name], rtol=1e-4, atol=1e-7)
+    assert idle > 10  # there were such rows
+
+
+def test_vanishing_utilities_become_zero():
+    """Below the smallest normal float processors are slow, so such numbers are not kept."""
+    network = MLP((4, 3, 2))
+    population = Population(network, [Learner(method="upgd", lr=0.0, sigma=0.0, beta_utility=0.01)], backend="kernel")
+    population.run(Counters((4,), 2, scale=0.0), 30)
+    utility = population.state()["group.0.utility.layers.0.weight"]
+    assert (utility == 0).all() or utility.abs()[utility != 0].min() >= 1e-37
+
+
+# ------------------------------------------------------------------------------------------------- threads and choice
+
+
+def test_the_number_of_threads_does_not_show():
+    learners = [Learner(method="upgd", lr=0.01, sigma=0.1, seed=seed) for seed in range(5)]
+    stream, network, outcomes = make("input-permuted-digits", task_length=20), MLP((64, 9, 10)), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            population = Population(network, learners, backend="kernel")
+            population.run(stream, 50)
+            outcomes.append(population.state())
+    finally:
+        torch.set_num_threads(before)
+    for name, value in outcomes[0].items():
+        for other in outcomes[1:]:
+            assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize(
+    ("network", "device", "dtype", "words"),
+    [
+        (MLP((4, 3)), "cuda", torch.float32, "on the CPU, not on cuda"),
+        (MLP((4, 3)), "cpu", torch.float64, "torch.float32, not in torch.float64"),
+        (ConvNet(), "cpu", torch.float32, "not a ConvNet"),
+        (nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), "cpu", torch.float32, "'1' is a GELU"),
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), "cpu", torch.float32, "end with a Linear layer"),
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Tanh(), nn.Linear(3, 2)), "cpu", torch.float32, "'2' is a Tanh"),
+    ],
+)
+def test_says_what_it_cannot_run(network, device, dtype, words):
+    reason = unsupported(network, Kind("plain"), torch.device(device), dtype)
+    assert reason is not None
+    assert words in reason
+
+
+def test_runs_every_method_of_an_mlp():
+    for choice in (*UTILITY, *PLAIN):
+        assert unsupported(MLP((4, 3, 2)), Learner(**choice).kind, CPU, torch.float32) is None
+
+
+# ---------------------------------------------------------------------------------------------------- kept on disk
+
+
+def test_compiles_without_a_folder_to_write_to(monkeypatch):
+    def nowhere(*arguments, **options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return numba.njit(*arguments, **options)
+
+    monkeypatch.setattr("upgd.population.kernel.machine._njit", nowhere)
+    assert kept_on_disk(lambda x: x + 1)(1) == 2
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_what_the_first_compiled(tmp_path):
+    code = (
+        "from upgd.networks import MLP; from upgd.population import Learner, Population; from upgd.streams import make\n"
+        "Population(MLP((64, 5, 10)), [Learner(method='sgd', lr=0.1)]).run(make('input-permuted-digits'), 3)\n"
+        "from upgd.population.kernel.learner import advance\n"
+        "print(sum(advance.stats.cache_hits.values()), sum(advance.stats.cache_misses.values()))"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    runs = [
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert [run.split() for run in runs] == [["0", "1"], ["1", "0"]]
+
+
+# --------------------------------------------------------------------------------------------------------- long runs
+
+
+@pytest.mark.slow
+def test_long_runs_have_the_same_accuracy_as_the_torch_backend():
+    """8 seeds, 50 000 steps of input-permuted digits: means within two standard errors of their difference."""
+    learners = [Learner(method="upgd", lr=0.01, sigma=0.01, seed=seed) for seed in range(8)]
+    means = {}
+    for backend in ("kernel", "torch"):
+        population = Population(MLP((64, 32, 10)), learners, backend=backend)
+        means[backend] = population.run(make("input-permuted-digits"), 50_000).mean_accuracy
+    difference = means["kernel"] - means["torch"]
+    assert (means["kernel"] > 0.5).all()
+    spread = np.sqrt((means["kernel"].var(ddof=1) + means["torch"].var(ddof=1)) / 8)
+    assert abs(difference.mean()) < 2 * spread
+    assert not np.array_equal(means["kernel"], means["torch"])  # two backends did run
