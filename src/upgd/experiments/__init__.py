@@ -7,7 +7,8 @@
 """
 
 from upgd.experiments.declare import Experiment
+from upgd.experiments.files import load
 from upgd.experiments.results import Results
 from upgd.experiments.running import run
 
-__all__ = ["Experiment", "Results", "run"]
+__all__ = ["Experiment", "Results", "load", "run"]

@@ -9,12 +9,13 @@ from upgd.experiments import architecture, paper
 from upgd.population import METHODS, Learner
 from upgd.streams import Stream, make
 
-__all__ = ["Experiment"]
+__all__ = ["SETTINGS", "Experiment", "listed", "placeholders", "which_it_has"]
 
 Values = tuple[Any, ...]
 Grid = Mapping[str, Any]
 
-_SETTINGS = tuple(f.name for f in fields(Learner) if f.name not in ("method", "seed"))
+#: What a learner may have besides a method and a seed.
+SETTINGS = tuple(f.name for f in fields(Learner) if f.name not in ("method", "seed"))
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -110,34 +111,37 @@ def _values(
         _check_shared(shared, named)
     values = {}
     for method, own in named.items():
-        Learner(method=method, lr=0.1, **_placeholders(method))  # a word about an unknown method before all else
-        common = paper.grid(problem, method) if shared == "paper" else _which_it_has(method, shared or {})
-        values[method] = {name: _listed(name, choices) for name, choices in {**common, **own}.items()}
+        Learner(method=method, lr=0.1, **placeholders(method))  # a word about an unknown method before all else
+        common = paper.grid(problem, method) if shared == "paper" else which_it_has(method, shared or {})
+        values[method] = {name: listed(name, choices) for name, choices in {**common, **own}.items()}
         for name in values[method]:
-            if name not in _SETTINGS:
-                raise ValueError(f"there is no setting {name!r} (of {method}); settings are {', '.join(_SETTINGS)}")
+            if name not in SETTINGS:
+                raise ValueError(f"there is no setting {name!r} (of {method}); settings are {', '.join(SETTINGS)}")
         if "lr" not in values[method]:
             raise ValueError(f"method {method!r} needs lr: one value, such as 0.01, or several to try")
     return values
 
 
-def _which_it_has(method: str, shared: Grid) -> dict[str, Any]:
-    return {name: value for name, value in shared.items() if name == "lr" or name in METHODS[method].settings}
+def which_it_has(method: str, shared: Grid) -> dict[str, Any]:
+    """Those of the settings that the method has; all of them for a method that does not exist."""
+    own = METHODS[method].settings if method in METHODS else shared
+    return {name: value for name, value in shared.items() if name == "lr" or name in own}
 
 
 def _check_shared(shared: Grid, methods: Mapping[str, Any]) -> None:
     for name in shared:
-        if name not in _SETTINGS:
-            raise ValueError(f"there is no setting {name!r}; settings are {', '.join(_SETTINGS)}")
+        if name not in SETTINGS:
+            raise ValueError(f"there is no setting {name!r}; settings are {', '.join(SETTINGS)}")
         if name != "lr" and not any(name in METHODS[method].settings for method in methods if method in METHODS):
             raise ValueError(f"none of {', '.join(methods)} has the setting {name!r}; leave it out")
 
 
-def _placeholders(method: str) -> dict[str, Any]:
+def placeholders(method: str) -> dict[str, Any]:
+    """Values for what a method needs, to try out others."""
     return {name: 0.1 for name, value in METHODS[method].settings.items() if value is ...} if method in METHODS else {}
 
 
-def _listed(name: str, choices: Any) -> Values:
+def listed(name: str, choices: Any) -> Values:
     """A list of values to try; a single value is a list of one, and so are the two numbers of ``betas``."""
     if not isinstance(choices, list | tuple) or (
         name == "betas" and not any(isinstance(c, list | tuple) for c in choices)

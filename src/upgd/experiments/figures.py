@@ -30,7 +30,6 @@ COLOURS = {
     "shrink-and-perturb": "#E69F00",
 }
 _INK, _FAINT = "#333333", "#e6e6e6"
-#: A curve has at most this many points; each is then the mean of several windows.
 _POINTS = 80
 #: How far apart two labels are at least, as a share of the height of the panel.
 _LABEL_DISTANCE = 0.062
@@ -53,6 +52,7 @@ def curves(
     labels: Sequence[str] | None = None,
     colours: Sequence[str] | None = None,
     limits: tuple[float, float] | None = None,
+    points: int = _POINTS,
 ) -> "Axes":
     """Draw online curves: the mean over seeds, with its 95 % confidence band.
 
@@ -63,6 +63,7 @@ def curves(
         title: by default the problem's name.
         labels, colours: of the entries; by default the methods' own.
         limits: of the vertical axis; by default what the curves need.
+        points: a curve has at most so many; each is then the mean of several windows.
     """
     if ax is None:
         import matplotlib.pyplot as plt
@@ -73,7 +74,7 @@ def curves(
     names = labels or [_name(entry, entries) for entry in entries]
     tints = colours or [COLOURS.get(entry.method, _INK) for entry in entries]
     drawn = [
-        (name, tint, entry, *of_seeds(entry, comparison.metric, _POINTS))
+        (name, tint, entry, *of_seeds(entry, comparison.metric, points))
         for name, tint, entry in zip(names, tints, entries, strict=True)
     ]
     drawn = [one for one in drawn if len(one[-1])]

@@ -2,20 +2,18 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from upgd.experiments.compare import Best, Comparison, Entry, Row, area, best, comparisons, quarter, rows
-from upgd.population import Learner
+from upgd.experiments.declare import SETTINGS
 from upgd.store import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["Results", "Table"]
-
-_SETTINGS = tuple(f.name for f in fields(Learner) if f.name not in ("method", "seed"))
 
 
 @dataclass(frozen=True)
@@ -37,11 +35,17 @@ class Results:
         Returns:
             A pandas DataFrame where pandas is installed; else a dictionary of columns.
         """
-        return _framed(_columns([_summary(record) for record in self.records]))
+        return _framed(self.columns())
 
     def curves(self) -> Any:
         """One row for each window of each learner: ``step`` is where it ends. In the form of :meth:`frame`."""
-        return _framed(_columns([row for record in self.records for row in _windows(record)]))
+        return _framed(self.columns(curves=True))
+
+    def columns(self, *, curves: bool = False) -> dict[str, list[Any]]:
+        """What :meth:`frame`, or :meth:`curves`, has, as plain lists."""
+        if curves:
+            return _columns([row for record in self.records for row in _windows(record)])
+        return _columns([_summary(record) for record in self.records])
 
     def comparisons(self) -> list[Comparison]:
         """The learners sorted into what can be compared: same problem, network and steps."""
@@ -138,8 +142,29 @@ _USUAL = {"wise": "weight", "scaling": "global", "order": 1, "noise": "white"}
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings in a few letters; what a method does unless told otherwise is left out."""
-    names = [name for name in _SETTINGS if name in settings and _USUAL.get(name) != settings[name]]
+    names = [name for name in SETTINGS if name in settings and _USUAL.get(name) != settings[name]]
     return ", ".join(f"{_SHORT.get(name, name)} {_text(settings[name])}" for name in names)
+
+
+def best_text(chosen: Iterable[tuple[Comparison, Best]]) -> str:
+    """The best settings in words, comparison by comparison."""
+    parts: dict[str, list[str]] = {}
+    for comparison, one in chosen:
+        score = "all diverged" if math.isnan(one.score) else f"{comparison.metric} {one.score:.4f}"
+        lines = [
+            f"  {one.entry.method}: {settings_text(one.entry.settings)}",
+            f"    {score}, mean of {len(one.seeds)} seeds; {one.tried} settings tried, {one.flat:.0%} within 1 % of the best",
+        ]
+        if one.diverged_settings:
+            lines[-1] += f", {one.diverged_settings} with learners that diverged"
+        for name, near in one.neighbours.items():
+            scores = ", ".join(f"{_text(value)} → {'diverged' if s != s else f'{s:.4f}'}" for value, s in near.items())
+            lines.append(f"    next to it: {_SHORT.get(name, name)} {scores}")
+        if one.edges:
+            names = " and ".join(_SHORT.get(name, name) for name in one.edges)
+            lines.append(f"    {names} at the edge of what was tried: a wider grid may find better")
+        parts.setdefault(comparison.title, []).extend(lines)
+    return "\n\n".join("\n".join([title, *lines]) for title, lines in parts.items())
 
 
 def _line(comparison: Comparison, row: Row) -> dict[str, Any]:
@@ -196,7 +221,7 @@ def _windows(record: Record) -> list[dict[str, Any]]:
 def _identity(record: Record) -> dict[str, Any]:
     key = record.key
     options = {f"option_{name}": value for name, value in key.options.items()}
-    settings = {name: key.settings[name] for name in _SETTINGS if name in key.settings}
+    settings = {name: key.settings[name] for name in SETTINGS if name in key.settings}
     if "betas" in settings:
         settings["beta1"], settings["beta2"] = settings.pop("betas")
     return {

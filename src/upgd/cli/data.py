@@ -1,30 +1,15 @@
-"""The `upgd` command: a thin layer that turns what is typed into calls of the package."""
+"""`upgd data …`."""
 
-import os
-import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
-try:
-    from cyclopts import App, CycloptsError, Parameter
-except ModuleNotFoundError:
-    raise SystemExit("upgd: the command line needs a few more packages: pip install 'upgd[run]'") from None
+from cyclopts import App, Parameter
 
-__all__ = ["app", "main"]
+from upgd.cli.options import UsageError
 
+__all__ = ["data"]
 
-class UsageError(ValueError):
-    """Options that do not go together: exit code 2."""
-
-
-app = App(
-    name="upgd",
-    help="Learning from streams that never stop changing: utility-based perturbed gradient descent.",
-    version=version("upgd"),
-)
 data = App(name="data", help="Get data sets, and see what is there.")
-app.command(data)
 
 
 @data.command
@@ -98,29 +83,3 @@ def list_(
     from upgd.data.console import list_command
 
     return 0 if list_command(as_json, verify) else 1
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 if all went well, 1 if it could not be done, 2 if it was typed wrongly, 130 on Ctrl-C."""
-    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
-
-
-def _run(arguments: list[str]) -> int:
-    try:
-        result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-    except (CycloptsError, UsageError) as error:
-        return _failed(error, 2)
-    except KeyboardInterrupt:
-        return _failed("stopped", 130)
-    except BrokenPipeError:
-        # The reader of our output has gone, as in `upgd data list | head`; nothing may be written when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (ValueError, OSError, ImportError) as error:
-        return _failed(error, 1)
-    return result if isinstance(result, int) else 0
-
-
-def _failed(reason: object, code: int) -> int:
-    print(f"upgd: {' '.join(str(reason).split())}", file=sys.stderr)
-    return code

@@ -1,0 +1,180 @@
+"""Options that several commands share, and how their text is read."""
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+__all__ = [
+    "Declaration",
+    "Execution",
+    "StorePath",
+    "UsageError",
+    "read_options",
+    "read_seeds",
+    "read_values",
+    "store_path",
+]
+
+
+class UsageError(ValueError):
+    """Options that do not go together: exit code 2."""
+
+
+StorePath = Annotated[Path | None, Parameter(name="--store", env_var="UPGD_STORE")]
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """Of what is run.
+
+    Parameters
+    ----------
+    lr
+        Learning rate; several values to try are separated by commas, here and below.
+    beta_utility
+        β, how long utility remembers.
+    sigma
+        σ, the standard deviation of the perturbation.
+    weight_decay
+        Decoupled weight decay.
+    wise
+        Whose utility is looked at: weight or feature.
+    scaling
+        Next to whom: global or local.
+    order
+        1, or 2 for utility with curvature.
+    noise
+        white or anticorrelated.
+    betas
+        AdamW's two, joined by a slash: 0.9/0.999.
+    eps
+        AdamW's.
+    seeds
+        How many (20), or which (0,5,7).
+    steps
+        How many samples each learner sees.
+    network
+        Hidden sizes such as 300-150 (300-150:tanh for another activation), linear, conv, conv-authors.
+    option
+        An option of the problem, such as task_length=500; may be given several times.
+    """
+
+    lr: str | None = None
+    beta_utility: str | None = None
+    sigma: str | None = None
+    weight_decay: str | None = None
+    wise: str | None = None
+    scaling: str | None = None
+    order: str | None = None
+    noise: str | None = None
+    betas: str | None = None
+    eps: str | None = None
+    seeds: str | None = None
+    steps: int | None = None
+    network: str | None = None
+    option: tuple[str, ...] = ()
+
+    def settings(self) -> dict[str, list[Any]]:
+        """The settings that were given, as lists of values."""
+        names = ("lr", "beta_utility", "sigma", "weight_decay", "wise", "scaling", "order", "noise", "betas", "eps")
+        given = {name: getattr(self, name) for name in names}
+        return {
+            name: read_values(f"--{name.replace('_', '-')}", text) for name, text in given.items() if text is not None
+        }
+
+    def rest(self) -> dict[str, Any]:
+        """The other arguments of an experiment."""
+        given: dict[str, Any] = {
+            "steps": self.steps,
+            "network": self.network,
+            "options": read_options(self.option) or None,
+        }
+        if self.seeds is not None:
+            given["seeds"] = read_seeds(self.seeds)
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Of how it is run.
+
+    Parameters
+    ----------
+    store
+        The file that keeps results; upgd.db in this folder if neither this nor UPGD_STORE says otherwise.
+    workers
+        How many processes; by default as many as there are cores, or GPUs.
+    ray
+        The address of a Ray cluster that computes instead ("auto": the one on this machine).
+    device
+        auto, cpu, cuda, cuda:1 …
+    backend
+        What computes: auto, torch or kernel.
+    checkpoint_every
+        Seconds from one snapshot of unfinished work to the next.
+    quiet
+        Show no progress.
+    """
+
+    store: StorePath = None
+    workers: int | None = None
+    ray: str | None = None
+    device: str = "auto"
+    backend: Literal["auto", "torch", "kernel"] = "auto"
+    checkpoint_every: float = 120.0
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="")] = False
+
+
+def store_path(given: Path | None) -> Path:
+    """Where results are."""
+    return given or Path(os.environ.get("UPGD_STORE") or "upgd.db")
+
+
+def read_values(option: str, text: str) -> list[Any]:
+    """Values separated by commas: numbers, words, or two numbers joined by a slash."""
+    values = [_value(option, part.strip()) for part in text.split(",")]
+    if option == "--betas" and not all(isinstance(value, tuple) for value in values):
+        raise UsageError(f"--betas takes two numbers joined by a slash, such as 0.9/0.999, not {text!r}.")
+    return values
+
+
+def _value(option: str, text: str) -> Any:
+    if not text:
+        raise UsageError(f"{option} needs a value, or several separated by commas, such as 0.1,0.01.")
+    if option in ("--wise", "--scaling", "--noise"):
+        return text
+    try:
+        if "/" in text:
+            return tuple(float(part) for part in text.split("/"))
+        return int(text) if option == "--order" else float(text)
+    except ValueError:
+        raise UsageError(f"{option} takes numbers separated by commas, such as 0.1,0.01; not {text!r}.") from None
+
+
+def read_seeds(text: str) -> int | list[int]:
+    """How many, or which."""
+    try:
+        return [int(part) for part in text.split(",") if part] if "," in text else int(text)
+    except ValueError:
+        raise UsageError(f"--seeds takes a number (20) or seeds separated by commas (0,5,7), not {text!r}.") from None
+
+
+def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """``NAME=VALUE`` pairs; a value that is no number, true or false is text."""
+    options = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--option takes NAME=VALUE, such as task_length=500, not {pair!r}.")
+        try:
+            options[name.strip().replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            options[name.strip().replace("-", "_")] = value
+    return options

@@ -1,0 +1,254 @@
+"""`upgd best`, `upgd table`, `upgd export`, `upgd runs`."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from upgd.cli.options import Json, StorePath, UsageError, read_seeds, store_path
+
+if TYPE_CHECKING:
+    from upgd.experiments import Results
+    from upgd.store import Record
+
+__all__ = ["best", "export", "runs", "table"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Which results.
+
+    Parameters
+    ----------
+    problem
+        Only those of this problem.
+    methods
+        Only those of these methods, separated by commas.
+    network
+        Only those of this network.
+    steps
+        Only those of this length.
+    seeds
+        Only the first so many seeds (3), or these (0,5,7).
+    store
+        The file that has the results; upgd.db in this folder if neither this nor UPGD_STORE says otherwise.
+    """
+
+    problem: str | None = None
+    methods: str | None = None
+    network: str | None = None
+    steps: int | None = None
+    seeds: str | None = None
+    store: StorePath = None
+
+    def records(self) -> "list[Record]":
+        """What is in the store of it."""
+        from upgd.store import Store
+
+        seeds = read_seeds(self.seeds) if self.seeds else []
+        with Store.read(store_path(self.store)) as store:
+            return store.records(
+                problem=self.problem,
+                methods=self.methods.split(",") if self.methods else (),
+                network=self.network,
+                steps=self.steps,
+                seeds=range(seeds) if isinstance(seeds, int) else seeds,
+            )
+
+    def results(self) -> "Results":
+        """The same, or an error if there is nothing."""
+        from upgd.experiments import Results
+
+        records = self.records()
+        if not records:
+            raise ValueError(f"{store_path(self.store)} has no results of that kind; `upgd runs` lists what it has")
+        return Results(records)
+
+
+def best(*, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B008
+    """The best setting of every method, by the area under its online curve, and how flat the optimum is.
+
+    A setting of which fewer learners diverged is better, whatever the scores; ties go to the smaller lr.
+
+    Parameters
+    ----------
+    as_json
+        Print JSON, for other programs.
+    """
+    from upgd.experiments.compare import best as best_of
+    from upgd.experiments.results import best_text
+
+    chosen = [(c, best_of(c, method)) for c in which.results().comparisons() for method in c.methods]
+    if as_json:
+        print(json.dumps([_best_facts(c, b) for c, b in chosen], indent=2))
+    else:
+        print(best_text(chosen))
+
+
+def table(
+    *,
+    which: Filter = Filter(),  # noqa: B008
+    all_settings: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    as_json: Json = False,
+) -> None:
+    """Means ± standard errors over seeds, first and last quarter, and a paired test against the best method.
+
+    Parameters
+    ----------
+    all_settings
+        All settings, not only the best of each method.
+    as_json
+        Print JSON, for other programs.
+    """
+    lines = which.results().table(all_settings=all_settings)
+    print(json.dumps(list(lines.lines), indent=2) if as_json else lines)
+
+
+def export(
+    file: Path | None = None,
+    *,
+    which: Filter = Filter(),  # noqa: B008
+    format: Literal["csv", "parquet"] | None = None,
+    curves: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Write results as CSV or Parquet, one row for each learner.
+
+    Parameters
+    ----------
+    file
+        Where to; CSV goes to the standard output if nothing is said.
+    format
+        csv or parquet; by default what the file's name ends with.
+    curves
+        One row for each window of each learner.
+    """
+    from upgd.experiments.exports import write_csv, write_parquet
+
+    chosen = format or ("parquet" if file is not None and file.suffix == ".parquet" else "csv")
+    if chosen == "parquet" and file is None:
+        raise UsageError("Parquet needs a file to go to: upgd export results.parquet.")
+    results = which.results()
+    if chosen == "parquet":
+        assert file is not None
+        write_parquet(results, file, curves=curves)
+    elif file is None:
+        write_csv(results, sys.stdout, curves=curves)
+    else:
+        with file.open("w", newline="", encoding="utf-8") as stream:
+            write_csv(results, stream, curves=curves)
+    if file is not None:
+        print(f"{len(results):,} learners → {file}", file=sys.stderr)
+
+
+runs = App(name="runs", help="List the learners in the store, or delete some.")
+
+
+@runs.default
+def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B008
+    """List the learners in the store.
+
+    Parameters
+    ----------
+    as_json
+        Print JSON, for other programs.
+    """
+    records = which.records()
+    if as_json:
+        print(json.dumps([_run_facts(record) for record in records], indent=2))
+        return
+    from upgd.experiments.results import settings_text
+
+    for record in records:
+        key, facts = record.key, _run_facts(record)
+        score = f"diverged at {record.diverged_at:,}" if record.diverged_at is not None else f"{facts['score']:.4f}"
+        print(
+            f"{record.id:>6}  {key.problem}  {key.network}  {key.method} ({settings_text(key.settings)})  seed {key.seed}  "
+            f"{key.steps:,} steps  {facts['metric']} {score}  {record.finished[:16].replace('T', ' ')}"
+        )
+    print(f"{len(records):,} learners in {store_path(which.store)}", file=sys.stderr)
+
+
+@runs.command
+def delete(
+    *ids: int,
+    which: Filter = Filter(),  # noqa: B008
+    yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="")] = False,
+) -> None:
+    """Delete learners for good: by number (`upgd runs` shows them), or all that the options describe.
+
+    Parameters
+    ----------
+    ids
+        Their numbers.
+    yes
+        Do not ask.
+    """
+    from upgd.store import Store
+
+    described = which != Filter(store=which.store)
+    if bool(ids) == described:
+        raise UsageError("say what to delete: numbers, or options such as --problem NAME; `upgd runs` lists all.")
+    chosen = list(ids) if ids else [record.id for record in which.records() if record.id is not None]
+    path = store_path(which.store)
+    if not yes and not _confirmed(f"Delete {len(chosen):,} learners from {path} for good? [y/N] "):
+        print("Nothing was deleted.")
+        return
+    with Store.write(path) as store:
+        print(f"{store.delete(chosen):,} learners deleted from {path}")
+
+
+def _confirmed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here; say --yes to delete.")
+    return input(question).strip().lower() in ("y", "yes")
+
+
+def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
+    return {
+        "problem": comparison.problem,
+        "options": dict(comparison.options),
+        "network": comparison.network,
+        "steps": comparison.steps,
+        "method": chosen.entry.method,
+        "settings": dict(chosen.entry.settings),
+        "metric": comparison.metric,
+        "score": None if chosen.score != chosen.score else chosen.score,
+        "seeds": list(chosen.seeds),
+        "diverged": chosen.diverged,
+        "tried": chosen.tried,
+        "diverged_settings": chosen.diverged_settings,
+        "within_1_percent": chosen.flat,
+        "neighbours": {
+            name: [{"value": value, "score": score} for value, score in near.items()]
+            for name, near in chosen.neighbours.items()
+        },
+        "edges": list(chosen.edges),
+    }
+
+
+def _run_facts(record: "Record") -> dict[str, Any]:
+    from upgd.experiments.compare import area
+
+    key, metric = record.key, "loss" if record.accuracy is None else "accuracy"
+    score = area(record, metric)  # type: ignore[arg-type]
+    return {
+        "id": record.id,
+        "problem": key.problem,
+        "options": dict(key.options),
+        "network": key.network,
+        "method": key.method,
+        "settings": dict(key.settings),
+        "seed": key.seed,
+        "steps": key.steps,
+        "metric": metric,
+        "score": None if score != score else score,
+        "diverged_at": record.diverged_at,
+        "device": record.device,
+        "backend": record.backend,
+        "seconds": record.seconds,
+        "finished": record.finished,
+    }

@@ -1,0 +1,249 @@
+"""`upgd run`, `upgd sweep`, `upgd bench`."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from upgd.cli.options import Declaration, Execution, Json, UsageError, store_path
+
+if TYPE_CHECKING:
+    from upgd.experiments import Experiment, Results
+
+__all__ = ["bench", "run", "sweep"]
+
+
+def run(
+    problem: str,
+    *,
+    method: str,
+    declaration: Declaration = Declaration(),  # noqa: B008  # frozen
+    execution: Execution = Execution(),  # noqa: B008
+    as_json: Json = False,
+) -> int:
+    """Run one method with given settings, and print how it did.
+
+    What the store has already is not computed again; what was interrupted goes on.
+
+    Example:
+
+        upgd run output-permuted-digits --method upgd --lr 0.03 --beta-utility 0.9 --seeds 20 --option task_length=500
+
+    Parameters
+    ----------
+    problem
+        The problem's name; a wrong one gets a list.
+    method
+        sgd, sgdw, adamw, pgd, anti-pgd, shrink-and-perturb, upgd, upgd-nonprotecting or ups.
+    as_json
+        Print JSON, for other programs.
+    """
+    from upgd.experiments import Experiment
+
+    if "," in method:
+        raise UsageError(f"`upgd run` takes one method, not {method!r}; `upgd sweep` takes several with --methods.")
+    experiment = Experiment(problem, {method: declaration.settings()}, **declaration.rest())
+    return _execute(experiment, execution, as_json)
+
+
+def sweep(
+    problem: str,
+    *,
+    methods: str | None = None,
+    grid: str | None = None,
+    declaration: Declaration = Declaration(),  # noqa: B008
+    execution: Execution = Execution(),  # noqa: B008
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    as_json: Json = False,
+) -> int:
+    """Run methods with all combinations of values to try, and print the best of each.
+
+    What the store has already is not computed again; what was interrupted goes on.
+
+    Examples:
+
+        upgd sweep input-permuted-mnist --methods upgd,sgdw,adamw --grid paper --seeds 3
+
+        upgd sweep output-permuted-digits --methods sgd,upgd --lr 0.1,0.03,0.01 --dry-run
+
+        upgd sweep my-experiment.toml
+
+    Parameters
+    ----------
+    problem
+        The problem's name; or a TOML file that declares a whole experiment.
+    methods
+        The methods, separated by commas.
+    grid
+        "paper" for the paper's values; what is given besides replaces its part of them.
+    dry_run
+        Only say what would be run, and how long that would take on this machine.
+    as_json
+        Print JSON, for other programs.
+    """
+    experiment = _declared(problem, methods, grid, declaration)
+    return _dry_run(experiment, execution, as_json) if dry_run else _execute(experiment, execution, as_json)
+
+
+def bench(*, device: str = "auto", as_json: Json = False) -> None:
+    """Measure how fast this machine is: learner-steps per second of methods on networks of the paper.
+
+    Parameters
+    ----------
+    device
+        auto, cpu, cuda, cuda:1 …
+    as_json
+        Print JSON, for other programs.
+    """
+    from upgd.experiments.bench import measure
+
+    lines = []
+    for line in measure(device):
+        lines.append(line)
+        if not as_json:
+            print(
+                f"{line['network']:<34}{line['method']:<8}{line['learners']:>4} learners"
+                f"{line['learner_steps_per_second']:>12,.0f} learner-steps/s   ({line['backend']}, {line['device']})",
+                flush=True,
+            )
+    if as_json:
+        print(json.dumps(lines, indent=2))
+
+
+def _declared(problem: str, methods: str | None, grid: str | None, declaration: Declaration) -> "Experiment":
+    from upgd.experiments import Experiment, load
+
+    settings, rest = declaration.settings(), declaration.rest()
+    if problem.endswith(".toml"):
+        if methods or grid or settings or rest:
+            raise UsageError(f"{problem} declares the whole experiment; leave out --methods, --grid and all settings.")
+        return load(problem)
+    if not methods:
+        raise UsageError("say which methods to compare, such as --methods upgd,sgdw,adamw.")
+    if grid not in (None, "paper"):
+        raise UsageError(f'--grid must be "paper", not {grid!r}; give your own values with --lr 0.1,0.01 and so on.')
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if grid is None:
+        return Experiment(problem, names, grid=settings, **rest)
+    from upgd.experiments.declare import which_it_has
+
+    return Experiment(problem, {name: which_it_has(name, settings) for name in names}, grid="paper", **rest)
+
+
+def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> int:
+    from upgd.experiments.progress import display
+    from upgd.experiments.running import execute
+    from upgd.experiments.units import Checkpoints
+    from upgd.store import Store
+
+    path = store_path(execution.store)
+    device, workers, executor = _executor(experiment, execution)
+    with Store.write(path) as store, _terminable():
+        before = len(store)
+        try:
+            with display("none" if execution.quiet else "auto") as show:
+                results = execute(
+                    experiment,
+                    store,
+                    executor,
+                    workers=workers,
+                    device=device,
+                    checkpoints=Checkpoints.beside(path),
+                    show=show,
+                )
+        except KeyboardInterrupt:
+            print(
+                f"upgd: stopped; {len(store) - before} more learners are in {path}, and what was begun is saved: "
+                "give the same command again to go on",
+                file=sys.stderr,
+            )
+            return 130
+    _print(results, as_json)
+    return 0
+
+
+#: Less than this is done before several processes have started; the threads of one use all cores, too.
+_SMALL = 1_000_000
+
+
+def _executor(experiment: "Experiment", execution: Execution) -> tuple[str, int, Any]:
+    """The device that units shall fill, how many at a time, and who computes them."""
+    from upgd.experiments.units import Checkpoints
+    from upgd.experiments.work import device_named
+    from upgd.experiments.workers import Settings, in_process, in_processes, processes_that_help
+
+    if execution.workers is not None and execution.workers < 1:
+        raise UsageError(f"--workers must be 1 or more, not {execution.workers}.")
+    checkpoints = Checkpoints.beside(store_path(execution.store))
+    if execution.ray is not None:
+        from upgd.distribute import on_ray
+
+        return on_ray(execution.ray, execution.device, execution.backend, checkpoints, execution.checkpoint_every)
+    device = device_named(execution.device)
+    workers = execution.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
+    settings = Settings(device, execution.backend, checkpoints, execution.checkpoint_every)
+    return device, workers, in_process(settings) if workers == 1 else in_processes(settings, workers)
+
+
+def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> int:
+    from upgd.experiments.estimate import estimate
+    from upgd.experiments.progress import duration
+    from upgd.experiments.running import pending
+    from upgd.experiments.work import device_named
+    from upgd.experiments.workers import processes_that_help
+    from upgd.store import Store
+
+    if execution.ray is not None:
+        raise UsageError("--dry-run measures this machine; leave out --ray.")
+    path = store_path(execution.store)
+    device = device_named(execution.device)
+    workers = execution.workers or processes_that_help(device)
+    with Store.read(path) if path.exists() else Store.write(":memory:") as store:
+        units = pending(experiment, store, workers, device)
+    seconds = estimate(units, workers, device, execution.backend)
+    facts = {
+        "problem": experiment.problem,
+        "network": experiment.network,
+        "steps": experiment.steps,
+        "methods": {method: len(list(_of(experiment, method))) for method in experiment.methods},
+        "learners": len(experiment.learners()),
+        "stored": len(experiment.learners()) - sum(len(unit.learners) for unit in units),
+        "units": len(units),
+        "learner_steps": sum(unit.learner_steps for unit in units),
+        "workers": min(workers, max(1, len(units))),
+        "device": device,
+        "seconds": seconds,
+    }
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    print(f"{experiment.problem}, network {experiment.network}, {experiment.steps:,} steps")
+    for method, count in facts["methods"].items():  # type: ignore[attr-defined]
+        print(f"  {method:<20}{count:>6,} learners")
+    print(f"  {facts['stored']:,} of {facts['learners']:,} learners are in {path} already")
+    print(f"  to do: {facts['learner_steps']:,} learner-steps in {len(units)} units on {facts['workers']} × {device}")
+    print(f"  about {duration(seconds)}, measured on this machine now")
+    return 0
+
+
+def _of(experiment: "Experiment", method: str) -> Iterator[Any]:
+    return (learner for learner in experiment.learners() if learner.method == method)
+
+
+def _print(results: "Results", as_json: bool) -> None:
+    table = results.table()
+    print(json.dumps(list(table.lines), indent=2) if as_json else table)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A polite kill, as batch systems send, saves the work as Ctrl-C does."""
+    usual = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)

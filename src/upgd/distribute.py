@@ -1,0 +1,131 @@
+"""The same sweep on a Ray cluster.
+
+Units of work go to the cluster in slices: a task takes a unit from where it was, computes for a while and gives back either
+the finished records or a snapshot. The driver alone writes: records into the store, snapshots into the checkpoints beside it.
+So a node that is lost costs a slice, which Ray gives to another node; and a driver that is stopped goes on where it was.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from upgd.experiments.units import Checkpoints, Snapshot, Unit
+from upgd.experiments.work import Pause, compute, device_named
+from upgd.experiments.workers import Executor, Watcher
+from upgd.population.choose import BackendName
+from upgd.store import Record
+
+__all__ = ["on_ray"]
+
+#: How often Ray gives a slice to another worker when the one that had it is lost.
+_RETRIES = 10
+
+
+def on_ray(
+    address: str,
+    device: str = "auto",
+    backend: BackendName = "auto",
+    checkpoints: Checkpoints | None = None,
+    slice_seconds: float = 60.0,
+) -> tuple[str, int, Executor]:
+    """Connect to a Ray cluster.
+
+    Args:
+        address: the head's, ``HOST:PORT``; ``"auto"`` for the cluster that this machine belongs to.
+        device: what units compute on: ``"auto"`` takes the cluster's GPUs if it has any, one for each unit.
+        backend: the population's.
+        checkpoints: where the driver keeps snapshots of unfinished units.
+        slice_seconds: how long a task computes before it gives back a snapshot: what the loss of a node costs at most.
+
+    Returns:
+        The kind of device, how many units the cluster computes at a time, and the executor.
+    """
+    ray = _connected(address)
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
+    on_gpu = device.startswith("cuda") or (device == "auto" and gpus > 0)
+    if on_gpu and not gpus:
+        raise ValueError(f"device={device!r} needs a GPU, but the Ray cluster at {address} has none; use --device cpu")
+    slots = gpus if on_gpu else max(1, int(resources.get("CPU", 1)))
+    kind = "cuda" if on_gpu else "cpu"
+    needs = {"num_gpus": 1} if on_gpu else {"num_cpus": 1}
+    task = ray.remote(**needs, max_retries=_RETRIES)(compute_slice)
+
+    def execute(units: Sequence[Unit], watcher: Watcher) -> Iterator[tuple[Unit, list[Record]]]:
+        waiting = list(reversed(units))
+        running: dict[Any, Unit] = {}
+
+        def submit(unit: Unit, begun: Snapshot | None) -> None:
+            running[task.remote(unit, kind, backend, begun, slice_seconds)] = unit
+
+        try:
+            while waiting or running:
+                while waiting and len(running) < slots:
+                    unit = waiting.pop()
+                    submit(unit, checkpoints.load(unit) if checkpoints is not None else None)
+                (ready, *_), _ = ray.wait(list(running), num_returns=1)
+                unit = running.pop(ready)
+                records, snapshot, done, diverged = _got(ray, ready)
+                if records is not None:
+                    yield unit, records
+                    continue
+                if checkpoints is not None and snapshot is not None:
+                    checkpoints.save(unit, snapshot)
+                submit(unit, snapshot)
+                watcher(unit, done, diverged)
+        finally:
+            for reference in running:
+                ray.cancel(reference, force=True)
+            ray.shutdown()
+
+    return kind, slots, execute
+
+
+def compute_slice(
+    unit: Unit, device: str, backend: BackendName, begun: Snapshot | None, seconds: float
+) -> tuple[list[Record] | None, Snapshot | None, int, int]:
+    """Compute a unit for so many seconds, or to its end.
+
+    Returns:
+        The records, or None and a snapshot; and the learner-steps done and how many learners have diverged.
+    """
+    deadline = time.monotonic() + seconds
+    seen: list[Any] = []
+
+    def watch(done: int, diverged: int, snapshot: Callable[[], Snapshot]) -> None:
+        began = bool(seen)
+        seen[:] = [snapshot, done, diverged]
+        if began and time.monotonic() >= deadline:  # at least one block, however slow
+            raise Pause
+
+    try:
+        return compute(unit, device_named(device), backend, begun, watch), None, unit.learner_steps, 0
+    except Pause:
+        snapshot, done, diverged = seen
+        return None, snapshot(), done, diverged
+
+
+def _connected(address: str) -> Any:
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ValueError("a Ray cluster needs a package that is not here: pip install 'upgd[ray]'") from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"no Ray cluster answers at {address} ({first}); start one with `ray start --head`"
+            ) from error
+    return ray
+
+
+def _got(ray: Any, reference: Any) -> tuple[list[Record] | None, Snapshot | None, int, int]:
+    """A task's answer; an error in it is raised as the worker saw it."""
+    try:
+        answer: tuple[list[Record] | None, Snapshot | None, int, int] = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.as_instanceof_cause() from error
+    return answer

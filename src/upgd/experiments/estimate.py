@@ -1,0 +1,59 @@
+"""How fast is this machine? A short measurement, to say in advance how long a sweep will take."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from upgd.experiments import architecture
+from upgd.experiments.units import Unit
+from upgd.experiments.workers import processes_that_help
+from upgd.population import Learner, Population
+from upgd.population.choose import BackendName
+from upgd.streams import Stream, make
+
+__all__ = ["estimate", "learner_steps_per_second"]
+
+
+def estimate(units: Sequence[Unit], workers: int, device: str, backend: BackendName, seconds: float = 0.5) -> float:
+    """How many seconds the units will take, after measuring for ``seconds`` each kind of computation that they need."""
+    if not units:
+        return 0.0
+    stream = make(units[0].problem, **units[0].options)
+    network = architecture.network(units[0].network, stream)
+    workers = min(workers, len(units))
+    rates: dict[Any, float] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, processes_that_help("cpu") // workers))
+    try:
+        for unit in units:
+            kind = unit.learners[0].kind
+            if kind not in rates:
+                rates[kind] = learner_steps_per_second(network, stream, unit.learners, device, backend, seconds)
+    finally:
+        torch.set_num_threads(threads)
+    return sum(unit.learner_steps / rates[unit.learners[0].kind] for unit in units) / workers
+
+
+def learner_steps_per_second(
+    network: nn.Module,
+    stream: Stream,
+    learners: Sequence[Learner],
+    device: str = "cpu",
+    backend: BackendName = "auto",
+    seconds: float = 0.5,
+) -> float:
+    """Run learners for a moment, after a first few steps that nobody counts: compilers and caches get warm in them."""
+    population = Population(network, learners, device, backend)
+    population.run(stream, 4)
+    steps, best = 8, 0.0
+    began = time.perf_counter()
+    while (left := seconds - (time.perf_counter() - began)) > 0:
+        start = time.perf_counter()
+        population.run(stream, steps)
+        took = time.perf_counter() - start
+        best = max(best, steps * len(learners) / took)
+        steps = max(1, min(2 * steps, int(left / took * steps)))
+    return best

@@ -1,0 +1,27 @@
+"""Results for other programs: CSV, Parquet."""
+
+import csv
+from pathlib import Path
+from typing import TextIO
+
+from upgd.experiments.results import Results
+
+__all__ = ["write_csv", "write_parquet"]
+
+
+def write_csv(results: Results, stream: TextIO, *, curves: bool = False) -> None:
+    """One line for each learner, or for each window of each learner; what a method does not have is empty."""
+    columns = results.columns(curves=curves)
+    writer = csv.writer(stream)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+
+
+def write_parquet(results: Results, path: Path, *, curves: bool = False) -> None:
+    """The same as a Parquet file; needs pyarrow."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise ValueError("Parquet needs a package that is not here: pip install pyarrow; or use --format csv") from None
+    pyarrow.parquet.write_table(pyarrow.table(results.columns(curves=curves)), path)
