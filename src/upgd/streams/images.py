@@ -49,10 +49,10 @@ class _Images:
 
     def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
         """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
-        seeds, steps = seed_tensor(seeds, device), step_tensor(start, length, device)
+        seeds, steps = seed_tensor(seeds), step_tensor(start, length, device)
         source, labels = _on_device(self.data, steps.device)
         first = start // self.task_length
-        index = sample_order(seeds, start, length, self._shuffled_every(), len(labels))
+        index = sample_order(seeds, start, length, self._shuffled_every(), len(labels), device)
         chunk = Chunk(
             start=start,
             targets=labels[index],
@@ -62,7 +62,7 @@ class _Images:
             white=self.data.white,
         )
         tasks = torch.arange(first, (start + length - 1) // self.task_length + 1, device=device)
-        return self._changed(chunk, seeds[:, None], tasks)
+        return self._changed(chunk, seeds.to(device)[:, None], tasks)
 
     def _shuffled_every(self) -> int:
         """After how many steps samples may come again; within, a pass over the data set ends by itself."""

@@ -1,7 +1,6 @@
 """Random permutations as functions: of a task, all at once; of a data set, only where one looks."""
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -36,7 +35,9 @@ def permutations(seeds: Tensor, tasks: Tensor, size: int) -> Tensor:
     return keys.argsort(dim=-1, stable=True)
 
 
-def sample_order(seeds: Tensor, start: int, length: int, task_length: int, size: int) -> Tensor:
+def sample_order(
+    seeds: Tensor, start: int, length: int, task_length: int, size: int, device: torch.device | str = "cpu"
+) -> Tensor:
     """Which sample comes at each step: without replacement within a task.
 
     A task that is longer than the data set passes over it again and again, each time in a new order. The order of a pass
@@ -44,25 +45,28 @@ def sample_order(seeds: Tensor, start: int, length: int, task_length: int, size:
     nobody shuffles 60 000 samples to use 5 000 of them.
 
     Args:
-        seeds: int64 ``(seeds,)``.
+        seeds: int64 ``(seeds,)``, on the CPU.
         start: the first step.
         length: how many steps.
         task_length: steps per task.
         size: the number of samples.
+        device: where to compute the order.
 
     Returns:
-        int64 ``(seeds, length)``, in [0, size), on the device of ``seeds``.
+        int64 ``(seeds, length)``, in [0, size).
     """
     passes_per_task = math.ceil(task_length / size)
 
     def number_of_pass(step: IntOrTensor) -> IntOrTensor:
         return step // task_length * passes_per_task + step % task_length // size
 
-    steps = torch.arange(start, start + length, device=seeds.device)
+    steps = torch.arange(start, start + length, device=device)
     first, last = number_of_pass(start), number_of_pass(start + length - 1)
-    passes = torch.arange(first, last + 1, device=seeds.device)
     high, low, rounds = _plan(size)
-    keys = words(seeds[:, None], Purpose.SAMPLE_ORDER, passes, rounds)[:, number_of_pass(steps) - first].unbind(-1)
+    # A few numbers for each pass: many small operations, which a GPU would take longer to start than a CPU to finish.
+    keys = words(seeds[:, None], Purpose.SAMPLE_ORDER, torch.arange(first, last + 1), rounds).movedim(-1, 0).to(device)
+    if first < last:
+        keys = keys[..., number_of_pass(steps) - first]
     place = _feistel(steps % task_length % size, keys, high, low)
     # Cycle walking: who lands beyond the data set walks on until inside, so that the result is a permutation again.
     while high * low > size and bool((outside := place >= size).any()):
@@ -70,7 +74,7 @@ def sample_order(seeds: Tensor, start: int, length: int, task_length: int, size:
     return place
 
 
-def _feistel(position: Tensor, keys: Sequence[Tensor], high: int, low: int) -> Tensor:
+def _feistel(position: Tensor, keys: Tensor, high: int, low: int) -> Tensor:
     """A permutation of 0 … high·low − 1, evaluated at the positions: the generalised Feistel network of Black and Rogaway.
 
     A position is a pair of digits, ``a·low + b``. Each round turns one of them by a random amount that depends on the
