@@ -3,8 +3,19 @@
 from upgd import utility
 from upgd.curvature import HesScale
 from upgd.monitor import Monitor
-from upgd.optim import PGD, UPGD, UPS, ShrinkAndPerturb
+from upgd.optim import PGD, UPGD, UPS, FeatureUPGD, FeatureUPS, ShrinkAndPerturb
 
 __version__ = "0.1.0"
 
-__all__ = ["PGD", "UPGD", "UPS", "HesScale", "Monitor", "ShrinkAndPerturb", "__version__", "utility"]
+__all__ = [
+    "PGD",
+    "UPGD",
+    "UPS",
+    "FeatureUPGD",
+    "FeatureUPS",
+    "HesScale",
+    "Monitor",
+    "ShrinkAndPerturb",
+    "__version__",
+    "utility",
+]

@@ -18,6 +18,13 @@ def _weightwise(cls: Callable[..., torch.optim.Optimizer], **fixed: Any) -> Buil
     return build
 
 
+def _featurewise(cls: Callable[..., torch.optim.Optimizer], **fixed: Any) -> Build:
+    def build(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+        return cls(model, **{**fixed, **options})
+
+    return build
+
+
 #: name → build(model, **options)
 OPTIMIZERS: dict[str, Build] = {
     "UPGD": _weightwise(upgd.UPGD, lr=0.01, sigma=0.01),
@@ -28,6 +35,10 @@ OPTIMIZERS: dict[str, Build] = {
     "UPS": _weightwise(upgd.UPS, lr=1.0, sigma=0.01),
     "PGD": _weightwise(upgd.PGD, lr=0.01, sigma=0.01),
     "Anti-PGD": _weightwise(upgd.PGD, lr=0.01, sigma=0.01, noise="anticorrelated"),
+    "FeatureUPGD": _featurewise(upgd.FeatureUPGD, lr=0.01, sigma=0.01),
+    "FeatureUPGD-W-local": _featurewise(upgd.FeatureUPGD, lr=0.01, sigma=0.01, weight_decay=0.1, scaling="local"),
+    "FeatureUPGD-anticorrelated": _featurewise(upgd.FeatureUPGD, lr=0.01, sigma=0.01, noise="anticorrelated"),
+    "FeatureUPS": _featurewise(upgd.FeatureUPS, lr=0.1, sigma=0.01),
     "ShrinkAndPerturb": _weightwise(upgd.ShrinkAndPerturb, lr=0.01, sigma=0.01, weight_decay=0.1),
 }
 

@@ -1,7 +1,8 @@
 """The methods as torch optimizers."""
 
+from upgd.optim.feature_upgd import FeatureUPGD, FeatureUPS
 from upgd.optim.pgd import PGD, ShrinkAndPerturb
 from upgd.optim.upgd import UPGD
 from upgd.optim.ups import UPS
 
-__all__ = ["PGD", "UPGD", "UPS", "ShrinkAndPerturb"]
+__all__ = ["PGD", "UPGD", "UPS", "FeatureUPGD", "FeatureUPS", "ShrinkAndPerturb"]

@@ -1,0 +1,382 @@
+"""Utility-based perturbed gradient descent and search, feature-wise."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, overload
+
+import torch
+from torch import Tensor, nn
+
+from upgd import noise, rules
+from upgd.optim import features as hidden
+from upgd.optim._weightwise import (
+    Result,
+    WeightwiseOptimizer,
+    _capture_health_check,
+    _global_scales,
+    _on,
+    _utility_dtype,
+)
+
+
+class FeatureCurvature(Protocol):
+    """Anything that knows the curvature of gates on a module's output after ``loss.backward()``, as HesScale does."""
+
+    def diagonal(self, param: Tensor) -> Tensor: ...
+    def feature_diagonal(self, module: nn.Module) -> Tensor: ...
+    def watch(self, *modules: nn.Module) -> None: ...
+
+
+class FeaturewiseOptimizer(WeightwiseOptimizer):
+    """One step of the rule where units have utility, not weights."""
+
+    _gated = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        defaults: dict[str, Any],
+        *,
+        features: hidden.Pairs | None,
+        curvature: FeatureCurvature | None,
+        scaler: "torch.amp.GradScaler | None",
+        generator: torch.Generator | None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model must be a torch.nn.Module, but it is a {type(model).__name__}; features belong to a network, so pass "
+                "the model and not its parameters."
+            )
+        _check_curvature(curvature)
+        super().__init__(list(model.named_parameters()), defaults, curvature=curvature, generator=generator)
+        self.features = hidden.find(model, features, scaler)
+        if curvature is not None:
+            curvature.watch(*(feature.module for feature in self.features))
+
+    def remove(self) -> None:
+        """Take the hooks off the model, when it goes on without this optimizer."""
+        for feature in self.features:
+            feature.remove()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of parameters and gates."""
+        super().zero_grad(set_to_none)
+        for feature in self.features:
+            feature.zero_grad()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "features": self.features}
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], Result]) -> Result: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Result] | None = None) -> Result | None:
+        """Update the parameters once.
+
+        Args:
+            closure: evaluates the model again and returns the loss, as for every torch optimizer; optional.
+        """
+        _capture_health_check(self)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        groups = {param: group for group in self.param_groups for param in group["params"]}
+        self._check_gradients(groups)
+        gates = self._gates(groups, self._trace(groups))
+        for param, group in groups.items():
+            if param.grad is not None and param.numel():
+                plain = group["foreach"] is False
+                (_update_plain if plain else _update_in_place)(self, param, group, gates.get(param))
+        return loss
+
+    @torch.no_grad()
+    def gates(self) -> dict[Tensor, Tensor]:
+        """How useful each feature is held to be, weight of its layer → ū in [0, 1]; empty before the first step.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+            >>> optimizer = upgd.FeatureUPGD(model)
+            >>> model(torch.ones(1, 3)).sum().backward()
+            >>> optimizer.step()
+            >>> optimizer.gates()[model[0].weight].shape
+            torch.Size([5])
+        """
+        groups = {param: group for group in self.param_groups for param in group["params"]}
+        unbiased = [self._unbiased(f, groups) if self._carrier(f) is not None else None for f in self.features]
+        of_params = self._gates(groups, unbiased)
+        return {f.params[0]: of_params[f.params[0]].flatten() for f in self.features if f.params[0] in of_params}
+
+    def _check_gradients(self, groups: dict[Tensor, dict[str, Any]]) -> None:
+        for param in groups:
+            if param.grad is not None and param.grad.is_sparse:
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support sparse gradients, but a parameter of shape "
+                    f"{tuple(param.shape)} has one; build the layer with sparse=False."
+                )
+
+    def _carrier(self, feature: hidden.Feature) -> Tensor | None:
+        """The parameter in whose state the features' utility is: the weights, or the bias if those are frozen."""
+        return next((param for param in feature.params if "utility" in self.state.get(param, {})), None)
+
+    def _trace(self, groups: dict[Tensor, dict[str, Any]]) -> list[Tensor | None]:
+        """Trace the utility of the features; return it unbiased, with None for layers that have no gradient."""
+        unbiased: list[Tensor | None] = []
+        for feature in self.features:
+            trainable = [param for param in feature.params if param in groups and param.grad is not None]
+            if not trainable:
+                unbiased.append(None)
+                continue
+            if feature.grad is None:
+                raise RuntimeError(
+                    f"the parameters of {feature.name!r} have a gradient, but its features have none; let the forward and "
+                    "backward pass run through the model that the optimizer was given, after it was."
+                )
+            carrier = self._carrier(feature)
+            if carrier is None:
+                carrier = trainable[0]
+                where = carrier.device if groups[carrier]["capturable"] else torch.device("cpu")
+                self.state[carrier]["step"] = torch.zeros((), dtype=torch.float32, device=where)
+                self.state[carrier]["utility"] = torch.zeros_like(feature.grad, dtype=_utility_dtype(carrier))
+            state, group = self.state[carrier], groups[carrier]
+            state["step"] += 1
+            state["utility"].copy_(
+                rules.trace(state["utility"], self._utility(feature, state["utility"], group), group["beta_utility"])
+            )
+            unbiased.append(self._unbiased(feature, groups))
+        return unbiased
+
+    def _utility(self, feature: hidden.Feature, like: Tensor, group: dict[str, Any]) -> Tensor:
+        """What losing each feature would cost: ``½·∂²L/∂gate² − ∂L/∂gate``, for gates that are 1."""
+        assert feature.grad is not None
+        curvature = None
+        if self.curvature is not None:
+            curvature = self.curvature.feature_diagonal(feature.module).to(like.dtype)  # type: ignore[attr-defined]
+        utility = rules.utility(torch.ones_like(like), feature.grad.to(like.dtype), curvature)
+        return -utility if group["maximize"] else utility
+
+    def _unbiased(self, feature: hidden.Feature, groups: dict[Tensor, dict[str, Any]]) -> Tensor:
+        carrier = self._carrier(feature)
+        assert carrier is not None
+        state, group = self.state[carrier], groups[carrier]
+        on_device = group["capturable"] or torch.compiler.is_compiling()
+        return rules.unbiased(
+            state["utility"], group["beta_utility"], state["step"] if on_device else state["step"].item()
+        )
+
+    def _gates(self, groups: dict[Tensor, dict[str, Any]], unbiased: list[Tensor | None]) -> dict[Tensor, Tensor]:
+        """The gates ū of the parameters that enter features, in the shape that multiplies them."""
+        scale = _global_scales([u.amax() for u in unbiased if u is not None])
+        gates: dict[Tensor, Tensor] = {}
+        for feature, u in zip(self.features, unbiased, strict=True):
+            if u is None:
+                continue
+            carrier = self._carrier(feature)
+            assert carrier is not None
+            local = groups[carrier]["scaling"] == "local"
+            gate = rules.gate(u, rules.local_scale(u) if local else scale[u.device].to(u.dtype))
+            for param in feature.params:
+                gates[param] = gate.view(-1, *[1] * (param.ndim - 1))
+        return gates
+
+    def _noise(self, param: Tensor, group: dict[str, Any]) -> Tensor | None:
+        """The next perturbation of a parameter, None if there is none."""
+        if group["sigma"] == 0:
+            return None
+        drawn = self._draw(param)
+        if group["noise"] == "white":
+            return drawn
+        state = self.state[param]
+        if "previous_noise" not in state:
+            state["previous_noise"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        xi = noise.anticorrelated(drawn, state["previous_noise"])
+        state["previous_noise"].copy_(drawn)
+        return xi
+
+
+def _update_plain(optimizer: FeaturewiseOptimizer, param: Tensor, group: dict[str, Any], gate: Tensor | None) -> None:
+    """Update one parameter by the rule: the truth. Without a gate it is plain gradient descent."""
+    wide = _utility_dtype(param)
+    assert param.grad is not None
+    grad = param.grad.to(wide)
+    settings = {"lr": _on(group["lr"], param.device), "weight_decay": group["weight_decay"]}
+    gates: dict[str, Any] = {}
+    if gate is not None:
+        c, p, q = optimizer._switches(group)
+        xi = optimizer._noise(param, group)
+        settings |= {"sigma": group["sigma"], "c": c, "p": p, "q": q}
+        gates = {"gate": gate, "noise": 0.0 if xi is None else xi}
+    param.copy_(rules.update(param.to(wide), -grad if group["maximize"] else grad, **gates, **settings))
+
+
+def _update_in_place(
+    optimizer: FeaturewiseOptimizer, param: Tensor, group: dict[str, Any], gate: Tensor | None
+) -> None:
+    """The same without temporaries of the parameter's size."""
+    wide = _utility_dtype(param)
+    assert param.grad is not None
+    lr, sign = _on(group["lr"], param.device), -1.0 if group["maximize"] else 1.0
+    weight, grad = param.to(wide), param.grad.to(wide)
+    if group["weight_decay"] != 0:
+        weight.mul_(1 - lr * group["weight_decay"])
+    if gate is None:
+        _subtract(weight, lr * sign, grad, None)
+    else:
+        useless = 1 - gate
+        c, p, q = optimizer._switches(group)
+        xi = optimizer._noise(param, group)
+        if c:
+            _subtract(weight, lr * sign * c, grad, useless if p else None)
+        if xi is not None:
+            _subtract(weight, lr * group["sigma"], xi.to(wide), useless if q else None)
+    if weight is not param:
+        param.copy_(weight)
+
+
+def _subtract(weight: Tensor, lr: float | Tensor, term: Tensor, factor: Tensor | None) -> None:
+    """In place: ``weight − lr·term·factor``."""
+    if factor is not None:
+        weight.addcmul_(term, factor * -lr)
+    elif isinstance(lr, Tensor):
+        weight.addcmul_(term, -lr.to(weight.dtype))
+    else:
+        weight.sub_(term, alpha=lr)
+
+
+def _check_curvature(curvature: Any) -> None:
+    missing = [name for name in ("feature_diagonal", "watch") if not callable(getattr(curvature, name, None))]
+    if curvature is not None and missing:
+        raise TypeError(
+            f"curvature must have the methods feature_diagonal(module) and watch(module), but it is {curvature!r}; pass "
+            "upgd.HesScale(model, criterion), or leave it out for first-order utility."
+        )
+
+
+class FeatureUPGD(FeaturewiseOptimizer):
+    """Utility-based perturbed gradient descent, feature-wise: protects useful hidden units and perturbs the others.
+
+    A gate, constant 1, stands behind every hidden unit, or channel of a convolution. At step ``t``::
+
+        m  = −∂L/∂gate   (+ ½·∂²L/∂gate² with curvature)    the utility of the feature on this sample
+        u ← β·u + (1−β)·m,   û = u / (1 − βᵗ)               … on recent samples
+        ū  = sigmoid(û / scale)                             … compared with the other features
+        w ← (1 − lr·λ)·w − lr·(g + σ·ξ)·(1 − ū)             for the feature's incoming weights and bias
+
+    Gates are in the mind of the optimizer only: neither ``model.parameters()`` nor its state dict knows them, and hooks on
+    the activations compute their gradient in the ordinary backward pass. Everything that enters no hidden feature gets
+    plain gradient descent with weight decay and no noise: the output layer, normalization, embeddings.
+
+    Args:
+        model: the network, made of Linear or Conv layers, each but the last followed by an activation module.
+        lr, beta_utility, sigma, weight_decay, protect_gradient, noise, maximize, generator: as for :class:`upgd.UPGD`.
+        scaling: ``"global"`` compares a feature with the most useful one of all hidden layers; ``"local"`` with the norm
+            over its layer.
+        features: where the features are, if not found as said above: for each hidden layer the module that puts them out,
+            by names, ``{"fc1": "act1", "fc2": "act2"}``, or as pairs. Layers not named get plain gradient descent.
+        curvature: :class:`upgd.HesScale`, for second-order utility.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
+        foreach: ``False`` for the plain implementation that mirrors :mod:`upgd.rules`; by default one that works in place.
+        capturable: as for :class:`upgd.UPGD`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = upgd.FeatureUPGD(model, lr=0.01, sigma=0.001)
+        >>> nn.functional.mse_loss(model(torch.randn(1, 4)), torch.zeros(1, 2)).backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | Tensor = 1e-2,
+        *,
+        beta_utility: float = 0.999,
+        sigma: float = 1e-3,
+        weight_decay: float = 0.0,
+        scaling: str = "global",
+        protect_gradient: bool = True,
+        noise: str = "white",
+        features: hidden.Pairs | None = None,
+        curvature: FeatureCurvature | None = None,
+        scaler: "torch.amp.GradScaler | None" = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "beta_utility": beta_utility,
+            "sigma": sigma,
+            "weight_decay": weight_decay,
+            "scaling": scaling,
+            "protect_gradient": protect_gradient,
+            "noise": noise,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+        }
+        super().__init__(model, defaults, features=features, curvature=curvature, scaler=scaler, generator=generator)
+
+    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
+        return 1.0, 1.0 if group["protect_gradient"] else 0.0, 1.0
+
+
+class FeatureUPS(FeaturewiseOptimizer):
+    """Utility-based perturbed search, feature-wise: perturbs what enters useless features, without descending there.
+
+    ::
+
+        w ← w − lr·σ·ξ·(1 − ū)      for the incoming weights and the bias of hidden features, ū as for FeatureUPGD
+        w ← w − lr·g                for all others: the output layer learns by gradient, only the features are searched
+
+    Args:
+        model: as for :class:`upgd.FeatureUPGD`.
+        lr: learning rate; the paper uses 1 and searches over ``sigma``.
+        sigma: σ, the standard deviation of the perturbation.
+        beta_utility, scaling, noise, features, curvature, scaler, maximize, foreach, capturable, generator: as for
+            :class:`upgd.FeatureUPGD`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = upgd.FeatureUPS(model, lr=0.1, sigma=0.01)
+        >>> nn.functional.mse_loss(model(torch.randn(1, 4)), torch.zeros(1, 2)).backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | Tensor = 1.0,
+        *,
+        beta_utility: float = 0.999,
+        sigma: float = 1e-3,
+        scaling: str = "global",
+        noise: str = "white",
+        features: hidden.Pairs | None = None,
+        curvature: FeatureCurvature | None = None,
+        scaler: "torch.amp.GradScaler | None" = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "beta_utility": beta_utility,
+            "sigma": sigma,
+            "weight_decay": 0.0,
+            "scaling": scaling,
+            "noise": noise,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+        }
+        super().__init__(model, defaults, features=features, curvature=curvature, scaler=scaler, generator=generator)
+
+    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
+        return 0.0, 0.0, 1.0

@@ -1,0 +1,173 @@
+"""Hidden features: which layer makes them, where they can be seen, and the gradient of a gate on each.
+
+A gate, constant 1, multiplies every hidden unit (or channel of a convolution) behind its activation. There is no such gate
+in the network: with output h the gate's gradient is ``Σ ∂L/∂h·h`` over the batch and a channel's positions, and a hook on
+the activation computes that in the ordinary backward pass.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from upgd.curvature._backward import add_as_grad, transform_level
+
+#: What to pass as ``features``: the activation's name or module for each layer's.
+Pairs = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ACTIVATIONS = (
+    *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
+    *(nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softsign),
+)
+
+
+class Feature:
+    """The features of one layer, and the forward hook of the module that puts them out.
+
+    It refers to modules alone, so that a model and its optimizer can be copied or pickled together and stay together.
+
+    Attributes:
+        name: the layer's name.
+        layer: whose incoming weights and bias the features' utility gates.
+        module: the activation, whose output the features are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layer: nn.Module,
+        module: nn.Module,
+        other_layers: list[nn.Module],
+        scaler: "torch.amp.GradScaler | None",
+    ) -> None:
+        self.name = name
+        self.layer = layer
+        self.module = module
+        self._other_layers = other_layers
+        self._scaler = scaler
+        self._sum: tuple[int, Tensor] | None = None
+        module.register_forward_hook(self)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of the gates, one for each unit or channel; None before the first backward pass."""
+        return None if self._sum is None else self._sum[1]
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The incoming weights and the bias, if the layer has one."""
+        return list(self.layer.parameters(recurse=False))
+
+    def zero_grad(self) -> None:
+        """Forget the gradient of the gates."""
+        self._sum = None
+
+    def remove(self) -> None:
+        """Take the hook off."""
+        for number, hook in list(self.module._forward_hooks.items()):
+            if hook is self:
+                del self.module._forward_hooks[number]
+
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        if not output.requires_grad or transform_level() is not None:
+            return
+        reference = next((param for param in self.params if param.requires_grad), None)
+        if reference is None:
+            return  # a frozen layer needs no gates
+        self._check_origin(output)
+        features, version = output.detach(), output._version
+        dim = -1 if isinstance(self.layer, nn.Linear) else -1 - len(self.layer.kernel_size)  # type: ignore[arg-type]
+
+        def capture(grad: Tensor) -> None:
+            if features._version != version:
+                raise RuntimeError(
+                    f"the features of {self.name!r} were changed in place after the forward pass, but their utility needs "
+                    "them as they were; use inplace=False in what follows the activation."
+                )
+            with torch.no_grad():
+                by_unit = (grad * features).movedim(dim, 0).flatten(1).sum(1)
+                if self._scaler is not None:
+                    by_unit = by_unit / self._scaler.scale(by_unit.new_ones(()))
+                self._sum = add_as_grad(self._sum, by_unit, reference)
+
+        output.register_hook(capture)  # type: ignore[no-untyped-call]
+
+    def _check_origin(self, output: Tensor) -> None:
+        """Is the output made of this layer's? Going back in the graph, no other layer's parameters may come first."""
+        own = self.params
+        others = [param for layer in self._other_layers for param in layer.parameters(recurse=False)]
+        nodes: list[Any] = [output.grad_fn]
+        while nodes:
+            leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+            if any(leaf is param for leaf in leaves for param in own):
+                return
+            if any(leaf is param for leaf in leaves for param in others):
+                break
+            nodes = list({before: None for node in nodes for before, _ in node.next_functions if before is not None})
+        raise RuntimeError(
+            f"the {type(self.module).__name__} that was taken for the activation of {self.name!r} is called with something "
+            f"else in the forward pass; say which module puts out its features, and no other layer's, with "
+            f"features={{{self.name!r}: 'activation', ...}}."
+        )
+
+
+def find(model: nn.Module, pairs: Pairs | None, scaler: "torch.amp.GradScaler | None") -> list[Feature]:
+    """Find the features of a model and hook them: those of the pairs, or of all layers but the last."""
+    found = _found_pairs(model) if pairs is None else _given_pairs(model, pairs)
+    layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
+    return [
+        Feature(name, layer, module, [other for other in layers if other is not layer], scaler)
+        for name, layer, module in found
+    ]
+
+
+def _found_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
+    leaves = [(name, module) for name, module in model.named_modules() if next(module.children(), None) is None]
+    layers = [place for place, (_, module) in enumerate(leaves) if isinstance(module, _LAYERS)]
+    if len(layers) < 2:
+        raise ValueError(
+            f"model must have two or more Linear or Conv layers, but this {type(model).__name__} has {len(layers)} and so no "
+            "hidden features; use the weight-wise optimizer."
+        )
+    pairs: list[tuple[str, nn.Module, nn.Module]] = []
+    for here, following in pairwise(layers):
+        name, layer = leaves[here]
+        between = [module for _, module in leaves[here + 1 : following]]
+        candidates = [module for kind in (_ACTIVATIONS, nn.Identity) for module in between if isinstance(module, kind)]
+        if not candidates:
+            raise ValueError(
+                f"model has no activation module between the layers {name!r} and {leaves[following][0]!r}, so that the "
+                f"features of {name!r} cannot be found; say where they are with features={{{name!r}: 'activation', ...}}, "
+                "and write nn.ReLU() for F.relu."
+            )
+        pairs.append((name, layer, candidates[0]))
+    return pairs
+
+
+def _given_pairs(model: nn.Module, pairs: Pairs) -> list[tuple[str, nn.Module, nn.Module]]:
+    given = list(pairs.items() if isinstance(pairs, Mapping) else pairs)
+    names = {module: name for name, module in model.named_modules()}
+
+    def resolve(which: Any) -> nn.Module:
+        module = which if isinstance(which, nn.Module) else dict(model.named_modules()).get(which)
+        if module is None or module not in names:
+            raise ValueError(f"features names {which!r}, but the model has no such module; see model.named_modules().")
+        return module
+
+    found: list[tuple[str, nn.Module, nn.Module]] = []
+    for layer, module in ((resolve(layer), resolve(module)) for layer, module in given):
+        if not isinstance(layer, _LAYERS):
+            raise ValueError(
+                f"features must map Linear or Conv layers to activations, but {names[layer]!r} is a {type(layer).__name__}."
+            )
+        found.append((names[layer], layer, module))
+    for kind, modules in (("layer", [layer for _, layer, _ in found]), ("activation", [m for *_, m in found])):
+        twice = next((m for m in modules if modules.count(m) > 1), None)
+        if twice is not None:
+            raise ValueError(f"features names the {kind} {names[twice]!r} twice; each belongs to one pair.")
+    if not found:
+        raise ValueError("features must name one pair of layer and activation or more, but it is empty.")
+    return found

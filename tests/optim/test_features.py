@@ -1,0 +1,339 @@
+"""Where features are found, what is captured of them, and who is told about mistakes."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import upgd
+from upgd import rules
+from upgd.curvature import Gate, Residual
+from upgd.networks import MLP, ConvNet
+
+
+def conv_net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2), nn.Tanh(), nn.Flatten()),
+        *(nn.Linear(3, 5), nn.LeakyReLU(), nn.Linear(5, 2)),
+    ).double()
+
+
+def images(batch: int = 3, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 2, 6, 6, generator=generator, dtype=torch.float64), torch.arange(batch) % 2
+
+
+def gated(model: nn.Sequential) -> tuple[nn.Sequential, list[Gate]]:
+    """The same network with real gates behind its activations."""
+    modules: list[nn.Module] = []
+    for before, module in zip([None, *model], model, strict=False):
+        modules.append(module)
+        if isinstance(module, nn.ReLU | nn.Tanh | nn.LeakyReLU):
+            modules.append(Gate(before.weight.shape[0]).double())
+    return nn.Sequential(*modules), [m for m in modules if isinstance(m, Gate)]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("scaling", ["global", "local"])
+def test_units_and_channels_as_with_real_gates(order: int, scaling: str) -> None:
+    """Ten steps on a convolutional network beside a copy in which gates are parameters and autograd does the work."""
+    model, (truth, gates) = conv_net(), gated(conv_net())
+    hidden = [truth[0], truth[4], truth[8]]
+    criteria = nn.CrossEntropyLoss(), nn.CrossEntropyLoss()
+    curvature = upgd.HesScale(truth, criteria[1])
+    options = {"curvature": upgd.HesScale(model, criteria[0])} if order == 2 else {}
+    optimizer = upgd.FeatureUPGD(model, 0.1, beta_utility=0.9, sigma=0.0, weight_decay=0.01, scaling=scaling, **options)
+    traces = [torch.zeros_like(gate.weight) for gate in gates]
+    for step in range(1, 11):
+        x, y = images(seed=step)
+        optimizer.zero_grad()
+        truth.zero_grad()
+        criteria[0](model(x), y).backward()
+        criteria[1](truth(x), y).backward()
+        for feature, gate in zip(optimizer.features, gates, strict=True):
+            torch.testing.assert_close(feature.grad, gate.weight.grad, rtol=1e-11, atol=1e-14)
+        optimizer.step()
+        with torch.no_grad():
+            for number, gate in enumerate(gates):
+                utility = -gate.weight.grad
+                if order == 2:
+                    utility = utility + 0.5 * curvature.diagonal(gate.weight)
+                traces[number] = 0.9 * traces[number] + 0.1 * utility
+            unbiased = [trace / (1 - 0.9**step) for trace in traces]
+            largest = torch.cat(unbiased).max()
+            useful = [torch.sigmoid(u / (largest if scaling == "global" else u.norm())) for u in unbiased]
+            for layer, gate in zip(hidden, useful, strict=True):
+                layer.weight.sub_(
+                    0.1 * (layer.weight.grad * (1 - gate.view(-1, *[1] * (layer.weight.ndim - 1))))
+                    + 0.001 * layer.weight
+                )
+                layer.bias.sub_(0.1 * layer.bias.grad * (1 - gate) + 0.001 * layer.bias)
+            for param in truth[-1].parameters():
+                param.sub_(0.1 * param.grad + 0.001 * param)
+        for layer, gate in zip((model[0], model[3], model[6]), useful, strict=True):
+            torch.testing.assert_close(optimizer.gates()[layer.weight], gate, rtol=1e-10, atol=1e-13)
+    theirs = [p for module in truth if not isinstance(module, Gate) for p in module.parameters()]
+    for a, b in zip(model.parameters(), theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-13)
+
+
+def test_the_model_does_not_know_of_gates() -> None:
+    model = conv_net()
+    before = {name: value.shape for name, value in model.state_dict().items()}
+    optimizer = upgd.FeatureUPGD(model)
+    F.cross_entropy(model(images()[0]), images()[1]).backward()
+    optimizer.step()
+    assert {name: value.shape for name, value in model.state_dict().items()} == before
+    assert [p for group in optimizer.param_groups for p in group["params"]] == list(model.parameters())
+    assert optimizer.state_dict()["param_groups"][0]["param_names"] == [name for name, _ in model.named_parameters()]
+    assert optimizer.state[model[0].weight]["utility"].shape == (4,)
+    optimizer.remove()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_output_layer_gets_plain_gradient_descent_without_noise() -> None:
+    for build in (upgd.FeatureUPGD, upgd.FeatureUPS):
+        model = conv_net()
+        optimizer = build(model, 0.1, sigma=1.0)
+        F.cross_entropy(model(images()[0]), images()[1]).backward()
+        expected = [p - 0.1 * p.grad for p in model[-1].parameters()]
+        hidden = model[0].weight.detach().clone()
+        optimizer.step()
+        for param, value in zip(model[-1].parameters(), expected, strict=True):
+            torch.testing.assert_close(param, value)
+        assert not torch.allclose(model[0].weight, hidden, atol=1e-3)
+
+
+def test_what_enters_no_feature_gets_plain_gradient_descent() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2)).double()
+    optimizer = upgd.FeatureUPGD(model, 0.1, sigma=1.0, weight_decay=0.5)
+    model(torch.ones(2, 3, dtype=torch.float64)).square().sum().backward()
+    expected = model[1].weight * (1 - 0.05) - 0.1 * model[1].weight.grad
+    optimizer.step()
+    torch.testing.assert_close(model[1].weight, expected)
+    assert [feature.name for feature in optimizer.features] == ["0"]
+    assert optimizer.features[0].module is model[2]
+
+
+def test_pairs_are_found_in_nested_modules() -> None:
+    class Block(nn.Module):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__()
+            self.fc, self.norm, self.act = nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.SiLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.norm(self.fc(x)))
+
+    model = nn.Sequential(nn.Flatten(), Block(3, 4), nn.Sequential(Block(4, 5), nn.Dropout(0.1)), nn.Linear(5, 2))
+    optimizer = upgd.FeatureUPGD(model)
+    assert [feature.name for feature in optimizer.features] == ["1.fc", "2.0.fc"]
+    model(torch.randn(6, 3)).sum().backward()
+    optimizer.step()
+    assert optimizer.gates()[model[2][0].fc.weight].shape == (5,)
+    for network in (MLP((4, 3, 3, 2), "identity"), ConvNet((1, 16, 16), 2, conv_activation=False), residual()):
+        optimizer = upgd.FeatureUPGD(network, curvature=upgd.HesScale(network, criterion := nn.CrossEntropyLoss()))
+        x = torch.randn(2, 1, 16, 16) if isinstance(network, ConvNet) else torch.randn(2, 4)
+        criterion(network(x), torch.tensor([0, 1])).backward()
+        optimizer.step()
+        assert all(torch.isfinite(p).all() for p in network.parameters())
+
+
+def residual() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(4, 4), nn.Tanh(), Residual(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), nn.Linear(4, 2)
+    )
+
+
+class Functional(nn.Module):
+    """Layers first, then activations, then a forward function: an order that says nothing about pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.act1, self.act2 = nn.Tanh(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.act2(self.fc2(self.act1(self.fc1(x)))))
+
+
+def test_pairs_may_be_given() -> None:
+    results = []
+    torch.manual_seed(0)
+    original = Functional()
+    with pytest.raises(ValueError, match=r"no activation module between the layers 'fc1' and 'fc2'.*features=\{'fc1'"):
+        upgd.FeatureUPGD(original)
+    for how in ("names", "pairs", "modules"):
+        model = copy.deepcopy(original)
+        by_name = {"fc1": "act1", "fc2": "act2"}
+        by_module = {model.fc1: model.act1, model.fc2: model.act2}
+        features = {"names": by_name, "pairs": list(by_name.items()), "modules": by_module}[how]
+        optimizer = upgd.FeatureUPGD(model, 0.1, sigma=0.0, features=features)
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+        results.append(list(model.parameters()))
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other, rtol=0, atol=0)
+    partly = copy.deepcopy(original)
+    optimizer = upgd.FeatureUPGD(partly, 0.1, sigma=0.0, features={"fc2": "act2"})
+    partly(torch.ones(2, 3)).square().sum().backward()
+    expected = partly.fc1.weight - 0.1 * partly.fc1.weight.grad
+    optimizer.step()
+    torch.testing.assert_close(partly.fc1.weight, expected)
+
+
+def test_wrong_pairs_are_noticed() -> None:
+    model = Functional()
+    upgd.FeatureUPGD(model, features={"fc1": "act2", "fc2": "act1"})
+    with pytest.raises(RuntimeError, match=r"Tanh that was taken for the activation of 'fc2'.*features=\{'fc2'"):
+        model(torch.ones(2, 3))
+    shared = nn.Tanh()
+    twice = nn.Sequential(nn.Linear(3, 4), shared, nn.Linear(4, 4), shared, nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="no activation module between the layers '2' and '4'"):
+        upgd.FeatureUPGD(twice)
+    upgd.FeatureUPGD(twice, features={"0": "1"})
+    with pytest.raises(RuntimeError, match="taken for the activation of '0'"):
+        twice(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"fc1": "act9"}, "features names 'act9', but the model has no such module"),
+        ({"nothing": "act1"}, "features names 'nothing'"),
+        ({"act1": "fc1"}, "'act1' is a Tanh"),
+        ([("fc1", "act1"), ("fc1", "act2")], "the layer 'fc1' twice"),
+        ([("fc1", "act1"), ("fc2", "act1")], "the activation 'act1' twice"),
+        ({}, "empty"),
+    ],
+)
+def test_impossible_pairs_are_refused(features: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        upgd.FeatureUPGD(Functional(), features=features)
+
+
+def test_mistakes_are_explained() -> None:
+    with pytest.raises(TypeError, match="pass the model and not its parameters"):
+        upgd.FeatureUPGD(Functional().parameters())
+    with pytest.raises(ValueError, match=r"this Linear has 1 and so no hidden features; use the weight-wise optimizer"):
+        upgd.FeatureUPGD(nn.Linear(3, 2))
+    with pytest.raises(TypeError, match=r"feature_diagonal\(module\)"):
+        upgd.FeatureUPGD(conv_net(), curvature=lambda param: param)
+    model = conv_net()
+    F.cross_entropy(model(images()[0]), images()[1]).backward()
+    optimizer = upgd.FeatureUPGD(model)
+    with pytest.raises(RuntimeError, match="the parameters of '0' have a gradient, but its features have none"):
+        optimizer.step()
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.5, inplace=True), nn.Linear(4, 2))
+    upgd.FeatureUPGD(model)
+    with pytest.raises(RuntimeError, match=r"features of '0' were changed in place.*inplace=False"):
+        model(torch.ones(2, 3)).sum().backward()
+
+
+@pytest.mark.parametrize("reset", ["optimizer", "optimizer, zeros", "model", "model, zeros"])
+def test_gates_accumulate_as_gradients_do(reset: str) -> None:
+    model = conv_net()
+    optimizer = upgd.FeatureUPGD(model)
+    batches = [images(seed=seed) for seed in range(4)]
+
+    def gradients(*some: tuple[Tensor, Tensor]) -> list[Tensor]:
+        for x, y in some:
+            F.cross_entropy(model(x), y).backward()
+        return [feature.grad for feature in optimizer.features]
+
+    separate = []
+    for one in batches:
+        optimizer.zero_grad()
+        separate.append(gradients(one))
+    whose = model if reset.startswith("model") else optimizer
+    for first, second in ((0, 1), (2, 3)):
+        whose.zero_grad(set_to_none=not reset.endswith("zeros"))
+        for total, a, b in zip(
+            gradients(batches[first], batches[second]), separate[first], separate[second], strict=True
+        ):
+            torch.testing.assert_close(total, a + b)
+    # Two forward passes, one backward pass.
+    optimizer.zero_grad()
+    (x, y), (x2, y2) = batches[:2]
+    with torch.no_grad():
+        model(x)
+    (F.cross_entropy(model(x), y) + F.cross_entropy(model(x2), y2)).backward()
+    for feature, a, b in zip(optimizer.features, *separate[:2], strict=True):
+        torch.testing.assert_close(feature.grad, a + b)
+
+
+def test_a_scaler_is_divided_out_of_the_gates() -> None:
+    models = conv_net(), conv_net()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    plain = upgd.FeatureUPGD(models[0], 0.1, sigma=0.0, beta_utility=0.9)
+    scaled = upgd.FeatureUPGD(models[1], 0.1, sigma=0.0, beta_utility=0.9, scaler=scaler)
+    for step in range(6):
+        x, y = images(seed=step)
+        for model, optimizer, scale in ((models[0], plain, lambda v: v), (models[1], scaled, scaler.scale)):
+            optimizer.zero_grad()
+            scale(F.cross_entropy(model(x), y)).backward()
+        plain.step()
+        scaler.step(scaled)
+        scaler.update()
+    assert scaler.get_scale() == 32.0
+    for a, b in zip(*(m.parameters() for m in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_frozen_layers_and_biases() -> None:
+    x, y = images()
+    model = conv_net()
+    model[0].weight.requires_grad_(False)
+    model[3].requires_grad_(False)
+    optimizer = upgd.FeatureUPGD(model, 0.1)
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    after = model.state_dict()
+    for name in before:
+        assert torch.equal(before[name], after[name]) == (name in ("0.weight", "3.weight", "3.bias"))
+    assert optimizer.state[model[0].bias]["utility"].shape == (4,)
+    assert set(optimizer.gates()) == {model[0].weight, model[6].weight}
+
+
+def test_while_nothing_is_useful_there_is_no_nan() -> None:
+    """Dead units: all utilities are zero, and every gate is one half."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.constant_(model[0].bias, -100.0)
+    for scaling in ("global", "local"):
+        optimizer = upgd.FeatureUPGD(model, 0.1, scaling=scaling)
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        assert torch.equal(optimizer.gates()[model[0].weight], torch.full((4,), 0.5))
+        assert all(torch.isfinite(p).all() for p in model.parameters())
+        optimizer.remove()
+
+
+def test_groups_may_have_settings_of_their_own() -> None:
+    model = conv_net()
+    optimizer = upgd.FeatureUPGD(model, 0.1, sigma=0.0)
+    extra = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer.add_param_group({"params": [("extra", extra)], "lr": 0.5})
+    x, y = images()
+    (F.cross_entropy(model(x), y) + extra.sum()).backward()
+    optimizer.step()
+    torch.testing.assert_close(extra, torch.full((3,), 0.5, dtype=torch.float64))
+
+
+def test_the_gate_of_the_rule() -> None:
+    """gates() is the rule's gate of the unbiased trace."""
+    model = conv_net()
+    optimizer = upgd.FeatureUPGD(model, sigma=0.0, beta_utility=0.5)
+    assert optimizer.gates() == {}
+    F.cross_entropy(model(images()[0]), images()[1]).backward()
+    grads = [feature.grad for feature in optimizer.features]
+    optimizer.step()
+    scale = rules.global_scale([-grad for grad in grads])
+    for layer, grad in zip((model[0], model[3], model[6]), grads, strict=True):
+        torch.testing.assert_close(optimizer.gates()[layer.weight], rules.gate(-grad, scale))
