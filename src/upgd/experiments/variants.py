@@ -56,7 +56,7 @@ class Variant(NamedTuple):
 
 def variant(entry: Entry) -> Variant:
     """The variant that an entry is a setting of."""
-    return Variant(entry.method, *(entry.settings.get(name, _USUAL[name]) for name in _SWITCHES))  # type: ignore[arg-type]
+    return Variant(entry.method, *(entry.settings.get(name, _USUAL[name]) for name in _SWITCHES))
 
 
 def by_variant(comparison: Comparison) -> dict[Variant, Comparison]:

@@ -1,0 +1,190 @@
+"""What a page says about a file of results: numbers and words, before any HTML."""
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upgd.experiments.bands import band, of_seeds
+from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons, rows
+from upgd.experiments.declare import SETTINGS
+from upgd.experiments.results import settings_text
+from upgd.experiments.variants import Variant, best_of_variants, by_variant
+from upgd.report.colours import Colours, colours
+from upgd.store import Record
+
+__all__ = ["Section", "Setting", "sections"]
+
+#: A curve on the page has at most this many points.
+_POINTS = 150
+_SWITCHES = ("wise", "scaling", "order", "noise")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a variant, and how its seeds did.
+
+    Attributes:
+        variant: whose setting it is.
+        settings: all of them, switches included.
+        score: the mean area under the curve of the seeds that did not diverge; NaN if all did.
+        seeds, diverged: how many there are, and how many of them diverged.
+        diverged_at: the step at which the first did.
+        best: whether it is the variant's best.
+    """
+
+    variant: Variant
+    settings: Mapping[str, Any]
+    score: float
+    seeds: int
+    diverged: int
+    diverged_at: int | None
+    best: bool
+
+
+@dataclass(frozen=True)
+class Section:
+    """One comparison: a problem, a network and a number of steps."""
+
+    comparison: Comparison
+    best: Mapping[Variant, Best]
+    rows: Sequence[Row]
+    settings: Sequence[Setting]
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for entry in self.comparison.entries for record in entry.records.values()]
+
+    @property
+    def ranked(self) -> list[Variant]:
+        """The variants, the best first."""
+        of_entry = {id(best.entry): variant for variant, best in self.best.items()}
+        return [of_entry[id(row.entry)] for row in self.rows]
+
+    def verdict(self) -> str:
+        """What came out, in a sentence or two."""
+        ahead, first = self.rows[0], self.ranked[0].label
+        if math.isnan(ahead.mean):
+            return "Every learner diverged."
+        noun = self.comparison.metric
+        spread = "" if math.isnan(ahead.error) else f" ± {ahead.error:.2g}"
+        words = (
+            f"{first} has the {'highest accuracy' if noun == 'accuracy' else 'lowest loss'}: {ahead.mean:.4g}{spread}"
+        )
+        words += f" over all steps ({ahead.seeds} seed{'s' * (ahead.seeds != 1)})."
+        if len(self.rows) > 1 and self.rows[1].difference is not None:
+            second, p = self.rows[1], self.rows[1].p
+            words += f" {self.ranked[1].label} follows, {abs(second.difference or 0):.2g} behind"
+            if p is not None:
+                words += f", paired t-test p {'< 0.001' if p < 0.001 else f'= {p:.2g}'}"
+            words += "."
+        return words
+
+    def chart(self) -> dict[str, Any]:
+        """What the page's program draws."""
+        tints = colours([variant.method for variant in self.best])
+        return {
+            "metric": self.comparison.metric,
+            "steps": self.comparison.steps,
+            "methods": [self._method(variant, tints[variant.method]) for variant in self.ranked],
+        }
+
+    def commands(self, store: str) -> list[tuple[str, str]]:
+        """For each variant, what to type to run its best setting, and all its settings, again."""
+        lines = []
+        own = by_variant(self.comparison)
+        for variant in self.ranked:
+            entry = self.best[variant].entry
+            lines.append((f"{variant.label}, best setting", self._command("run --method", [entry], store)))
+            if len(own[variant].entries) > 1:
+                what = f"{variant.label}, all {len(own[variant].entries)} settings"
+                lines.append((what, self._command("sweep --methods", own[variant].entries, store)))
+        return lines
+
+    def _method(self, variant: Variant, tint: Colours) -> dict[str, Any]:
+        steps, values = of_seeds(self.best[variant].entry, self.comparison.metric, _POINTS)
+        mean, reach = band(values) if len(values) else (values, values)
+        own = [setting for setting in self.settings if setting.variant == variant]
+        names = [name for name in SETTINGS if name in own[0].settings and name not in _SWITCHES]
+        return {
+            "name": variant.label,
+            "light": tint.light,
+            "dark": tint.dark,
+            "dash": variant.dash,
+            "seeds": len(values),
+            "setting": settings_text(self.best[variant].entry.settings),
+            "x": [int(step) for step in steps],
+            "y": _rounded(mean.ravel()),
+            "low": _rounded((mean - reach).ravel()),
+            "high": _rounded((mean + reach).ravel()),
+            "names": names,
+            "tried": [
+                [*(_value(setting.settings[name]) for name in names), _finite(setting.score), setting.diverged]
+                for setting in own
+            ],
+            "diagnostics": _diagnostics(self.best[variant].entry),
+        }
+
+    def _command(self, verb: str, entries: Sequence[Entry], store: str) -> str:
+        comparison, first = self.comparison, entries[0]
+        command, option = verb.split()
+        words = ["upgd", command, comparison.problem, option, first.method]
+        for name in (name for name in SETTINGS if name in first.settings):
+            values = dict.fromkeys(_typed(entry.settings[name]) for entry in entries)
+            words += [f"--{name.replace('_', '-')}", ",".join(values)]
+        seeds = sorted({seed for entry in entries for seed in entry.records})
+        words += ["--seeds", str(len(seeds)) if seeds == list(range(len(seeds))) else ",".join(map(str, seeds)) + ","]
+        words += ["--steps", str(comparison.steps), "--network", comparison.network]
+        for name, value in comparison.options.items():
+            words += ["--option", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+        return shlex.join([*words, "--store", store])
+
+
+def sections(records: Iterable[Record]) -> list[Section]:
+    """The comparisons that a file of results has."""
+    return [_section(comparison) for comparison in comparisons(records)]
+
+
+def _section(comparison: Comparison) -> Section:
+    best = best_of_variants(comparison)
+    lines = rows(comparison, [one.entry for one in best.values()])
+    settings = [
+        _setting(variant, entry, comparison, entry is best[variant].entry)
+        for variant, own in by_variant(comparison).items()
+        for entry in own.entries
+    ]
+    return Section(comparison, best, lines, settings)
+
+
+def _setting(variant: Variant, entry: Entry, comparison: Comparison, best: bool) -> Setting:
+    scores = [area(record, comparison.metric) for record in entry.records.values()]
+    alive = [score for score in scores if not math.isnan(score)]
+    moments = [record.diverged_at for record in entry.records.values() if record.diverged_at is not None]
+    mean = sum(alive) / len(alive) if alive else math.nan
+    return Setting(variant, entry.settings, mean, len(scores), len(moments), min(moments, default=None), best)
+
+
+def _diagnostics(entry: Entry) -> dict[str, Any]:
+    """Figures recorded inside the learners, as means over seeds: name → steps and values. Empty where nobody looked."""
+    return {}
+
+
+def _rounded(values: Iterable[float]) -> list[float | None]:
+    """Five digits: more than a screen shows, half the bytes."""
+    return [_finite(float(f"{value:.5g}")) for value in values]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _value(value: Any) -> Any:
+    return "/".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _typed(value: Any) -> str:
+    """As the command line reads it."""
+    if isinstance(value, list | tuple):
+        return "/".join(repr(part) for part in value)
+    return value if isinstance(value, str) else repr(value)

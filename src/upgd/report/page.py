@@ -1,0 +1,145 @@
+"""The page: one HTML file that needs nothing else, neither a network nor another file.
+
+Everything a chart shows stands in a table, too. Whatever comes from a file of results is escaped; and should that ever fail,
+the page's policy lets no other program run than the three it was made with, and no request leave the machine.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from upgd.report.content import Section, sections
+from upgd.report.parts import overview, section
+from upgd.store import Record, Store
+
+__all__ = ["content", "plotly", "render", "write"]
+
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body data-live="{live}">
+<a class="skip" href="#content">Skip to the results</a>
+<div id="page">{content}</div>
+<noscript><p class="note">The charts need JavaScript; all numbers stand in the tables.</p></noscript>
+{scripts}
+</body>
+</html>
+"""
+
+
+def write(store: str | os.PathLike[str], path: str | os.PathLike[str], *, problem: str | None = None) -> Path:
+    """Write the page about a file of results.
+
+    Args:
+        store: the file of results.
+        path: where the page goes, such as ``report.html``.
+        problem: only the results of this problem.
+
+    Returns:
+        The path.
+    """
+    with Store.read(Path(store)) as opened:
+        records = opened.records(problem=problem)
+    if not records:
+        of_problem = f" of {problem!r}" if problem else ""
+        raise ValueError(f"{store} has no results{of_problem}; `upgd run` and `upgd sweep` make some")
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise ValueError(f"there is no folder {target.parent} for {target.name}; make it, or choose another -o")
+    partial = target.with_name(f".{target.name}.partial")
+    partial.write_text(render(records, Path(store)), encoding="utf-8")
+    partial.replace(target)
+    return target
+
+
+def render(records: Sequence[Record], store: Path, *, live: bool = False) -> str:
+    """The whole page; a live one gets plotly and news from its server."""
+    script, library = _resource("page.js"), "" if live else plotly()
+    programs = [script] if live else [library, script]
+    trusted = " ".join(f"'sha256-{_hash(program)}'" for program in programs)
+    own = " 'self'; connect-src 'self'" if live else ""
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {trusted}{own}"
+    tags = ['<script src="plotly.js"></script>'] if live else [f"<script>{library}</script>"]
+    return _PAGE.format(
+        policy=policy,
+        title=escape(f"{store.name}: results"),
+        style=_resource("page.css"),
+        live="yes" if live else "no",
+        content=content(records, store),
+        scripts="\n".join([*tags, f"<script>{script}</script>"]),
+    )
+
+
+def content(records: Sequence[Record], store: Path) -> str:
+    """What changes while a sweep runs: all text and tables, and the charts' data."""
+    found = sections(records)
+    anchors = [f"comparison-{number}" for number in range(1, len(found) + 1)]
+    parts = [section(one, anchor, str(store)) for one, anchor in zip(found, anchors, strict=True)]
+    charts = {anchor: one.chart() for one, anchor in zip(found, anchors, strict=True)}
+    return (
+        f"<header>{overview(records, found, store)}</header>"
+        f"{_contents(found, anchors)}"
+        f'<main id="content" tabindex="-1">{"".join(parts) or _NOTHING}</main>'
+        f"<footer>{_footer(records)}</footer>"
+        f'<script type="application/json" id="data">{_json(charts)}</script>'
+    )
+
+
+@cache
+def plotly() -> str:
+    """The program that draws."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError:
+        raise ImportError("the page needs plotly: pip install 'upgd[report]'") from None
+    # A closing tag inside a string would end the program's element.
+    return str(get_plotlyjs()).replace("</script", "<\\/script")
+
+
+_NOTHING = "<p>There are no results yet. This page shows them as they come.</p>"
+
+
+def _contents(found: Sequence[Section], anchors: Sequence[str]) -> str:
+    if len(found) < 2:
+        return ""
+    links = "".join(
+        f'<li><a href="#{anchor}">{escape(one.comparison.title)}</a></li>'
+        for one, anchor in zip(found, anchors, strict=True)
+    )
+    return f'<nav aria-label="Contents"><h2>Contents</h2><ol>{links}</ol></nav>'
+
+
+def _footer(records: Sequence[Record]) -> str:
+    versions = ", ".join(sorted({f"upgd {record.package} with torch {record.torch}" for record in records}))
+    now = datetime.now().astimezone().strftime("%-d %B %Y, %H:%M %Z")
+    return f"<p>{escape(f'Made on {now}. Results of {versions}.' if versions else f'Made on {now}.')}</p>"
+
+
+def _json(value: object) -> str:
+    """JSON that may stand inside an HTML element."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _hash(program: str) -> str:
+    return base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
+
+
+@cache
+def _resource(name: str) -> str:
+    return (files("upgd.report") / name).read_text(encoding="utf-8")

@@ -1,0 +1,203 @@
+"""The pieces of the page, from numbers to HTML. Every text goes through :func:`html.escape`."""
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from html import escape
+from pathlib import Path
+
+from upgd.experiments.compare import Row
+from upgd.experiments.progress import duration
+from upgd.experiments.results import settings_text
+from upgd.report.content import Section, Setting
+from upgd.store import Record
+
+__all__ = ["overview", "section"]
+
+
+def overview(records: Sequence[Record], found: Sequence[Section], store: Path) -> str:
+    """The top of the page: what there is, in a few numbers."""
+    settings = sum(len(one.settings) for one in found)
+    diverged = sum(record.diverged_at is not None for record in records)
+    seconds = sum(record.seconds for record in records)
+    tiles = [
+        ("learners", f"{len(records):,}"),
+        ("settings", f"{settings:,}"),
+        ("learner-steps", _count(sum(record.key.steps for record in records))),
+        ("computing time", duration(seconds) if seconds else "–"),
+        ("diverged", f"{diverged:,}"),
+    ]
+    numbers = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles)
+    return (
+        f'<p class="brand">upgd</p><h1>{escape(store.name)}</h1><p class="lead">{escape(_lead(records, found))}</p>'
+        f'<p id="news" class="note" role="status" aria-live="polite"></p><dl class="tiles">{numbers}</dl>'
+    )
+
+
+def section(one: Section, anchor: str, store: str) -> str:
+    """All about one comparison."""
+    comparison = one.comparison
+    parts = [
+        f'<h2 id="{anchor}-title">{escape(comparison.problem)}</h2>',
+        f'<p class="subtitle">{escape(_subtitle(one))}</p>',
+        f'<p class="verdict">{escape(one.verdict())}</p>',
+        _curves(one, anchor),
+        _table(one),
+        _sensitivity(one, anchor),
+        _divergences(one),
+        f'<div class="diagnostics" id="{anchor}-diagnostics"></div>',
+        _commands(one, store),
+    ]
+    return f'<section id="{anchor}" aria-labelledby="{anchor}-title">{"".join(parts)}</section>'
+
+
+def _lead(records: Sequence[Record], found: Sequence[Section]) -> str:
+    if not records:
+        return "Nothing has been finished yet."
+    methods = len({record.key.method for record in records})
+    problems = len({record.key.problem for record in records})
+    devices = " and ".join(sorted({record.device for record in records}))
+    first, last = min(r.finished for r in records), max(r.finished for r in records)
+    when = _day(first) if _day(first) == _day(last) else f"{_day(first)} to {_day(last)}"
+    return (
+        f"{methods} method{'s' * (methods != 1)} on {problems} problem{'s' * (problems != 1)}, run on {devices}, {when}. "
+        "Every prediction is judged before the learner sees the answer."
+    )
+
+
+def _subtitle(one: Section) -> str:
+    comparison = one.comparison
+    options = "".join(f"{name} {value}, " for name, value in comparison.options.items())
+    records = one.records
+    return (
+        f"{options}network {comparison.network}, {comparison.steps:,} steps; {len(one.settings):,} "
+        f"setting{'s' * (len(one.settings) != 1)}, {len(records):,} learner{'s' * (len(records) != 1)}"
+    )
+
+
+def _curves(one: Section, anchor: str) -> str:
+    comparison = one.comparison
+    noun = "accuracy" if comparison.metric == "accuracy" else "squared error"
+    ends = ", ".join(f"{v.label} {_number(row.mean)}" for v, row in zip(one.ranked, one.rows, strict=True))
+    label = f"Chart: online {noun} against step. Means over all steps: {ends}. The table after it has the numbers."
+    return (
+        f"<figure><figcaption>Online {noun} of every method at its best setting: mean over seeds and 95 % band, means "
+        f'over task windows</figcaption><div class="switches" role="group" aria-label="Show or hide methods" '
+        f'data-of="{anchor}"></div><div class="chart" data-chart="curves" data-of="{anchor}" role="img" '
+        f'aria-label="{escape(label)}"></div></figure>'
+    )
+
+
+def _table(one: Section) -> str:
+    diverged = any(row.diverged for row in one.rows)
+    head = ["method", "setting", "mean ± s.e.", "first quarter", "last quarter", "to the best", "p", "seeds"]
+    lines = [_row(variant.label, row, diverged) for variant, row in zip(one.ranked, one.rows, strict=True)]
+    caption = f"Online {one.comparison.metric}, mean over all steps; differences by a paired t-test over common seeds"
+    return _tabular(caption, [*head, *(["diverged"] * diverged)], lines, words=2)
+
+
+def _row(label: str, row: Row, diverged: bool) -> list[str]:
+    error = "" if math.isnan(row.error) else f" ± {row.error:.2g}"
+    return [
+        label,
+        settings_text(row.entry.settings),
+        f"{_number(row.mean)}{error}",
+        _number(row.first_quarter),
+        _number(row.last_quarter),
+        "–" if row.difference is None else f"{row.difference:+.2g}".replace("-", "−"),
+        "–" if row.p is None else ("< 0.001" if row.p < 0.001 else f"{row.p:.2g}"),
+        str(row.seeds),
+        *([str(row.diverged)] * diverged),
+    ]
+
+
+def _sensitivity(one: Section, anchor: str) -> str:
+    if len(one.settings) == len(one.best):
+        return ""
+    better = max if one.comparison.metric == "accuracy" else min
+    ordered = sorted(
+        one.settings,
+        key=lambda s: (math.isnan(s.score), -s.score if better is max else s.score),
+    )
+    lines = [_setting(setting) for setting in ordered]
+    table = _tabular("All settings, the best first", ["method", "setting", "mean", "seeds", "diverged"], lines, words=2)
+    return (
+        "<h3>How much do hyperparameters matter?</h3>"
+        '<p class="note">Each point is the best that a method reaches with this value, whatever its other '
+        "hyperparameters; faint points are all settings.</p>"
+        f'<div class="multiples" data-chart="sensitivity" data-of="{anchor}"></div>'
+        f'<figure class="pairs" data-chart="pairs" data-of="{anchor}" hidden><figcaption>Two hyperparameters at a time: '
+        'the best over all others</figcaption><div class="choices"></div>'
+        '<div class="chart" role="img" aria-label="Heat map of two hyperparameters; the table of all settings has the '
+        'numbers."></div></figure>'
+        f"<details><summary>All {len(ordered):,} settings</summary>{table}</details>"
+    )
+
+
+def _setting(setting: Setting) -> list[str]:
+    return [
+        setting.variant.label + (" ★" if setting.best else ""),
+        settings_text(setting.settings),
+        _number(setting.score),
+        str(setting.seeds),
+        str(setting.diverged or "–"),
+    ]
+
+
+def _divergences(one: Section) -> str:
+    diverged = [setting for setting in one.settings if setting.diverged]
+    if not diverged:
+        return '<h3>Divergences</h3><p class="note">No learner diverged.</p>'
+    count = sum(setting.diverged for setting in diverged)
+    lines = [
+        [s.variant.label, settings_text(s.settings), f"{s.diverged} of {s.seeds}", f"{s.diverged_at:,}"]
+        for s in sorted(diverged, key=lambda s: s.diverged_at or 0)
+    ]
+    table = _tabular(
+        "Settings with learners that diverged", ["method", "setting", "learners", "first at step"], lines, words=2
+    )
+    return (
+        f"<h3>Divergences</h3><p>{count:,} of {len(one.records):,} learners stopped to be finite, in {len(diverged):,} "
+        "settings. A setting with fewer of them is ranked before one with more.</p>"
+        f"<details><summary>Which, and when</summary>{table}</details>"
+    )
+
+
+def _commands(one: Section, store: str) -> str:
+    lines = "".join(
+        f'<div class="command"><span>{escape(what)}</span><pre tabindex="0"><code>{escape(command)}</code></pre></div>'
+        for what, command in one.commands(store)
+    )
+    return f"<h3>Do it again</h3><details><summary>Commands</summary>{lines}</details>"
+
+
+def _tabular(caption: str, head: Sequence[str], lines: Iterable[Sequence[str]], words: int) -> str:
+    """A table; the first ``words`` columns are text, the others numbers."""
+    kinds = ["" if column < words else ' class="number"' for column in range(len(head))]
+    columns = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(head, kinds, strict=True))
+    body = "".join(
+        "<tr>"
+        + f'<th scope="row">{escape(line[0])}</th>'
+        + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(line[1:], kinds[1:], strict=True))
+        + "</tr>"
+        for line in lines
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table><caption>{escape(caption)}'
+        f"</caption><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _number(value: float) -> str:
+    return "diverged" if math.isnan(value) else f"{value:.4g}"
+
+
+def _count(number: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
+
+
+def _day(moment: str) -> str:
+    return datetime.fromisoformat(moment).strftime("%-d %B %Y")

@@ -1,0 +1,159 @@
+"""The page as text: complete, escaped, and right."""
+
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_records import record, seeds
+
+from upgd.report import write
+from upgd.report.colours import colours, contrast
+from upgd.report.content import sections
+from upgd.report.page import content, render
+from upgd.store import Store
+
+EVIL = '<script>alert("1")</script>'
+STORE = Path("some folder/my results.db")
+
+
+def data_of(html):
+    return json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL).group(1))
+
+
+class Tags(HTMLParser):
+    """Which elements a page has, and whether they nest."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.seen, self.attributes, self._open = [], [], []
+        self.feed(html)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append(tag)
+        self.attributes.append((tag, dict(attributes)))
+        if tag not in ("meta", "link", "br", "line"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+
+def test_the_numbers_in_the_chart_are_the_records():
+    records = [*seeds(3, "sgd", level=0.5), *seeds(3, "upgd", level=0.7)]
+    chart = data_of(content(records, STORE))["comparison-1"]
+    assert [method["name"] for method in chart["methods"]] == ["UPGD", "SGD"]  # the best first
+    upgd = chart["methods"][0]
+    curves = np.array([r.accuracy for r in records[3:]], np.float64)
+    np.testing.assert_allclose(upgd["y"], curves.mean(0), rtol=1e-4)
+    reach = 4.303 * curves.std(0, ddof=1) / np.sqrt(3)
+    np.testing.assert_allclose(np.subtract(upgd["high"], upgd["y"]), reach, atol=1e-4)
+    assert upgd["x"] == [10, 20, 30, 40]
+
+
+def test_a_table_has_what_the_chart_shows():
+    html = content([*seeds(3, "sgd", level=0.5), *seeds(3, "upgd", level=0.7)], STORE)
+    scores = {name: np.linspace(level / 2, level, 4).mean() + 0.01 for name, level in (("SGD", 0.5), ("UPGD", 0.7))}
+    for name, score in scores.items():
+        assert re.search(rf'<th scope="row">{name}</th>.*?{score:.4g} ± ', html)
+
+
+def test_names_from_the_store_stay_text():
+    records = [
+        record(EVIL, {"lr": 0.1, EVIL: EVIL}, problem=EVIL, network=EVIL, device=EVIL, seed=0),
+        record("sgd", problem=EVIL, network=EVIL, device=EVIL, diverged_at=5),
+    ]
+    html = render(records, Path(f"{EVIL}.db".replace("/", "")))
+    assert "<script>alert" not in html
+    assert html.count("<script") == html.count("</script>") == 3  # plotly, the page's own, its data
+    assert data_of(html)["comparison-1"]["methods"][0]["name"] == EVIL
+
+
+def test_the_page_is_whole_and_has_landmarks_and_captions():
+    records = [record("upgd", {"lr": lr, "sigma": s}, seed=0) for lr in (0.1, 0.01) for s in (0.1, 0.01)]
+    html = content([*records, record("sgd", diverged_at=20), record("sgd", problem="other")], STORE)
+    tags = Tags(html)
+    assert {"header", "nav", "main", "footer", "section", "h1", "h2", "h3", "caption", "figcaption"} <= set(tags.seen)
+    assert tags.seen.count("h1") == 1
+    assert tags.seen.count("table") == tags.seen.count("caption")
+    ids = [attributes["id"] for _, attributes in tags.attributes if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in tags.attributes:
+        assert tag != "th" or attributes["scope"] in ("row", "col")
+        assert "on" not in {name[:2] for name in attributes}, "no program in an attribute"
+
+
+def test_divergences_are_told():
+    records = [record("sgd", seed=0), record("sgd", seed=1, diverged_at=15), record("sgd", seed=2, diverged_at=31)]
+    html = content(records, STORE)
+    assert "2 of 3 learners stopped to be finite" in html
+    assert re.search(r"2 of 3</td><td[^>]*>15</td>", html)
+
+
+def test_all_diverged_is_a_result_too():
+    html = content([record("sgd", diverged_at=5)], STORE)
+    assert "Every learner diverged." in html
+    assert data_of(html)["comparison-1"]["methods"][0]["y"] == []
+
+
+def test_no_results_is_no_error():
+    assert "There are no results yet" in content([], STORE)
+
+
+def test_the_commands_run_the_same_learners():
+    """What the command line would make of a command has the same keys as the records it was made from."""
+    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
+    from upgd.cli import app
+
+    records = [
+        record("adamw", {"lr": lr, "betas": (0.9, beta)}, seed=seed)
+        for lr in (0.1, 0.001)
+        for beta in (0.99, 0.999)
+        for seed in (0, 1)
+    ]
+    (section,) = sections(records)
+    _, (_, sweep) = section.commands(str(STORE))
+    words = shlex.split(sweep)
+    assert words[0] == "upgd"
+    function, bound, _ = app.parse_args(words[1:], exit_on_error=False, print_error=False)
+    assert function.__name__ == "sweep"
+    given = bound.arguments
+    settings, rest = given["declaration"].settings(), given["declaration"].rest()
+    from upgd.experiments import Experiment
+    from upgd.experiments.units import whole
+
+    experiment = Experiment(given["problem"], given["methods"].split(","), grid=settings, **rest)
+    assert whole(experiment).digests == {r.key.digest for r in records}
+    assert given["execution"].store == STORE
+
+
+def test_write_makes_one_file_that_asks_for_nothing(tmp_path):
+    with Store.write(tmp_path / "r.db") as store:
+        store.add(seeds(2, "sgd"))
+    path = write(tmp_path / "r.db", tmp_path / "report.html")
+    html = path.read_text(encoding="utf-8")
+    assert [p.name for p in tmp_path.glob("*.html")] == ["report.html"]
+    head = html[: html.index("<style>")]
+    assert "default-src 'none'" in head
+    assert not re.search(r'<(script|img|link|iframe)[^>]+(src|href)="(?!data:)', html)
+
+
+@pytest.mark.parametrize(("problem", "folder"), [("nothing-of-this-name", "."), (None, "not-there")])
+def test_mistakes_get_a_sentence(tmp_path, problem, folder):
+    with Store.write(tmp_path / "r.db") as store:
+        store.add(seeds(1, "sgd"))
+    with pytest.raises(ValueError, match=problem or folder):
+        write(tmp_path / "r.db", tmp_path / folder / "report.html", problem=problem)
+
+
+def test_colours_can_be_seen_on_both_pages():
+    from upgd.experiments.figures import COLOURS
+
+    for pair in colours([*COLOURS, "mine", "yours"]).values():
+        assert contrast(pair.light, "#ffffff") >= 2
+        assert contrast(pair.dark, "#12161c") >= 5
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
