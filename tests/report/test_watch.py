@@ -1,0 +1,117 @@
+"""The page of a running sweep: served to this machine alone, fresh, and ended by Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import closing
+
+import pytest
+from made_records import record, seeds
+
+from upgd.report import Watch
+from upgd.store import Store
+
+
+@pytest.fixture
+def watch(tmp_path):
+    watch = Watch(tmp_path / "sweep.db")
+    thread = watch.start()
+    yield watch
+    watch.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def get(address, **headers):
+    request = urllib.request.Request(address, headers=headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with closing(opener.open(request, timeout=10)) as answer:
+        return answer.read().decode()
+
+
+def test_a_store_that_is_not_there_yet_is_waited_for(watch):
+    assert "There are no results yet" in get(watch.address)
+    before = get(f"{watch.address}news")
+    with Store.write(watch.store) as store:
+        store.add(seeds(2, "sgd"))
+        assert get(f"{watch.address}news") != before
+        assert "2 learners" in get(f"{watch.address}content")
+        middle = get(f"{watch.address}news")
+        store.add([record("upgd", level=0.9)])
+        assert get(f"{watch.address}news") != middle
+        assert "UPGD has the highest accuracy" in get(watch.address)
+
+
+@pytest.mark.parametrize(("path", "host", "status"), [("", "evil.example:80", 403), ("../etc/passwd", None, 404)])
+def test_strangers_and_other_files_get_nothing(watch, path, host, status):
+    with pytest.raises(urllib.error.HTTPError) as error:
+        get(watch.address + path, **({"Host": host} if host else {}))
+    assert error.value.code == status
+    error.value.close()
+
+
+def test_a_file_that_is_no_store_gets_a_sentence(watch):
+    watch.store.write_bytes(b"no database" * 100)
+    with pytest.raises(urllib.error.HTTPError) as error:
+        get(watch.address)
+    assert error.value.code == 503
+    assert "no store" in error.value.read().decode()
+
+
+def test_a_port_in_use_gets_a_sentence(watch, tmp_path):
+    port = int(watch.address.rsplit(":", 1)[1].strip("/"))
+    with pytest.raises(ValueError, match=f"port {port} cannot be used .*--port"):
+        Watch(tmp_path / "other.db", port=port)
+
+
+def test_the_open_page_follows_and_keeps_what_is_switched_off(watch, open_page):
+    with Store.write(watch.store) as store:
+        store.add([*seeds(2, "sgd", level=0.4), *seeds(2, "upgd", level=0.5)])
+        page = open_page(watch.address)
+        page.get_by_role("button", name="SGD", exact=True).click()
+        store.add(seeds(2, "adamw", level=0.6))
+        page.get_by_role("button", name="AdamW").wait_for(timeout=20_000)
+        assert page.get_by_role("button", name="SGD", exact=True).get_attribute("aria-pressed") == "false"
+        page.wait_for_function("document.querySelectorAll('.scatterlayer .trace').length == 4")
+        assert {url.split("/")[2] for url in page.requests_made if url.startswith("http")} == {
+            watch.address.split("/")[2]
+        }
+        assert page.complaints == []
+
+
+def test_ctrl_c_ends_the_command_without_a_trace(tmp_path):
+    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
+    with Store.write(tmp_path / "r.db") as store:
+        store.add(seeds(1, "sgd"))
+    command = [sys.executable, "-c", "from upgd.cli import main; main()", "watch", "r.db", "--no-browser"]
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        line = running.stdout.readline()
+        address = next(word for word in line.split() if word.startswith("http"))
+        assert "1 learner" in get(address)
+        os.kill(running.pid, signal.SIGINT)
+        rest, _ = running.communicate(timeout=30)
+        assert "Traceback" not in rest
+        assert running.returncode == 0
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
+    from upgd.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    with Store.write(tmp_path / "r.db") as store:
+        store.add(seeds(1, "sgd"))
+    with pytest.raises(SystemExit, match="0"):
+        main(["report", "r.db", "-o", "page.html"])
+    assert capsys.readouterr().out == "wrote page.html\n"
+    assert "1 learner" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    with pytest.raises(SystemExit, match="1"):
+        main(["report", "not-there.db"])
+    assert "there is no store not-there.db" in capsys.readouterr().err
