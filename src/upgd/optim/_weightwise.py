@@ -243,7 +243,8 @@ class WeightwiseOptimizer(Optimizer):
 
 def _capture_health_check(optimizer: Optimizer) -> None:
     """torch's warning for those who capture a step that is not capturable; newer versions have it under a wider name."""
-    getattr(optimizer, "_accelerator_graph_capture_health_check", optimizer._cuda_graph_capture_health_check)()
+    wider, older = "_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"
+    getattr(optimizer, wider if hasattr(optimizer, wider) else older)()
 
 
 def _utility_dtype(param: Tensor) -> torch.dtype:
