@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 setup: $(VENV)/.ready  ## create .venv with everything for development (the other targets do it by themselves)
 
 demo: $(VENV)/.ready  ## see the method work, on embedded data: a table and a picture in demo-output/
-	$(BIN)/python examples/demo.py
+	$(BIN)/upgd demo
 
 test: $(VENV)/.ready  ## run the tests
 	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu"
