@@ -117,10 +117,10 @@ def grid(problem: str, method: str) -> dict[str, Values]:
         >>> grid("toy-changing-outputs", "sgdw")
         {'lr': (0.1, 0.01, 0.001, 0.0001), 'weight_decay': (0.1, 0.01, 0.001)}
     """
-    if method == "ups":
-        return dict(_UPS)
-    shared = defaults(problem).grid
     own = METHODS[method].settings
+    if method in ("ups", "ups-even"):
+        return {name: choices for name, choices in _UPS.items() if name == "lr" or name in own}
+    shared = defaults(problem).grid
     values = {name: choices for name, choices in shared.items() if name == "lr" or name in own}
     if own.get("weight_decay") is ... and shared is _STATIONARY:
         values["weight_decay"] = tuple(decay for decay in shared["weight_decay"] if decay)

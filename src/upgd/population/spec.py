@@ -40,6 +40,8 @@ METHODS: dict[str, Method] = {
     "upgd": Method("utility", 1, 1, 1, {**_UTILITY, "weight_decay": 0.0}),
     "upgd-nonprotecting": Method("utility", 1, 0, 1, {**_UTILITY, "weight_decay": 0.0}),
     "ups": Method("utility", 0, 0, 1, _UTILITY),
+    # What UPS is compared with: it searches, too, but perturbs everything evenly, useful or not.
+    "ups-even": Method("utility", 0, 0, 0, {name: _UTILITY[name] for name in ("wise", "sigma", "noise")}),
 }
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -61,7 +63,7 @@ class Learner:
 
     Args:
         method: one of :data:`METHODS`: ``sgd``, ``sgdw``, ``adamw``, ``pgd``, ``anti-pgd``, ``shrink-and-perturb``,
-            ``upgd``, ``upgd-nonprotecting``, ``ups``.
+            ``upgd``, ``upgd-nonprotecting``, ``ups``, ``ups-even``.
         lr: learning rate.
         seed: what initial weights, stream and noise are a function of.
         beta_utility: β, how long utility remembers.
@@ -126,7 +128,8 @@ class Learner:
         noise = "none"
         if self.sigma:
             noise = "anticorrelated" if self.method == "anti-pgd" else self.noise or "white"
-        utility = {"wise": self.wise, "scaling": self.scaling, "order": self.order} if rule == "utility" else {}
+        switches = {"wise": self.wise, "scaling": self.scaling, "order": self.order} if rule == "utility" else {}
+        utility = {name: value for name, value in switches.items() if value is not None}
         return Kind(rule, noise=noise, **utility)  # type: ignore[arg-type]  # mypy does not see what the checks have shown
 
     def _set(self, name: str, value: Any) -> None:
