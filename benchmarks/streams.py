@@ -65,10 +65,10 @@ def measure(stream: Stream, network: nn.Module, device: str, learners: int, step
 
 def shuffle_ratio(device: str, size: int = 60_000, wanted: int = 5_000) -> float:
     """How much longer it takes to sort random keys of all samples than to ask for the order of those wanted."""
-    seeds = torch.arange(16, device=device)
+    seeds, task = torch.arange(16), torch.zeros((), dtype=torch.long)
     jobs = {
-        "sorted": finished(device, lambda: permutations(seeds, torch.zeros((), dtype=torch.long), size)[:, :wanted]),
-        "asked": finished(device, lambda: sample_order(seeds, 0, wanted, wanted, size)),
+        "sorted": finished(device, lambda: permutations(seeds.to(device), task, size)[:, :wanted]),
+        "asked": finished(device, lambda: sample_order(seeds, 0, wanted, wanted, size, device)),
     }
     best = interleaved(jobs, rounds=5)
     return best["sorted"] / best["asked"]

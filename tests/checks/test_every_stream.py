@@ -87,6 +87,10 @@ def test_chunks_are_pure(name: str, data: st.DataObject) -> None:
         assert torch.equal(piece.inputs(), whole.inputs()[some, steps])
         assert torch.equal(piece.targets, whole.targets[some, steps])
         assert piece.start == first
+        part = whole.narrow(first - start, length)
+        assert part.start == first
+        assert torch.equal(part.inputs()[some], piece.inputs())
+        assert torch.equal(part.targets[some], piece.targets)
         offset = data.draw(st.integers(0, length - 1))
         assert torch.equal(piece.inputs_at(offset), piece.inputs()[:, offset])
 

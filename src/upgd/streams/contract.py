@@ -1,7 +1,7 @@
 """What every stream is: a function of (seed, step) that fills a :class:`Chunk`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -54,6 +54,18 @@ class Chunk:
     def length(self) -> int:
         """How many steps the chunk has."""
         return self.targets.shape[1]
+
+    def narrow(self, offset: int, length: int) -> "Chunk":
+        """The ``length`` steps from ``start + offset``; tensors are shared, and ``permutation`` keeps its rows."""
+        steps = slice(offset, offset + length)
+        return replace(
+            self,
+            start=self.start + offset,
+            targets=self.targets[:, steps],
+            dense=None if self.dense is None else self.dense[:, steps],
+            index=None if self.index is None else self.index[:, steps],
+            task=self.task[steps],
+        )
 
     def inputs(self) -> Tensor:
         """What the learners see: ``(seeds, length, *input_shape)`` float32; images in [−1, 1].
