@@ -1,5 +1,6 @@
 """How fast is this machine at what the paper's experiments need?"""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ def measure(device: str = "auto", seconds: float = 1.0) -> Iterator[dict[str, An
             count = _LEARNERS.get(device.partition(":")[0], 8)
             learners = [Learner(method=method, seed=seed, **settings) for seed in range(count)]
             yield {
-                "network": module.describe().rpartition(",")[0].rpartition(",")[0],  # type: ignore[operator]
+                "network": re.sub(r", [\d,]+ parameters$", "", module.describe()),  # type: ignore[operator]
                 "method": method,
                 "learners": count,
                 "learner_steps_per_second": learner_steps_per_second(module, stream, learners, device, seconds=seconds),

@@ -81,7 +81,10 @@ class Experiment:
 
     def stream(self) -> Stream:
         """The problem."""
-        return make(self.problem, **self.options)
+        try:
+            return make(self.problem, **self.options)
+        except TypeError as error:  # an option that the problem does not have
+            raise ValueError(str(error)) from error
 
     @property
     def learner_steps(self) -> int:

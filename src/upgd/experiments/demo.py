@@ -107,7 +107,7 @@ def _figure(results: dict[str, Results]) -> "Figure":
 
     figure = Figure(figsize=(7.4 * len(results), 4.6), layout="constrained")
     for panel, (title, result) in zip(figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True):
-        figures.curves(result.comparisons()[0], ax=panel, title=title, points=30)
+        figures.curves(result.comparisons()[0], ax=panel, title=title, points=20)
     return figure
 
 

@@ -83,7 +83,7 @@ class Progress:
     @property
     def seconds_left(self) -> float | None:
         """An estimate; None as long as there is little to go by."""
-        little = self.steps - sum(self._first.values()) < 0.01 * self.total
+        little = self.steps - sum(self._first.values()) <= 0.01 * self.total
         return None if little else (self.total - self.steps) / self.rate
 
     def line(self) -> str:

@@ -1,0 +1,225 @@
+"""Choosing and comparing: against numbers by hand and scipy."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import ttest_rel
+
+from upgd.experiments import Results
+from upgd.experiments.compare import area, best, comparisons, quarter, rows
+from upgd.store import Key, Record
+
+
+def record(
+    accuracy, *, method="upgd", seed=0, diverged_at=None, window=10, steps=None, problem="p", **chosen
+) -> Record:
+    """A learner with this online accuracy: a number, or one for each window."""
+    curve = np.atleast_1d(np.array(accuracy, np.float32))
+    steps = steps or window * len(curve)
+    key = Key(problem=problem, network="n", method=method, settings={"lr": 0.1, **chosen}, seed=seed, steps=steps)
+    return Record(key, window=window, loss=1 - curve, accuracy=curve, diverged_at=diverged_at)
+
+
+def only(records):
+    (comparison,) = comparisons(records)
+    return comparison
+
+
+def test_area_is_the_mean_over_steps_not_over_windows():
+    assert area(record([0.0, 1.0], window=10, steps=15), "accuracy") == pytest.approx(5 / 15)
+    assert area(record([0.0, 1.0], window=10, steps=15), "loss") == pytest.approx(10 / 15)
+
+
+def test_quarters_cut_through_windows():
+    curve = record([0.0, 1.0, 0.5], window=10, steps=28)  # quarters have 7 steps; the last window has 8
+    assert quarter(curve, "accuracy", "first") == 0.0
+    assert quarter(curve, "accuracy", "last") == 0.5
+    curve = record([0.0, 1.0], window=10)  # 5 steps
+    assert quarter(curve, "accuracy", "last") == 1.0
+    curve = record([0.2, 1.0, 0.6], window=2)
+    assert quarter(curve, "accuracy", "first") == pytest.approx(0.2)
+    assert quarter(curve, "accuracy", "last") == pytest.approx(0.6)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=9), st.integers(1, 7), st.data())
+def test_quarters_against_a_plain_loop(curve, window, data):
+    last = data.draw(st.integers(1, window))
+    steps = window * (len(curve) - 1) + last
+    whole = np.repeat(np.array(curve, np.float32), [window] * (len(curve) - 1) + [last]).astype(float)
+    fine = np.repeat(whole, 4)  # a quarter of the steps may be a fraction of one
+    r = record(curve, window=window, steps=steps)
+    assert quarter(r, "accuracy", "first") == pytest.approx(fine[:steps].mean())
+    assert quarter(r, "accuracy", "last") == pytest.approx(fine[-steps:].mean())
+    assert area(r, "accuracy") == pytest.approx(whole.mean())
+
+
+def test_a_diverged_learner_has_no_area():
+    assert math.isnan(area(record([0.9, math.nan], diverged_at=12), "accuracy"))
+
+
+def test_only_the_comparable_is_compared():
+    records = [record(0.5), record(0.5, problem="q"), record([0.5, 0.5])]
+    assert [c.problem for c in comparisons(records)] == ["p", "q", "p"]
+    assert sorted(c.steps for c in comparisons(records)) == [10, 10, 20]
+
+
+def test_the_best_by_the_mean_over_seeds():
+    records = [
+        *(record(a, seed=s, sigma=0.1) for s, a in enumerate([0.9, 0.1])),
+        *(record(a, seed=s, sigma=0.2) for s, a in enumerate([0.6, 0.6])),
+        *(record(a, seed=s, sigma=0.3) for s, a in enumerate([0.595, 0.595])),
+    ]
+    chosen = best(only(records), "upgd")
+    assert chosen.entry.settings["sigma"] == 0.2
+    assert chosen.score == pytest.approx(0.6)
+    assert chosen.flat == pytest.approx(2 / 3)  # 0.595 is within 1 %, 0.5 is not
+    assert {v: pytest.approx(s) for v, s in chosen.neighbours["sigma"].items()} == {0.1: 0.5, 0.3: 0.595}
+    assert chosen.edges == ()
+
+
+def test_in_regression_the_smallest_loss_is_best():
+    losses = {0.1: 0.5, 0.2: 0.3, 0.3: 0.4}
+    records = [
+        Record(
+            Key(problem="p", network="n", method="sgd", settings={"lr": lr}, seed=0, steps=10),
+            window=10,
+            loss=np.array([loss], np.float32),
+        )
+        for lr, loss in losses.items()
+    ]
+    comparison = only(records)
+    assert comparison.metric == "loss"
+    assert best(comparison, "sgd").entry.settings == {"lr": 0.2}
+
+
+def test_divergence_is_worse_than_any_score():
+    records = [
+        *(record(0.99, seed=s, sigma=0.1, diverged_at=3 if s == 1 else None) for s in range(3)),
+        *(record(0.2, seed=s, sigma=0.2) for s in range(3)),
+        *(record(0.99, seed=s, sigma=0.3, diverged_at=3) for s in range(3)),
+    ]
+    chosen = best(only(records), "upgd")
+    assert chosen.entry.settings["sigma"] == 0.2
+    assert (chosen.diverged, chosen.diverged_settings, chosen.tried) == (0, 2, 3)
+    assert chosen.flat == pytest.approx(1 / 3)  # a setting that diverges is not as good, whatever its score
+    chosen = best(only(records[:3] + records[6:]), "upgd")
+    assert (chosen.entry.settings["sigma"], chosen.diverged, chosen.score) == (0.1, 1, pytest.approx(0.99))
+    everything = best(only(records[6:]), "upgd")
+    assert math.isnan(everything.score)
+
+
+@given(st.permutations([(0.1, 0.3), (0.1, 0.2), (0.2, 0.1)]))
+@settings(deadline=None)
+def test_ties_go_to_the_smaller_lr_then_to_the_smaller_rest(order):
+    records = [
+        Record(
+            Key(problem="p", network="n", method="m", settings={"lr": lr, "sigma": sigma}, seed=0, steps=1),
+            window=1,
+            loss=np.zeros(1, np.float32),
+            accuracy=np.full(1, 0.5, np.float32),
+        )
+        for lr, sigma in order
+    ]
+    assert best(only(records), "m").entry.settings == {"lr": 0.1, "sigma": 0.2}
+
+
+def test_more_seeds_of_one_setting_do_not_change_the_choice():
+    records = [
+        *(record(0.60, seed=s, sigma=0.1) for s in range(3)),
+        *(record(0.59, seed=s, sigma=0.2) for s in range(3)),
+    ]
+    more = [record(0.1, seed=s, sigma=0.1) for s in range(3, 20)]
+    chosen = best(only(records + more), "upgd")
+    assert (chosen.entry.settings["sigma"], chosen.seeds) == (0.1, (0, 1, 2))
+
+
+def test_an_edge_of_the_grid_is_told():
+    records = [record(sigma, sigma=sigma) for sigma in (0.1, 0.2, 0.3)]
+    assert best(only(records), "upgd").edges == ("sigma",)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)), min_size=2, max_size=8))
+def test_the_paired_test_is_scipys(pairs):
+    a, b = (np.array(side, np.float64) for side in zip(*pairs, strict=True))
+    if np.std(a - b) < 1e-9 or abs(a.mean() - b.mean()) < 1e-6:
+        return
+    records = [record(x, method="a", seed=s) for s, x in enumerate(a)]
+    records += [record(x, method="b", seed=s) for s, x in enumerate(b)]
+    comparison = only(records)
+    first, second = rows(comparison, comparison.entries)
+    assert first.entry.method == ("a" if a.mean() > b.mean() else "b")
+    assert first.p is None
+    assert second.difference == pytest.approx(-abs(a.mean() - b.mean()))
+    assert second.p == pytest.approx(ttest_rel(a, b).pvalue)
+
+
+def test_pairs_are_those_of_common_seeds_that_did_not_diverge():
+    records = [record(0.9 + 0.01 * s, method="a", seed=s) for s in range(4)]
+    records += [record(0.5, method="b", seed=s, diverged_at=5 if s == 3 else None) for s in range(2, 6)]
+    comparison = only(records)
+    _, row = rows(comparison, comparison.entries)
+    assert row.difference == pytest.approx(0.5 - 0.92)  # seed 2 alone
+    assert row.p is None
+    assert (row.seeds, row.diverged) == (4, 1)
+
+
+def test_identical_learners_do_not_differ():
+    records = [record(0.5 + 0.1 * s, method=m, seed=s) for m in "ab" for s in range(3)]
+    comparison = only(records)
+    assert rows(comparison, comparison.entries)[1].p == 1.0
+
+
+def test_a_table_by_hand():
+    records = [record([0.4, 0.5, 0.5, 0.6], seed=0), record([0.6, 0.7, 0.7, 0.8], seed=1)]
+    (line,) = Results(records).table().lines
+    assert line["mean"] == pytest.approx(0.6)
+    assert line["standard_error"] == pytest.approx(0.1)  # the means are 0.5 and 0.7
+    assert line["first_quarter"] == pytest.approx(0.5)
+    assert line["last_quarter"] == pytest.approx(0.7)
+    assert line["learner_steps"] == 80
+    text = str(Results(records).table())
+    assert "p, network n, 40 steps: online accuracy" in text
+    assert "0.6 ± 0.1" in text
+
+
+def test_a_table_shows_divergence_and_names_are_escaped():
+    records = [record(0.5, seed=0), record(0.5, seed=1, diverged_at=2), record(0.4, method="<b>")]
+    table = Results(records).table()
+    assert "diverged" in str(table)
+    assert "<b>" not in table._repr_html_()
+    assert "&lt;b&gt;" in table._repr_html_()
+    assert str(Results([]).table()) == "(nothing)"
+
+
+def test_columns_have_a_row_for_each_learner_or_window():
+    adamw = Record(
+        Key(problem="p", network="n", method="adamw", settings={"lr": 0.1, "betas": [0.9, 0.99]}, seed=0, steps=3),
+        window=2,
+        loss=np.array([0.5, 0.25], np.float32),
+    )
+    results = Results([record([0.5, 1.0], sigma=0.2), adamw])
+    columns = results.columns()
+    assert columns["sigma"] == [0.2, None]
+    assert (columns["beta1"], columns["beta2"]) == ([None, 0.9], [None, 0.99])
+    assert columns["accuracy"][0] == 0.75
+    assert columns["loss"][1] == pytest.approx((2 * 0.5 + 0.25) / 3)
+    curves = results.columns(curves=True)
+    assert curves["step"] == [10, 20, 2, 3]
+    assert curves["loss"] == [0.5, 0.0, 0.5, 0.25]
+    assert curves["accuracy"] == [0.5, 1.0, None, None]
+    assert {len(column) for column in curves.values()} == {4}
+
+
+def test_plot_names_every_method_at_its_line():
+    records = [record([0.1 * i, 0.5, 0.6], method=m, seed=i) for m in ("sgd", "upgd") for i in range(3)]
+    axes = Results(records).plot()
+    assert {text.get_text() for text in axes.texts} >= {"SGD", "UPGD"}
+    assert len(axes.lines) == 2
+    assert axes.lines[0].get_ydata() == pytest.approx([0.1, 0.5, 0.6])
+    with pytest.raises(ValueError, match="nothing to plot"):
+        Results([]).plot()

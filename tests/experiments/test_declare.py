@@ -1,0 +1,180 @@
+"""Declaring experiments, in Python and in TOML."""
+
+import pytest
+
+from upgd.experiments import Experiment, load, paper
+from upgd.population import METHODS, Learner
+
+
+def test_every_combination_once():
+    experiment = Experiment(
+        "output-permuted-digits",
+        {"upgd": {"lr": [0.1, 0.01], "sigma": 0.1}, "sgd": {"lr": [0.1, 0.1]}},
+        seeds=[3, 4, 3],
+        steps=7,
+    )
+    upgd = [Learner(method="upgd", lr=lr, sigma=0.1, seed=seed) for lr in (0.1, 0.01) for seed in (3, 4)]
+    assert experiment.learners() == (*upgd, *(Learner(method="sgd", lr=0.1, seed=seed) for seed in (3, 4)))
+    assert experiment.learner_steps == 6 * 7
+
+
+def test_a_shared_grid_goes_to_the_methods_that_have_the_setting():
+    grid = {"lr": [0.1, 0.01], "sigma": [0.1, 1.0]}
+    experiment = Experiment(
+        "output-permuted-digits", {"sgd": {}, "upgd": {"sigma": 0.5}, "pgd": {}}, grid=grid, seeds=1
+    )
+    assert experiment.methods["sgd"] == {"lr": (0.1, 0.01)}
+    assert experiment.methods["upgd"] == {"lr": (0.1, 0.01), "sigma": (0.5,)}
+    assert experiment.methods["pgd"] == {"lr": (0.1, 0.01), "sigma": (0.1, 1.0)}
+
+
+def test_the_papers_defaults():
+    experiment = Experiment("input-permuted-mnist", "upgd", grid="paper")
+    assert (experiment.network, experiment.steps, len(experiment.seeds)) == ("300-150", 1_000_000, 20)
+    assert len(experiment.learners()) == 20 * 3 * 2 * 3 * 5
+    assert Experiment("output-permuted-cifar10", "sgd", grid="paper").network == "conv"
+
+
+@pytest.mark.parametrize(
+    ("problem", "method", "settings"),
+    [
+        ("toy-changing-inputs", "sgd", 4),
+        ("toy-changing-inputs", "sgdw", 4 * 3),
+        ("toy-changing-outputs", "upgd", 4 * 4 * 5 * 4),
+        ("stationary-mnist", "shrink-and-perturb", 4 * 5 * 3),
+        ("stationary-mnist", "ups", 5 * 5),
+        ("input-permuted-mnist", "sgdw", 3 * 5),
+        ("output-permuted-emnist", "adamw", 3 * 5 * 2 * 3 * 3),
+        ("output-permuted-cifar10", "upgd-nonprotecting", 3 * 2 * 3 * 5),
+    ],
+)
+def test_the_papers_grids_have_the_papers_size(problem, method, settings):
+    assert len(Experiment(problem, [method], grid="paper", seeds=1).learners()) == settings
+
+
+@pytest.mark.parametrize("problem", paper.PROBLEMS)
+def test_every_method_has_a_grid_for_every_problem(problem):
+    assert Experiment(problem, list(METHODS), grid="paper", seeds=1).learners()
+
+
+def test_shared_hyperparameters_have_the_same_values_for_all_methods():
+    grids = [paper.grid("input-permuted-mnist", method) for method in METHODS if not method.startswith("ups")]
+    for name in ("lr", "sigma", "weight_decay"):
+        assert len({grid[name] for grid in grids if name in grid}) == 1
+
+
+@pytest.mark.parametrize("problem", paper.BEST_KNOWN)
+def test_best_known_settings_are_settings(problem):
+    for method, settings in paper.BEST_KNOWN[problem].items():
+        assert Experiment(problem, {method: settings}, seeds=1).learners()
+
+
+def test_betas_are_one_value():
+    assert Experiment("x", {"adamw": {"lr": 0.1, "betas": (0.0, 0.9)}}).methods["adamw"]["betas"] == ((0.0, 0.9),)
+    two = Experiment("x", {"adamw": {"lr": 0.1, "betas": [[0.0, 0.9], [0.9, 0.99]]}})
+    assert two.methods["adamw"]["betas"] == ((0.0, 0.9), (0.9, 0.99))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"methods": []}, "methods must be one or more of sgd"),
+        ({"methods": ["sgdd"], "grid": "paper"}, "there is no method='sgdd'; did you mean 'sgd'"),
+        ({"methods": ["sgd"]}, "method 'sgd' needs lr"),
+        ({"methods": {"sgd": {"lr": -1}}}, "lr must be a finite number of at least 0, not -1"),
+        ({"methods": {"sgd": {"lr": []}}}, "lr needs one value or more"),
+        ({"methods": {"sgd": {"lr": 1, "momentum": 1}}}, r"there is no setting 'momentum' \(of sgd\)"),
+        ({"methods": {"sgd": {"lr": 1, "sigma": 1}}}, "sigma=1 has no meaning for method='sgd'"),
+        ({"methods": ["sgd"], "grid": {"lr": 1, "sigma": 1}}, "none of sgd has the setting 'sigma'"),
+        ({"methods": ["sgd"], "grid": {"lr": 1, "rate": 1}}, "there is no setting 'rate'"),
+        ({"methods": ["sgd"], "grid": "huge"}, "grid must be 'paper', or values"),
+        ({"methods": {"sgd": {"lr": 1}}, "seeds": 0}, "seeds must be a number of at least 1"),
+        ({"methods": {"sgd": {"lr": 1}}, "steps": 0}, "steps must be an integer of at least 1, not 0"),
+        ({"methods": {"sgd": {"lr": 1}}, "network": "resnet"}, "network must be linear, conv"),
+        (
+            {"methods": {"sgd": {"lr": 1}}, "network": "30:swish"},
+            "activation in network='30:swish' must be one of relu",
+        ),
+    ],
+)
+def test_a_mistake_gets_one_sentence(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        Experiment("output-permuted-digits", **arguments)
+
+
+TOML = """
+problem = "output-permuted-digits"
+steps = 30_000
+seeds = 2
+network = "100-50"
+
+[options]
+task_length = 500
+
+[grid]
+lr = [0.1, 0.03]
+
+[methods.sgd]
+[methods.upgd]
+beta_utility = 0.9
+sigma = [0.01, 0.001]
+[methods.adamw]
+betas = [[0.0, 0.99], [0.9, 0.999]]
+"""
+
+
+def test_toml_says_the_same_as_python(tmp_path):
+    (tmp_path / "e.toml").write_text(TOML)
+    methods = {
+        "sgd": {},
+        "upgd": {"beta_utility": 0.9, "sigma": [0.01, 0.001]},
+        "adamw": {"betas": [(0.0, 0.99), (0.9, 0.999)]},
+    }
+    expected = Experiment(
+        *("output-permuted-digits", methods),
+        grid={"lr": [0.1, 0.03]},
+        steps=30_000,
+        seeds=2,
+        network="100-50",
+        options={"task_length": 500},
+    )
+    assert load(tmp_path / "e.toml") == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("steps = 30_000", "stepps = 30_000", r"there is no key 'stepps' \(= 30000\); did you mean 'steps'"),
+        ("steps = 30_000", "steps = 1.5", "steps must be an integer of at least 1, not 1.5"),
+        ("steps = 30_000", 'steps = "many"', "steps must be an integer of at least 1, not 'many'"),
+        ("seeds = 2", "seeds = true", r"seeds must be how many \(20\) or a list"),
+        ("seeds = 2", "seeds = [1, -1]", r"seeds must be how many .*, not \[1, -1\]"),
+        ('network = "100-50"', "network = 100", "network must be text in quotes, not 100"),
+        ('network = "100-50"', 'network = "100x50"', "network must be linear, conv.*; not '100x50'"),
+        ("task_length = 500", "task_lenght = 500", "unexpected keyword argument 'task_lenght'.*task_length"),
+        ("task_length = 500", "task_length = -3", "task_length must be a positive number of steps, not -3"),
+        ("permuted-digits", "permutd-digits", "there is no stream named 'output-permutd-digits'; did you mean"),
+        ("[methods.sgd]", "[methods.sdg]", "no key 'methods.sdg' .*did you mean 'sgd"),
+        (
+            "beta_utility = 0.9",
+            "beta_utility = 1.5",
+            r"methods.upgd.beta_utility = 1.5: beta_utility must be in \[0, 1\)",
+        ),
+        ("beta_utility = 0.9", "beta = 0.9", r"no key 'methods.upgd.beta' \(= 0.9\)"),
+        ("sigma = [0.01, 0.001]", 'sigma = ["x"]', r"methods.upgd.sigma = \['x'\]: sigma must be a finite number"),
+        ("lr = [0.1, 0.03]", "lr = [0.1, -3]", r"grid.lr = \[0.1, -3\]: lr must be a finite number of at least 0"),
+        ("[grid]", "grid = 3\n[griddle]", "no key 'griddle'"),
+        ("seeds = 2", "seeds = ", "is not valid TOML: .*line 4"),
+        ('problem = "output-permuted-digits"', "", "problem is missing"),
+    ],
+)
+def test_a_mistake_in_toml_is_named_with_file_key_and_value(tmp_path, old, new, words):
+    (tmp_path / "mine.toml").write_text(TOML.replace(old, new))
+    with pytest.raises(ValueError, match=words) as raised:
+        load(tmp_path / "mine.toml")
+    assert str(tmp_path / "mine.toml") in str(raised.value)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no file .*nothing"):
+        load(tmp_path / "nothing.toml")

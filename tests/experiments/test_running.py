@@ -1,0 +1,244 @@
+"""Running experiments: once, in pieces, in several processes; what is there is not computed again."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import upgd.experiments as ex
+from upgd.experiments import Experiment, architecture
+from upgd.experiments.running import execute, pending
+from upgd.experiments.units import Checkpoints, Snapshot, Unit, plan, whole
+from upgd.experiments.workers import Settings, in_process, in_processes
+from upgd.networks import MLP
+from upgd.population import Learner, Population
+from upgd.store import Store
+from upgd.streams import make
+
+SMALL = Experiment(
+    "output-permuted-digits",
+    {"sgd": {"lr": [0.1, 0.01]}, "upgd": {"lr": 0.03, "sigma": 0.01}},
+    seeds=2,
+    steps=60,
+    network="8",
+    options={"task_length": 25},
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def numbers(results: ex.Results) -> list:
+    return [(r.key.digest, r.loss.tolist(), r.accuracy.tolist(), r.diverged_at) for r in results.records]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list:
+    return numbers(ex.run(SMALL, backend="torch"))
+
+
+def test_records_are_what_the_population_shows():
+    results = ex.run(SMALL, backend="torch")
+    population = Population(MLP((64, 8, 10)), SMALL.learners(), backend="torch")
+    shown = population.run(make("output-permuted-digits", task_length=25), 60)
+    for i, (learner, record) in enumerate(zip(SMALL.learners(), results.records, strict=True)):
+        assert record.key.settings == learner.settings()
+        assert (record.key.method, record.key.seed) == (learner.method, learner.seed)
+        np.testing.assert_array_equal(record.accuracy, shown.accuracy[:, i].astype(np.float32))
+        np.testing.assert_array_equal(record.loss, shown.loss[:, i].astype(np.float32))
+        assert record.ends.tolist() == [25, 50, 60]
+        assert record.backend == "torch"
+
+
+def test_arguments_or_an_experiment_but_not_both():
+    with pytest.raises(TypeError, match="not both"):
+        ex.run(SMALL, steps=3)
+    with pytest.raises(ValueError, match="methods must be one or more"):
+        ex.run("output-permuted-digits")
+
+
+def test_regression_has_no_accuracy():
+    (record,) = ex.run(
+        "toy-changing-inputs", {"sgd": {"lr": 0.01}}, seeds=1, steps=10, network="linear", backend="torch"
+    ).records
+    assert record.accuracy is None
+    assert record.loss.shape == (1,)
+
+
+def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch, expected):
+    path = tmp_path / "r.db"
+    assert numbers(ex.run(SMALL, store=path, backend="torch")) == expected
+    monkeypatch.setattr("upgd.experiments.workers.compute", lambda *_: pytest.fail("computed again"))
+    assert numbers(ex.run(SMALL, store=path, backend="torch")) == expected
+
+
+def test_only_what_is_new_is_computed(tmp_path, expected):
+    path = tmp_path / "r.db"
+    fewer = Experiment(SMALL.problem, {"sgd": {"lr": 0.1}}, seeds=1, steps=60, network="8", options=dict(SMALL.options))
+    ex.run(fewer, store=path, backend="torch")
+    with Store.write(path) as store:
+        units = pending(SMALL, store, workers=1, device="cpu")
+        assert sum(len(unit.learners) for unit in units) == 5
+    assert numbers(ex.run(SMALL, store=path, backend="torch")) == expected
+
+
+@pytest.mark.parametrize("change", [{"steps": 61}, {"network": "9"}, {"options": {"task_length": 26}}, {"seeds": [5]}])
+def test_a_changed_experiment_is_another(tmp_path, change):
+    path = tmp_path / "r.db"
+    plain = {"seeds": 1, "steps": 60, "network": "8", "options": {"task_length": 25}}
+    ex.run("output-permuted-digits", {"sgd": {"lr": 0.1}}, store=path, backend="torch", **plain)
+    ex.run("output-permuted-digits", {"sgd": {"lr": 0.1}}, store=path, backend="torch", **(plain | change))
+    with Store.read(path) as store:
+        assert len(store) == 2
+
+
+def test_an_interrupted_unit_goes_on_where_it_was(tmp_path, expected):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    settings = Settings(backend="torch", checkpoints=checkpoints)
+    calls = []
+
+    def interrupt(unit, done, diverged):
+        calls.append(done)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    def note(unit, done, diverged):
+        resumed.setdefault(unit.name, done)
+
+    resumed: dict[str, int] = {}
+    with Store.write(tmp_path / "r.db") as store:
+        (unit, *others) = pending(SMALL, store, 1, "cpu", checkpoints)
+        with pytest.raises(KeyboardInterrupt):
+            list(in_process(settings)([unit], interrupt))
+        assert calls[2] > 0
+        assert pending(SMALL, store, 3, "cpu", checkpoints)[0] == unit  # as it was, whatever the number of workers
+        execute_with = in_process(settings)
+
+        def executor(units, watcher):
+            for u in units:
+                yield from execute_with([u], note)
+
+        results = execute(SMALL, store, executor, workers=1, device="cpu", checkpoints=checkpoints)
+    assert resumed[unit.name] == calls[2]
+    assert all(resumed[other.name] == 0 for other in others)
+    assert numbers(results) == expected
+    assert not checkpoints.folder.exists()
+
+
+def test_a_damaged_checkpoint_means_the_beginning(tmp_path, expected, caplog):
+    checkpoints = Checkpoints(tmp_path / "r.db.checkpoints")
+    unit = plan(whole(SMALL), 1, 32)[0]
+    checkpoints.save(unit, Snapshot({"step": torch.tensor(1)}, 1.0))
+    (checkpoints.folder / f"{unit.name}.pt").write_bytes(b"nonsense")
+    (checkpoints.folder / "other.json").write_text("{}")
+    assert numbers(ex.run(SMALL, store=tmp_path / "r.db", backend="torch")) == expected
+    assert caplog.text.count("begin again") >= 2
+
+
+def test_a_state_of_another_network_is_not_taken(tmp_path):
+    """A checkpoint's name comes from its learners' keys, so this happens only to files that somebody has moved."""
+    unit = plan(whole(SMALL), 1, 32)[0]
+    population = Population(MLP((64, 9, 10)), unit.learners, backend="torch")
+    Checkpoints.beside(tmp_path / "r.db").save(unit, Snapshot(population.state(), 1.0))
+    with pytest.raises(ValueError, match="of another network"):
+        ex.run(SMALL, store=tmp_path / "r.db", backend="torch")
+
+
+def test_leftovers_of_the_dead_and_the_finished_are_removed(tmp_path):
+    path = tmp_path / "r.db"
+    ex.run(SMALL, store=path, backend="torch")
+    checkpoints = Checkpoints.beside(path)
+    unit = plan(whole(SMALL), 1, 32)[0]
+    checkpoints.save(unit, Snapshot({}, 1.0))
+    (checkpoints.folder / "x.1.partial").touch()
+    ex.run(SMALL, store=path, backend="torch")
+    assert not checkpoints.folder.exists()
+
+
+def test_a_unit_survives_json():
+    experiment = Experiment(
+        "x", {"adamw": {"lr": 0.1, "betas": (0.0, 0.99)}, "ups": {"lr": 1, "wise": "feature"}}, seeds=2
+    )
+    unit = whole(experiment)
+    assert Unit.from_json(unit.to_json()) == unit
+    assert Unit.from_json(unit.to_json()).name == unit.name
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 32), (2, 32), (3, 2), (50, 7), (1, 1)])
+def test_a_plan_holds_every_learner_once(workers, most):
+    unit = whole(Experiment("x", {"sgd": {"lr": [0.1, 0.2, 0.3]}, "upgd": {"lr": 0.1}}, seeds=5))
+    units = plan(unit, workers, most)
+    assert sorted(map(repr, (learner for one in units for learner in one.learners))) == sorted(map(repr, unit.learners))
+    assert all(len({learner.kind for learner in one.learners}) == 1 for one in units)
+    assert max(len(one.learners) for one in units) <= most
+    assert len(units) >= min(workers, 2)
+    sizes = [len(one.learners) for one in units]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+class TwoLayers(torch.nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(inputs, 5), torch.nn.Linear(5, outputs)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x.flatten(-2))))
+
+
+def test_a_network_of_ones_own():
+    architecture.register("two-layers")(lambda stream: TwoLayers(64, stream.outputs))
+    results = ex.run(
+        "output-permuted-digits", {"sgd": {"lr": 0.1}}, seeds=1, steps=5, network="two-layers", backend="torch"
+    )
+    assert results.records[0].key.network == "two-layers"
+    with pytest.raises(ValueError, match="taken"):
+        architecture.register("two-layers")
+
+
+def test_data_that_are_not_here_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("UPGD_DATA", str(tmp_path))
+    with pytest.raises(Exception, match="upgd data fetch mnist"):
+        ex.run("input-permuted-mnist", {"sgd": {"lr": 0.1}}, seeds=1, steps=5)
+
+
+def test_a_wrong_device_or_option_gets_one_sentence():
+    with pytest.raises(ValueError, match="device='gpu' cannot be used"):
+        ex.run(SMALL, device="gpu")
+    with pytest.raises(ValueError, match="its options are: task_length"):
+        ex.run("output-permuted-digits", {"sgd": {"lr": 0.1}}, steps=5, options={"length": 3})
+
+
+def test_two_processes_give_the_same_and_a_worker_that_dies_is_replaced(tmp_path, expected):
+    """One of the workers is killed as soon as it works; another takes its unit."""
+    settings = Settings(backend="torch", checkpoints=Checkpoints(tmp_path / "checkpoints"))
+    killed: list[int] = []
+
+    def watcher(unit, done, diverged):
+        import multiprocessing
+
+        if not killed:
+            victim = multiprocessing.active_children()[0]
+            killed.append(victim.pid)
+            os.kill(victim.pid, signal.SIGKILL)
+
+    def watched(units, _):
+        return in_processes(settings, 2)(units, watcher)
+
+    with Store.write(tmp_path / "r.db") as store:
+        results = execute(SMALL, store, watched, workers=2, device="cpu", checkpoints=settings.checkpoints)
+    assert len(killed) == 1
+    assert numbers(results) == expected
+
+
+def test_an_error_in_a_worker_comes_up_here(tmp_path):
+    unit = Unit("output-permuted-digits", {"wrong": 1}, "8", 5, (Learner(method="sgd", lr=0.1),))
+    with pytest.raises(TypeError, match="its options are") as raised:
+        list(in_processes(Settings(backend="torch"), 1)([unit], lambda *_: None))
+    assert "in a worker" in raised.value.__notes__[0]

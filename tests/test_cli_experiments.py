@@ -1,0 +1,293 @@
+"""`upgd run`, `sweep`, `best`, `table`, `export`, `runs`, `demo`, `bench` as a user types them."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+
+from upgd import cli
+from upgd.experiments import Experiment, bench
+from upgd.experiments import demo as demo_module
+from upgd.store import Store
+from upgd.streams import make
+
+SMALL = ("--seeds", "2", "--steps", "40", "--network", "8", "--option", "task_length=20", "--backend", "torch")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UPGD_STORE", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def upgd(capsys):
+    """Run the command in this process: exit code, what it printed, what it complained about."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exited:
+            cli.main(list(arguments))
+        printed = capsys.readouterr()
+        return exited.value.code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def filled(upgd):
+    """A store with two methods, two settings each."""
+    code, *_ = upgd("sweep", "output-permuted-digits", "--methods", "sgd,upgd", "--lr", "0.1,0.01", *SMALL)
+    assert code == 0
+    return upgd
+
+
+def test_run_prints_a_table_and_keeps_the_results(upgd, folder):
+    arguments = ("run", "output-permuted-digits", "--method", "upgd", "--lr", "0.03", "--sigma", "0.01", *SMALL)
+    code, out, err = upgd(*arguments)
+    assert code == 0
+    assert "output-permuted-digits, task_length 20, network 8, 40 steps: online accuracy" in out
+    assert "lr 0.03, β 0.999, σ 0.01" in out
+    assert "2 learners stored" in err.splitlines()[-1]
+    with Store.read(folder / "upgd.db") as store:
+        records = store.records()
+    assert [r.key.seed for r in records] == [0, 1]
+    assert records[0].key.settings["sigma"] == 0.01
+    again = upgd(*arguments)
+    assert again[:2] == (0, out)
+    assert again[2] == "100%, 0/0 units, 2 learners stored\n"
+
+
+def test_quiet_and_json(upgd):
+    arguments = ("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.03", *SMALL, "--quiet", "--json")
+    code, out, err = upgd(*arguments)
+    assert (code, err) == (0, "")
+    (line,) = json.loads(out)
+    assert (line["method"], line["seeds"], line["metric"], line["learner_steps"]) == ("sgd", 2, "accuracy", 80)
+
+
+def test_seeds_may_be_named(upgd, folder):
+    upgd("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.03", "--seeds", "3,7", *SMALL[2:])
+    with Store.read(folder / "upgd.db") as store:
+        assert [r.key.seed for r in store.records()] == [3, 7]
+
+
+def test_the_store_can_be_elsewhere(upgd, folder, monkeypatch):
+    monkeypatch.setenv("UPGD_STORE", str(folder / "a.db"))
+    arguments = ("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.03", *SMALL)
+    upgd(*arguments)
+    upgd(*arguments, "--store", "b.db")
+    assert (folder / "a.db").exists()
+    assert (folder / "b.db").exists()
+    assert not (folder / "upgd.db").exists()
+
+
+def test_betas_and_switches_are_read(upgd, folder):
+    upgd("run", "output-permuted-digits", "--method", "adamw", "--lr", "0.03", "--betas", "0/0.99", *SMALL)
+    upgd(
+        "run", "output-permuted-digits", "--method", "upgd", "--lr", "0.1", "--scaling", "local", "--order", "2", *SMALL
+    )
+    with Store.read(folder / "upgd.db") as store:
+        adamw, _, local, _ = store.records()
+    assert adamw.key.settings["betas"] == [0.0, 0.99]
+    assert (local.key.settings["scaling"], local.key.settings["order"]) == ("local", 2)
+
+
+def test_a_dry_run_computes_nothing(upgd, folder):
+    arguments = ("sweep", "output-permuted-digits", "--methods", "sgd,upgd", "--lr", "0.1,0.01", *SMALL, "--dry-run")
+    code, out, _ = upgd(*arguments)
+    assert code == 0
+    assert "0 of 8 learners are in upgd.db already" in out
+    assert "to do: 320 learner-steps" in out
+    assert "measured on this machine now" in out
+    assert not (folder / "upgd.db").exists()
+    upgd(*arguments[:-1])
+    facts = json.loads(upgd(*arguments, "--json")[1])
+    assert (facts["learners"], facts["stored"], facts["learner_steps"], facts["seconds"]) == (8, 8, 0, 0.0)
+
+
+def test_the_papers_grid_with_a_part_replaced(upgd):
+    code, out, _ = upgd(
+        *("sweep", "output-permuted-digits", "--methods", "sgd,pgd", "--grid", "paper", "--lr", "0.1", *SMALL),
+        *("--dry-run", "--json"),
+    )
+    assert code == 0
+    assert json.loads(out)["methods"] == {"sgd": 2, "pgd": 2 * 3}
+
+
+def test_a_file_declares_everything(upgd, folder):
+    (folder / "e.toml").write_text(
+        'problem = "output-permuted-digits"\nsteps = 40\nseeds = 1\nnetwork = "8"\n[methods.sgd]\nlr = [0.1, 0.2]\n'
+    )
+    code, out, _ = upgd("sweep", "e.toml", "--backend", "torch", "--json")
+    assert code == 0
+    assert json.loads(out)[0]["method"] == "sgd"
+    code, _, err = upgd("sweep", "e.toml", "--lr", "0.1")
+    assert code == 2
+    assert "e.toml declares the whole experiment" in err
+    (folder / "e.toml").write_text("problem = 3\n")
+    code, _, err = upgd("sweep", "e.toml")
+    assert code == 1
+    assert "e.toml: problem must be text in quotes, not 3" in err
+
+
+def test_best(filled):
+    code, out, _ = filled("best")
+    assert code == 0
+    assert "2 settings tried" in out
+    found = json.loads(filled("best", "--json")[1])
+    assert [b["method"] for b in found] == ["sgd", "upgd"]
+    assert all(b["seeds"] == [0, 1] for b in found)
+    assert [b["method"] for b in json.loads(filled("best", "--methods", "upgd", "--json")[1])] == ["upgd"]
+
+
+def test_table(filled):
+    assert len(json.loads(filled("table", "--json")[1])) == 2
+    assert len(json.loads(filled("table", "--all", "--json")[1])) == 4
+    (line,) = json.loads(filled("table", "--methods", "sgd", "--seeds", "1", "--json")[1])
+    assert (line["seeds"], line["standard_error"]) == (1, None)
+    code, _, err = filled("table", "--problem", "nothing")
+    assert code == 1
+    assert "upgd.db has no results of that kind" in err
+
+
+def test_export(filled, folder):
+    rows = list(csv.DictReader(filled("export")[1].splitlines()))
+    assert len(rows) == 8
+    assert {row["lr"] for row in rows} == {"0.1", "0.01"}
+    assert {row["sigma"] for row in rows if row["method"] == "sgd"} == {""}
+    code, out, err = filled("export", "curves.csv", "--curves")
+    assert (code, out) == (0, "")
+    assert "8 learners → curves.csv" in err
+    with (folder / "curves.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 16
+
+
+def test_export_to_parquet(filled, folder):
+    code, _, err = filled("export", "--format", "parquet")
+    assert code == 2
+    assert "needs a file" in err
+    code, _, err = filled("export", "r.parquet")
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        assert code == 1
+        assert "pip install pyarrow" in err
+    else:
+        assert code == 0
+        assert pyarrow.parquet.read_table(folder / "r.parquet").num_rows == 8
+
+
+def test_runs_are_listed_and_deleted(filled):
+    code, out, err = filled("runs")
+    assert code == 0
+    assert len(out.splitlines()) == 8
+    assert "8 learners in upgd.db" in err
+    listed = json.loads(filled("runs", "--methods", "upgd", "--json")[1])
+    assert [r["id"] for r in listed] == [5, 6, 7, 8]
+    code, _, err = filled("runs", "delete")
+    assert code == 2
+    assert "say what to delete" in err
+    code, _, err = filled("runs", "delete", "1", "2")  # nobody at the keyboard
+    assert code == 2
+    assert "--yes" in err
+    assert filled("runs", "delete", "1", "2", "--yes")[1] == "2 learners deleted from upgd.db\n"
+    assert filled("runs", "delete", "--methods", "upgd", "-y")[1] == "4 learners deleted from upgd.db\n"
+    assert len(json.loads(filled("runs", "--json")[1])) == 2
+
+
+def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
+    small = Experiment(
+        *("output-permuted-digits", {"sgd": {"lr": 0.03}, "upgd": {"lr": 0.03}}),
+        **{"seeds": 2, "steps": 40, "network": "8", "options": {"task_length": 20}},
+    )
+    monkeypatch.setattr(demo_module, "EXPERIMENTS", {"Small & quick": small})
+    monkeypatch.setattr(demo_module, "run", partial(demo_module.run, backend="torch"))
+    code, out, _ = upgd("demo", "--output", "shown", "--quiet")
+    assert code == 0
+    assert "online accuracy" in out
+    assert out.endswith("Open shown/demo.html in a browser.\n")
+    page = (folder / "shown" / "demo.html").read_text()
+    assert "Small &amp; quick" in page
+    assert "data:image/png;base64," in page
+    assert (folder / "shown" / "demo.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run", "output-permuted-digits", "--lr", "0.1"], 2, "--method"),
+        (["run", "output-permuted-digits", "--method", "sgd,upgd", "--lr", "0.1"], 2, "takes one method"),
+        (["run", "output-permuted-digits", "--method", "sgd"], 1, "method 'sgd' needs lr"),
+        (["run", "output-permuted-digits", "--method", "sgd", "--lr", "fast"], 2, "--lr takes numbers"),
+        (["run", "output-permuted-digits", "--method", "sgd", "--lr", "-1"], 1, "lr must be a finite number"),
+        (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--steps", "x"], 2, "--steps"),
+        (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--seeds", "x"], 2, "--seeds takes"),
+        (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--option", "x"], 2, "NAME=VALUE"),
+        (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--option", "x=1"], 1, "its options are"),
+        (["run", "output-permuted-digit", "--method", "sgd", "--lr", "1"], 1, "digit"),
+        (["run", "nonsense", "--method", "sgd", "--lr", "1"], 1, "there is no stream named 'nonsense'"),
+        (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--workers", "0"], 2, "--workers must be"),
+        (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--store", "a/b/c.db"], 1, "no folder a/b"),
+        (["run", "output-permuted-digits", "--method", "adamw", "--lr", "1", "--betas", "0.9"], 2, "--betas takes two"),
+        (["sweep", "output-permuted-digits"], 2, "say which methods"),
+        (["sweep", "output-permuted-digits", "--methods", "sgd", "--grid", "big"], 2, '--grid must be "paper"'),
+        (["sweep", "output-permuted-digits", "--methods", "sgdd", "--grid", "paper"], 1, "there is no method='sgdd'"),
+        (["sweep", "nothing.toml"], 1, "there is no file nothing.toml"),
+        (["best"], 1, "there is no store upgd.db"),
+        (["table", "--store", "elsewhere.db"], 1, "there is no store elsewhere.db"),
+        (["bench", "--device", "abacus"], 1, "device='abacus' cannot be used"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_an_exit_code(upgd, arguments, code, says):
+    exit_code, out, err = upgd(*arguments)
+    last = err.splitlines()[-1]
+    assert (exit_code, out) == (code, "")
+    assert last.startswith("upgd: ")
+    assert says in last
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_says_how_to_go_on(folder, kill):
+    command = [
+        *(sys.executable, "-c", "from upgd.cli import main; main()", "run", "output-permuted-digits"),
+        *("--method", "upgd", "--lr", "0.03", "--seeds", "2", "--steps", "1_000_000", "--network", "8"),
+        *("--backend", "torch", "--workers", "1"),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert "0/1 units" in process.stderr.readline()
+    time.sleep(2)
+    process.send_signal(kill)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    assert "stopped; 0 more learners are in upgd.db" in err
+    assert "give the same command again to go on" in err
+    assert sorted(p.suffix for p in (folder / "upgd.db.checkpoints").iterdir()) == [".json", ".pt"]
+
+
+def test_a_second_writer_hears_that_there_is_one(upgd, folder):
+    with Store.write(folder / "upgd.db"):
+        code, _, err = upgd("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.1", *SMALL)
+    assert code == 1
+    assert "another process is writing to upgd.db" in err
+
+
+def test_bench_measures(upgd, monkeypatch):
+    real = bench.measure
+    monkeypatch.setattr(bench, "measure", lambda device: real(device, seconds=0.01))
+    monkeypatch.setattr(bench, "_METHODS", {"sgd": {"lr": 0.001}})
+    monkeypatch.setattr(bench, "_problems", lambda: [("linear", make("toy-changing-outputs"))])
+    monkeypatch.setattr(bench, "learner_steps_per_second", partial(bench.learner_steps_per_second, backend="torch"))
+    (line,) = json.loads(upgd("bench", "--device", "cpu", "--json")[1])
+    assert line["learner_steps_per_second"] > 0
+    assert line["network"] == "Linear 16-1"
+    assert "learner-steps/s" in upgd("bench", "--device", "cpu")[1]
