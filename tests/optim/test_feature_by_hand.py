@@ -136,8 +136,14 @@ def check(result: list[torch.Tensor], expected: list[Any]) -> None:
         torch.testing.assert_close(ours, torch.tensor(theirs, dtype=torch.float64), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("foreach", [False, None])
-@pytest.mark.parametrize(("local", "second", "anti", "protect"), list(itertools.product([False, True], repeat=4)))
+# What foreach=False does other than the default is tested for every optimizer in test_manners.py.
+@pytest.mark.parametrize(
+    ("local", "second", "anti", "protect", "foreach"),
+    [
+        *itertools.product([False, True], [False, True], [False, True], [False, True], [None]),
+        *itertools.product([False, True], [True], [True], [True], [False]),
+    ],
+)
 def test_feature_upgd(
     monkeypatch: pytest.MonkeyPatch, local: bool, second: bool, anti: bool, protect: bool, foreach: bool | None
 ) -> None:
@@ -159,11 +165,8 @@ def test_feature_upgd(
     check(run(monkeypatch, build, second), by_hand(**rule, local=local, second=second, anti=anti))
 
 
-@pytest.mark.parametrize("foreach", [False, None])
 @pytest.mark.parametrize(("local", "second", "anti"), list(itertools.product([False, True], repeat=3)))
-def test_feature_ups(
-    monkeypatch: pytest.MonkeyPatch, local: bool, second: bool, anti: bool, foreach: bool | None
-) -> None:
+def test_feature_ups(monkeypatch: pytest.MonkeyPatch, local: bool, second: bool, anti: bool) -> None:
     def build(model: nn.Module, **kwargs: Any) -> torch.optim.Optimizer:
         return upgd.FeatureUPS(
             model,
@@ -172,7 +175,6 @@ def test_feature_ups(
             sigma=0.2,
             scaling="local" if local else "global",
             noise="anticorrelated" if anti else "white",
-            foreach=foreach,
             **kwargs,
         )
 

@@ -112,7 +112,7 @@ def adaptive_average_pool(
         return None
     x, dims = call.input, 1 if isinstance(module, nn.AdaptiveAvgPool1d) else 2
     pool: Any = F.adaptive_avg_pool1d if dims == 1 else F.adaptive_avg_pool2d
-    sizes = [_window_sizes(x.shape[d], h.shape[d]).to(h) for d in range(-dims, 0)]
+    sizes = [_window_sizes(x.shape[d], h.shape[d], h.device) for d in range(-dims, 0)]
     area = sizes[0] if dims == 1 else sizes[0].unsqueeze(1) * sizes[1]
     return _pull_back(lambda x: pool(x, list(h.shape[-dims:])), x, h / area)
 
@@ -223,9 +223,9 @@ def _pad(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor, Sequence[int
     return F.pad(x, before_after), [0] * len(module.stride), lambda h: F.pad(h, [-width for width in before_after])
 
 
-def _window_sizes(inputs: int, outputs: int) -> Tensor:
+def _window_sizes(inputs: int, outputs: int, device: torch.device) -> Tensor:
     """How many inputs adaptive pooling joins into each output: from ⌊k·inputs/outputs⌋ to ⌈(k + 1)·inputs/outputs⌉."""
-    k = torch.arange(outputs)
+    k = torch.arange(outputs, device=device)
     first = (k * inputs).div(outputs, rounding_mode="floor")
     end = ((k + 1) * inputs + outputs - 1).div(outputs, rounding_mode="floor")
     return end - first
