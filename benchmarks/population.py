@@ -111,7 +111,8 @@ def main() -> None:
         compare(title, contenders, {contenders[-1].name: bar})
 
     network, stream = ConvNet(), noise_images(32, channels=3)
-    contenders = [plain_loop(network, stream, "upgd"), population(network, stream, "upgd", "torch", 16)]
+    contenders = [plain_loop(network, stream, "upgd")]
+    contenders += [population(network, stream, "upgd", backend, 16) for backend in ("torch", "kernel")]
     compare("UPGD, ConvNet 3×32×32", contenders, {contenders[-1].name: 3})
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from plain_loop import PLAIN, Counters
+from plain_loop import PLAIN, Counters, Residual, SmallConvNet
 from torch import nn
 
-from upgd.networks import MLP, ConvNet, Linear
+from upgd.networks import MLP, Linear
 from upgd.noise import learner_normals
 from upgd.population import Learner, Population
 from upgd.population.backend import Kind
@@ -105,6 +105,22 @@ def test_equals_the_torch_backend_over_300_steps(choice):
         assert_equal_backends(network, [Learner(**choice, seed=3)], make("input-permuted-digits", task_length=100), 300)
 
 
+@pytest.mark.parametrize(
+    "network",
+    [
+        SmallConvNet((2, 10, 10), 3),
+        SmallConvNet((2, 11, 14), 3, "tanh"),  # neither square nor divisible by the pooling
+        SmallConvNet((10, 12), 3, "leaky_relu", conv_activation=False),
+    ],
+    ids=lambda network: network.describe(),
+)
+def test_equals_the_torch_backend_on_convolutions(network):
+    learners = [Learner(**choice, beta_utility=0.9) for choice in UTILITY[:16]] + [
+        Learner(**choice) for choice in PLAIN
+    ]
+    assert_equal_backends(network, learners, Counters(network.input_shape, 3), 15)
+
+
 def test_rows_longer_than_a_block_of_noise():
     network, stream = MLP((2100, 3, 2)), Counters((2100,), 2)
     learners = [UPGD, Learner(method="anti-pgd", lr=0.01, sigma=0.1)]
@@ -189,7 +205,8 @@ def test_the_number_of_threads_does_not_show():
     [
         (MLP((4, 3)), "cuda", torch.float32, "on the CPU, not on cuda"),
         (MLP((4, 3)), "cpu", torch.float64, "torch.float32, not in torch.float64"),
-        (ConvNet(), "cpu", torch.float32, "not a ConvNet"),
+        (Residual(4, 3), "cpu", torch.float32, "not a Residual"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), "cpu", torch.float32, "'0' is a Conv2d"),
         (nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), "cpu", torch.float32, "'1' is a GELU"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), "cpu", torch.float32, "end with a Linear layer"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Tanh(), nn.Linear(3, 2)), "cpu", torch.float32, "'2' is a Tanh"),

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from upgd.population.backend import Group, Kind, Loss, Tally
-from upgd.population.kernel import learner
-from upgd.population.kernel.learner import Method, Samples
-from upgd.population.kernel.network import dense_layers, plan
+from upgd.population.kernel.layout import ADAMW, PLAIN, UTILITY, Method, Samples, scratch_floats
+from upgd.population.kernel.learner import advance
+from upgd.population.kernel.network import chain, plan
 from upgd.streams.contract import Chunk
 
 __all__ = ["KernelBackend", "unsupported"]
 
-_RULES = {"plain": learner.PLAIN, "utility": learner.UTILITY, "adamw": learner.ADAMW}
+_RULES = {"plain": PLAIN, "utility": UTILITY, "adamw": ADAMW}
 _NOISES = {"none": 0, "white": 1, "anticorrelated": 2}
 
 
@@ -25,8 +25,8 @@ def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: tor
         return f"it runs on the CPU, not on {device}"
     if dtype != torch.float32:
         return f"it computes in torch.float32, not in {dtype}"
-    layers = dense_layers(network)
-    return layers if isinstance(layers, str) else None
+    links = chain(network)
+    return links if isinstance(links, str) else None
 
 
 class KernelBackend:
@@ -101,7 +101,7 @@ class KernelBackend:
 
     def _advance(self, i: int, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         p = self._plan
-        diverged_at = learner.advance(
+        diverged_at = advance(
             p.layers,
             p.slopes,
             self._parameters[i].numpy(),
@@ -114,7 +114,7 @@ class KernelBackend:
             chunk.start,
             tally.loss[i : i + 1].numpy(),
             tally.correct[i : i + 1].numpy(),
-            np.zeros(learner.scratch_floats(p.units, p.rows, int(p.layers[:, :2].max())), np.float32),
+            np.zeros(scratch_floats(p.units, p.rows, int(p.layers[:, :2].max()), p.workspace), np.float32),
             np.zeros(p.rows, np.uint8),
         )
         tally.diverged_at[i] = diverged_at
@@ -128,7 +128,7 @@ class KernelBackend:
 
     def _named_features(self) -> dict[str, Tensor]:
         hidden = zip(self._plan.weights[:-1], self._plan.layers.tolist(), strict=False)
-        return {name: self._features[:, outputs : outputs + rows] for name, (rows, _, _, _, _, _, outputs, _) in hidden}
+        return {name: self._features[:, layer[6] : layer[6] + layer[0]] for name, layer in hidden}
 
     def _find_extremes(self) -> None:
         """The largest and smallest utility of every row, which the kernels otherwise keep up to date."""

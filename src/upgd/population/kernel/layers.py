@@ -2,7 +2,8 @@
 
 A tensor is a matrix whose gradient is never written down, since it is a product: the weight in row i and column j has the
 gradient ``d[i]·h[j]`` (the delta of the unit, the input that the weight sees) and the curvature ``s[i]·h2[j]``. A
-bias vector is such a matrix, too: one row, with d = s = 1, h = the deltas of its layer, h2 = their curvatures.
+bias vector is such a matrix, too: one row, with d = s = 1, h = the deltas of its layer, h2 = their curvatures. So are the
+filters of a convolution, except that each has its own h and h2, the gradient and the curvature themselves.
 """
 
 import math
@@ -60,6 +61,7 @@ class Tensor(NamedTuple):
     columns: int
     begin: int
     row: int
+    stride: int  #: from one row's h to the next one's: 0 if all have the same
     h: Pointer
     h2: Pointer
     d: Pointer
@@ -153,7 +155,6 @@ def trace(
     """
     vectorised()
     top = _f(-np.inf)
-    h, h2 = tensor.h, tensor.h2
     for i in range(tensor.rows):
         slope, bend = first_order * tensor.d[i], second_order * tensor.s[i]
         row = tensor.row + i
@@ -164,6 +165,7 @@ def trace(
             idle[row] = 0
             w = skip(parameters, tensor.begin + i * tensor.columns)
             u = skip(utility, tensor.begin + i * tensor.columns)
+            h, h2 = skip(tensor.h, i * tensor.stride), skip(tensor.h2, i * tensor.stride)
             high, low = _f(-np.inf), _f(np.inf)
             for j in range(tensor.columns):
                 value = _traced(u[j], w[j], h[j], h2[j], beta, slope, bend)
@@ -187,9 +189,9 @@ def trace_norms(
 ) -> None:
     """``u ← β·u + (1−β)·m``, and the Euclidean norm of u for every row; arguments as for :func:`trace`."""
     vectorised()
-    h, h2 = tensor.h, tensor.h2
     for i in range(tensor.rows):
         slope, bend = first_order * tensor.d[i], second_order * tensor.s[i]
+        h, h2 = skip(tensor.h, i * tensor.stride), skip(tensor.h2, i * tensor.stride)
         w = skip(parameters, tensor.begin + i * tensor.columns)
         u = skip(utility, tensor.begin + i * tensor.columns)
         for j in range(tensor.columns):
@@ -240,7 +242,7 @@ def protect(
         next_x: if ``look_ahead``, the next sample; ``next_dot`` gets its products with the new rows.
     """
     vectorised()
-    columns, h = tensor.columns, tensor.h
+    columns = tensor.columns
     at_once = max(1, BLOCK // columns)
     # With ū = ½ + y:  1 − p·ū = (1 − p/2) − p·y, and the same for q.
     noise_flat, noise_bent = search[0] * (_f(1) - _f(0.5) * search[1]), search[0] * search[1]
@@ -253,6 +255,7 @@ def protect(
             w = skip(parameters, tensor.begin + i * columns)
             u = skip(utility, tensor.begin + i * columns)
             z = skip(noise.buffer, first % 2 + (i - begin) * columns if noise.kind else 0)
+            h = skip(tensor.h, i * tensor.stride)
             if idle[tensor.row + i]:
                 for j in range(columns):
                     u[j] = _flushed(beta * u[j])
@@ -311,7 +314,7 @@ def descend(
 ) -> None:
     """The update with factors per row, ``w ← decay·w − slope[i]·h − scatter[i]·ξ``; arguments as for :func:`protect`."""
     vectorised()
-    columns, h = tensor.columns, tensor.h
+    columns = tensor.columns
     at_once = max(1, BLOCK // columns)
     for block in range((tensor.rows - 1) // at_once, -1, -1):
         begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
@@ -319,6 +322,7 @@ def descend(
         _make(noise, first, (end - begin) * columns)
         for i in range(begin, end):
             w = skip(parameters, tensor.begin + i * columns)
+            h = skip(tensor.h, i * tensor.stride)
             g, s = slope[i], scatter[i]
             if noise.kind:
                 z = skip(noise.buffer, first % 2 + (i - begin) * columns)
@@ -349,11 +353,10 @@ def adamw(
     """
     vectorised()
     beta1, new1, beta2, new2, unbias2, eps, rate, decay = settings
-    h = tensor.h
     for i in range(tensor.rows):
         at = tensor.begin + i * tensor.columns
         w, m, v = skip(parameters, at), skip(first_moment, at), skip(second_moment, at)
-        delta = tensor.d[i]
+        h, delta = skip(tensor.h, i * tensor.stride), tensor.d[i]
         for j in range(tensor.columns):
             g = delta * h[j]
             mean = _flushed(fused(beta1, m[j], new1 * g))

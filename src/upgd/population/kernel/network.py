@@ -1,19 +1,29 @@
-"""Reading a network as a chain of Linear layers with activations between them."""
+"""Reading a network as a chain of layers that the kernels can run: convolutions, then Linear layers."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
-from upgd.networks import MLP
+from upgd.networks import MLP, ConvNet
 from upgd.population.kernel.machine import Floats, Integers
 
-__all__ = ["Plan", "dense_layers", "plan"]
+__all__ = ["Link", "Plan", "chain", "plan"]
+
+
+@dataclass
+class Link:
+    """A layer with weights, and what follows it."""
+
+    name: str
+    layer: nn.Linear | nn.Conv2d
+    activation: nn.Module | None = None
+    pool: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where everything of a network is; see :class:`upgd.population.kernel.learner.Layer`."""
+    """Where everything of a network is; see :class:`upgd.population.kernel.layout.Layer`."""
 
     layers: Integers  #: one row per layer
     slopes: Floats  #: of the activation behind each layer, below zero
@@ -22,36 +32,53 @@ class Plan:
     parameter_count: int
     rows: int
     units: int
+    workspace: int
 
 
-def dense_layers(network: nn.Module) -> list[tuple[str, nn.Linear, nn.Module | None]] | str:
-    """The name and module of every Linear layer with the activation behind it; or why it cannot be read so."""
-    if type(network).forward is MLP.forward:
+def chain(network: nn.Module) -> list[Link] | str:
+    """The layers with weights, in order; or why the network cannot be read so, to be read after "because"."""
+    if type(network).forward in (MLP.forward, ConvNet.forward):
         prefix, modules = "layers.", list(network.layers.named_children())  # type: ignore[union-attr]
     elif type(network) is nn.Sequential:
         prefix, modules = "", list(network.named_children())
     else:
-        return f"it runs an MLP or an nn.Sequential of Linear layers, not a {type(network).__name__}"
-    layers: list[tuple[str, nn.Linear, nn.Module | None]] = []
+        return f"it runs an MLP, a ConvNet or an nn.Sequential of Linear layers, not a {type(network).__name__}"
+    links: list[Link] = []
     for name, module in modules:
-        if type(module) is nn.Linear:
-            layers.append((prefix + name, module, None))
-        elif type(module) is nn.Flatten and not layers and (module.start_dim, module.end_dim) == (1, -1):
-            continue
-        elif _activation(module) is not None and layers and layers[-1][2] is None:
-            layers[-1] = (*layers[-1][:2], module)
+        last = links[-1] if links else None
+        if type(module) is nn.Linear or (isinstance(network, ConvNet) and type(module) is nn.Conv2d and _plain(module)):
+            links.append(Link(prefix + name, module))
+        elif type(module) is nn.Flatten:
+            continue  # units lie in one vector as they are
+        elif last and last.activation is None and not last.pool and _activation(module) is not None:
+            last.activation = module
+        elif last and isinstance(last.layer, nn.Conv2d) and not last.pool and _pool(module):
+            last.pool = _pool(module)
         else:
             return f"it runs Linear layers with one activation between two of them, and {prefix + name!r} is a {module}"
-    if not layers or layers[-1][2] is not None:
+    if not links or links[-1].activation is not None or not isinstance(links[-1].layer, nn.Linear):
         return "it runs networks that end with a Linear layer"
-    if len({id(layer) for _, layer, _ in layers}) < len(layers):
+    if len({id(link.layer) for link in links}) < len(links):
         return "the network uses one layer twice"
-    return layers
+    return links
+
+
+def _plain(layer: nn.Conv2d) -> bool:
+    square = layer.kernel_size[0] == layer.kernel_size[1]
+    return square and (layer.stride, layer.padding, layer.dilation, layer.groups) == ((1, 1), (0, 0), (1, 1), 1)
+
+
+def _pool(module: nn.Module) -> int:
+    """The size of a max pooling of squares that touch; 0 for anything else."""
+    if type(module) is not nn.MaxPool2d or not isinstance(module.kernel_size, int):
+        return 0
+    usual = (module.stride, module.padding, module.dilation, module.ceil_mode) == (module.kernel_size, 0, 1, False)
+    return module.kernel_size if usual else 0
 
 
 def _activation(module: nn.Module) -> tuple[int, float] | None:
     """Whether it is tanh, and otherwise its slope below zero."""
-    slopes = {nn.ReLU: 0.0, nn.Identity: 1.0, nn.Tanh: 0.0}
+    slopes: dict[type, float] = {nn.ReLU: 0.0, nn.Identity: 1.0, nn.Tanh: 0.0}
     if type(module) in slopes:
         return int(type(module) is nn.Tanh), slopes[type(module)]
     if type(module) is nn.LeakyReLU and module.negative_slope >= 0:
@@ -60,30 +87,56 @@ def _activation(module: nn.Module) -> tuple[int, float] | None:
 
 
 def plan(network: nn.Module) -> Plan:
-    """Lay out a network that :func:`dense_layers` can read."""
-    layers = dense_layers(network)
-    assert not isinstance(layers, str), layers
+    """Lay out a network that :func:`chain` can read."""
+    links = chain(network)
+    assert not isinstance(links, str), links
     parameters: dict[str, tuple[int, tuple[int, ...]]] = {}
-    at = 0
+    count = 0
     for name, parameter in network.named_parameters():
-        parameters[name] = (at, tuple(parameter.shape))
-        at += parameter.numel()
+        parameters[name] = (count, tuple(parameter.shape))
+        count += parameter.numel()
+
+    image = (1, *network.input_shape)[-3:] if isinstance(network, ConvNet) else (0, 0, 0)
     table, slopes = [], []
-    row = unit = 0
-    for name, layer, activation in layers:
-        tanh, slope = (0, 1.0) if activation is None else _activation(activation) or (0, 1.0)
-        weight = parameters[f"{name}.weight"][0]
-        bias = parameters[f"{name}.bias"][0] if layer.bias is not None else -1
-        table.append((layer.out_features, layer.in_features, weight, bias, row, unit, unit + layer.in_features, tanh))
+    inputs = row = 0
+    units = int(np.prod(image)) or links[0].layer.weight.shape[1]
+    patches = [0]
+    for link in links:
+        rows, columns = link.layer.weight.shape[0], link.layer.weight[0].numel()
+        tanh, slope = _activation(link.activation or nn.Identity()) or (0, 1.0)
+        weight = parameters[f"{link.name}.weight"][0]
+        bias = parameters[f"{link.name}.bias"][0] if link.layer.bias is not None else -1
+        geometry: tuple[int, ...] = (0, 0, 0, 0, 0)
+        positions, outputs = 1, units
+        if isinstance(link.layer, nn.Conv2d):
+            kernel = link.layer.kernel_size[0]
+            height, width = image[1] - kernel + 1, image[2] - kernel + 1
+            geometry, positions = (*image, kernel, link.pool), height * width
+            image = (rows, height, width)
+            patches.append(columns * positions)
+        units += rows * positions
+        following = outputs
+        if link.pool:
+            following = units
+            image = (rows, image[1] // link.pool, image[2] // link.pool)
+            units += int(np.prod(image))
+        table.append([rows, columns, weight, bias, row, inputs, outputs, tanh, positions, *geometry, 0, 0])
         slopes.append(slope)
-        row += layer.out_features + 1
-        unit += layer.in_features
+        row += rows + 1
+        inputs = following
+    workspace = max(patches[2:], default=0)  # the derivatives of the first convolution's inputs are never needed
+    for layer in table:
+        rows, columns, positions, kernel = layer[0], layer[1], layer[8], layer[12]
+        if kernel:
+            layer[14], layer[15] = workspace, workspace + columns * positions
+            workspace = layer[15] + 2 * rows * (columns + 1)
     return Plan(
         layers=np.array(table, np.int64),
         slopes=np.array(slopes, np.float32),
-        weights=[f"{name}.weight" for name, _, _ in layers],
+        weights=[f"{link.name}.weight" for link in links],
         parameters=parameters,
-        parameter_count=at,
+        parameter_count=count,
         rows=row,
-        units=unit + layers[-1][1].out_features,
+        units=units,
+        workspace=workspace,
     )

@@ -1,0 +1,165 @@
+"""What a sample says: forward through the network, the loss, and back."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from upgd.population.kernel.convolution import (
+    add_patches,
+    convolve,
+    patch_products,
+    patch_square_products,
+    pool,
+    to_patches,
+    unpool,
+    weighted_sums,
+)
+from upgd.population.kernel.layers import back_through, curvature_back_through, dot
+from upgd.population.kernel.layout import Layer, Samples, Scratch, layer_at
+from upgd.population.kernel.machine import Floats, Integers, Pointer, compiled, skip
+
+__all__ = ["backward", "forward", "judge", "load"]
+
+_f: Any = np.float32
+
+
+@compiled
+def load(samples: Samples, at: int, x: Pointer, count: int) -> None:
+    if samples.dense.size:
+        for j in range(count):
+            x[j] = samples.dense[at, j]
+        return
+    image = samples.image[at]
+    if samples.permutation.size:
+        task = samples.task[at]
+        for j in range(count):
+            x[j] = samples.scaled[samples.source[image, samples.permutation[task, j]]]
+    else:
+        for j in range(count):
+            x[j] = samples.scaled[samples.source[image, j]]
+
+
+@compiled
+def _activated(a: float, layer: Layer) -> float:
+    if layer.activation:
+        return _f(math.tanh(a))
+    return a * layer.slope if a <= _f(0) else a
+
+
+@compiled
+def forward(plan: Integers, slopes: Floats, parameters: Pointer, scratch: Scratch) -> None:
+    """The activations of all layers; the products of a first Linear layer with the inputs are known already."""
+    for at in range(len(plan)):
+        layer = layer_at(plan, slopes, at)
+        x, out = skip(scratch.h, layer.inputs), skip(scratch.h, layer.outputs)
+        weights, positions = skip(parameters, layer.weight), layer.positions
+        if layer.kernel:
+            patches = skip(scratch.workspace, layer.patches)
+            to_patches(x, layer.channels, layer.height, layer.width, layer.kernel, patches)
+            convolve(weights, layer.rows, layer.columns, patches, positions, out)
+        for i in range(layer.rows):
+            bias = parameters[layer.bias + i] if layer.bias >= 0 else _f(0)
+            if layer.kernel:
+                for p in range(i * positions, (i + 1) * positions):
+                    out[p] = _activated(out[p] + bias, layer)
+            else:
+                a = scratch.first_dot[i] if at == 0 else dot(skip(weights, i * layer.columns), x, layer.columns)
+                out[i] = _activated(a + bias, layer)
+        if layer.pool:
+            height, width = layer.height - layer.kernel + 1, layer.width - layer.kernel + 1
+            pool(out, layer.rows, height, width, layer.pool, skip(out, layer.rows * positions))
+
+
+@compiled
+def judge(samples: Samples, at: int, outputs: Pointer, count: int, d: Pointer, s: Pointer) -> tuple[float, bool]:
+    """The loss and whether the largest output is the target's; its derivatives go to d and s."""
+    if samples.values.size:
+        total, each = _f(0), _f(2 / count)
+        for i in range(count):
+            error = outputs[i] - samples.values[at, i]
+            total += error * error
+            d[i], s[i] = each * error, each
+        return _f(total / _f(count)), False
+    best = 0
+    for i in range(1, count):
+        if outputs[i] > outputs[best]:
+            best = i
+    total_weight = 0.0
+    for i in range(count):
+        total_weight += math.exp(np.float64(outputs[i]) - np.float64(outputs[best]))
+    for i in range(count):
+        q = math.exp(np.float64(outputs[i]) - np.float64(outputs[best])) / total_weight
+        d[i], s[i] = _f(q), _f(q - q * q)
+    target = samples.classes[at]
+    d[target] -= _f(1)
+    return _f(math.log(total_weight) + np.float64(outputs[best]) - np.float64(outputs[target])), best == target
+
+
+@compiled
+def _back_to_inputs(
+    layer: Layer, parameters: Pointer, squared: bool, d: Pointer, out: Pointer, scratch: Scratch
+) -> None:
+    """From the gradient (``squared``: the curvature) of what enters a layer's activation to that of its inputs."""
+    weights, d, out = skip(parameters, layer.weight), skip(d, layer.outputs), skip(out, layer.inputs)
+    if layer.kernel:
+        patches = scratch.workspace
+        weighted_sums(weights, layer.rows, layer.columns, d, layer.positions, squared, patches)
+        add_patches(patches, layer.channels, layer.height, layer.width, layer.kernel, out)
+    elif squared:
+        curvature_back_through(weights, layer.rows, layer.columns, d, out)
+    else:
+        back_through(weights, layer.rows, layer.columns, d, out)
+
+
+@compiled
+def _back_through_pool(layer: Layer, derivative: Pointer, scratch: Scratch) -> None:
+    height, width = layer.height - layer.kernel + 1, layer.width - layer.kernel + 1
+    maps, out = skip(scratch.h, layer.outputs), skip(derivative, layer.outputs)
+    unpool(skip(out, layer.rows * layer.positions), layer.rows, height, width, layer.pool, maps, out)
+
+
+@compiled
+def backward(plan: Integers, slopes: Floats, parameters: Pointer, second_order: bool, scratch: Scratch) -> None:
+    """The derivatives of all units, from the outputs' on, and of filters."""
+    for at in range(len(plan) - 1, -1, -1):
+        layer = layer_at(plan, slopes, at)
+        if at < len(plan) - 1:
+            above = layer_at(plan, slopes, at + 1)
+            _back_to_inputs(above, parameters, False, scratch.d, scratch.gradient, scratch)
+            if second_order:
+                _back_to_inputs(above, parameters, True, scratch.s, scratch.curvature, scratch)
+            if layer.pool:
+                _back_through_pool(layer, scratch.gradient, scratch)
+                if second_order:
+                    _back_through_pool(layer, scratch.curvature, scratch)
+            for i in range(layer.outputs, layer.outputs + layer.rows * layer.positions):
+                h = scratch.h[i]
+                rise, bend = _f(1), _f(0)  # the activation's first and second derivative
+                if layer.activation:
+                    rise = _f(1) - h * h
+                    bend = _f(-2) * h * rise
+                elif h <= _f(0):
+                    rise = layer.slope
+                scratch.d[i] = rise * scratch.gradient[i]
+                scratch.s[i] = rise * rise * scratch.curvature[i] + bend * scratch.gradient[i]
+        if layer.kernel:
+            _look_at_filters(layer, second_order, scratch)
+
+
+@compiled
+def _look_at_filters(layer: Layer, second_order: bool, scratch: Scratch) -> None:
+    """Gradient and curvature of a convolution's filters, and behind them of its biases."""
+    rows, columns, positions = layer.rows, layer.columns, layer.positions
+    d, s = skip(scratch.d, layer.outputs), skip(scratch.s, layer.outputs)
+    patches, gradient = skip(scratch.workspace, layer.patches), skip(scratch.workspace, layer.filters)
+    curvature = skip(gradient, rows * (columns + 1))
+    patch_products(d, rows, positions, patches, columns, gradient)
+    if second_order:
+        patch_square_products(s, rows, positions, patches, columns, curvature)
+    for f in range(rows):
+        of_bias, bend_of_bias = _f(0), _f(0)
+        for p in range(f * positions, (f + 1) * positions):
+            of_bias += d[p]
+            bend_of_bias += s[p]
+        gradient[rows * columns + f], curvature[rows * columns + f] = of_bias, bend_of_bias
