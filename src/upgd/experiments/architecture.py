@@ -25,6 +25,7 @@ Factory = Callable[[Stream], nn.Module]
 AnyFactory = TypeVar("AnyFactory", bound=Factory)
 
 _REGISTERED: dict[str, Factory] = {}
+_BUILT_IN = ("linear", "conv", "conv-authors")
 _DENSE = re.compile(r"[1-9]\d*(-[1-9]\d*)*")
 _FORMS = "linear, conv, conv-authors, or hidden sizes such as 300-150; an activation may follow, as in 300-150:tanh"
 
@@ -47,7 +48,7 @@ def network(name: str, stream: Stream) -> nn.Module:
 def check(name: str) -> str:
     """The name itself, or an error that says what names there are."""
     body, colon, activation = str(name).partition(":")
-    known = name in _REGISTERED or body in ("linear", "conv", "conv-authors") or _DENSE.fullmatch(body)
+    known = name in _REGISTERED or body in _BUILT_IN or _DENSE.fullmatch(body)
     if not known:
         raise ValueError(f"network must be {_FORMS}; not {name!r}")
     if colon and (activation not in ACTIVATIONS or body == "linear"):
@@ -58,9 +59,10 @@ def check(name: str) -> str:
 def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
     """Add a network: put ``@register("my-network")`` before a function that makes the module for a stream."""
 
+    if name in _REGISTERED or name in _BUILT_IN or not re.fullmatch(r"[a-z][\w-]*", name):
+        raise ValueError(f"{name!r} cannot be the name of a new network: taken, or no plain lower-case name")
+
     def remember(factory: AnyFactory) -> AnyFactory:
-        if name in _REGISTERED or not re.fullmatch(r"[a-z][\w-]*", name) or name in ("linear", "conv", "conv-authors"):
-            raise ValueError(f"{name!r} cannot be the name of a new network: taken, or no plain lower-case name")
         _REGISTERED[name] = factory
         return factory
 
