@@ -236,6 +236,15 @@ def test_an_unbatched_image():
     agree(one, followed(batched, nn.CrossEntropyLoss(), x[None], torch.tensor([2])))
 
 
+def test_any_memory_format():
+    model = prepared(images(nn.Conv2d(4, 3, 2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)))
+    x = torch.randn(2, 2, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    criterion, target = nn.CrossEntropyLoss(), torch.tensor([0, 2])
+    expected = followed(model, criterion, x, target)
+    model.to(memory_format=torch.channels_last)
+    agree(followed(model, criterion, x.to(memory_format=torch.channels_last), target), expected)
+
+
 def test_sequences_are_batches_of_positions():
     model = prepared([nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 2)])
     x = torch.randn(5, 6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -88,7 +88,8 @@ class Feature:
                     "them as they were; use inplace=False in what follows the activation."
                 )
             with torch.no_grad():
-                by_unit = (grad * features).movedim(dim, 0).flatten(1).sum(1)
+                wide = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
+                by_unit = (grad.to(wide) * features).movedim(dim, 0).flatten(1).sum(1)
                 if self._scaler is not None:
                     by_unit = by_unit / self._scaler.scale(by_unit.new_ones(()))
                 self._sum = add_as_grad(self._sum, by_unit, reference)
