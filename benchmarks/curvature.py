@@ -20,7 +20,9 @@ CASES = {
 }
 
 
-def measure(build: Callable[[], nn.Module], shape: tuple[int, ...], steps: int, rounds: int = 40) -> tuple[float, float]:
+def measure(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], steps: int, rounds: int = 40
+) -> tuple[float, float]:
     """Processor seconds of one forward and backward without and with HesScale: the best round of each."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator)
