@@ -242,7 +242,7 @@ def test_ctrl_c_leaves_a_population_that_can_run_on():
     crowd = population(*learners)
     with pytest.raises(KeyboardInterrupt):
         crowd.run(Interrupting((6,), 3, task_length=20), 1000)
-    assert 130 < crowd.step < 1000
+    assert 0 < crowd.step < 1000
     kept = population(*learners)
     kept.restore(crowd.state())
     expected = population(*learners).run(STREAM, 300)
@@ -287,7 +287,8 @@ def test_an_error_of_the_stream_leaves_the_population_whole():
     crowd = population()
     with pytest.raises(OSError, match="gone"):
         crowd.run(Failing((6,), 3, task_length=20), 100)
-    np.testing.assert_array_equal(crowd.run(STREAM, 20).loss, population().run(STREAM, 60).loss)
+    assert crowd.step >= 40
+    np.testing.assert_array_equal(crowd.run(STREAM, 20).loss, population().run(STREAM, crowd.step).loss)
 
 
 def test_an_error_in_the_middle_of_a_step_is_not_forgotten(monkeypatch):
@@ -322,7 +323,7 @@ def test_memory_does_not_grow_with_the_steps():
             return super().chunk(seeds, start, length, device)
 
     crowd = population(network=MLP((3000, 3)))
-    crowd._pace.BYTES = 100 * 4 * 3001
+    crowd._supply.BYTES = 100 * (4 * 3000 + 8)
     crowd.run(Watching((3000,), 3, task_length=10_000), 2_000)
-    assert max(asked) <= 100
+    assert max(asked) == 100
     assert sum(asked) == 2_000

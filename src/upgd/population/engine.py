@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from upgd.networks import initial_parameters
 from upgd.population.backend import Backend, Loss, Tally
+from upgd.population.blocks import Pace, Supply
 from upgd.population.choose import BackendName, choose
 from upgd.population.diagnostics import Diagnostics, look, stacked
 from upgd.population.interrupt import interrupts_wait
 from upgd.population.result import Floats, Result
 from upgd.population.spec import Learner, groups
-from upgd.streams.contract import Chunk, Stream
+from upgd.streams.contract import Stream
 
 __all__ = ["Population"]
 
@@ -88,7 +89,8 @@ class Population:
         self._looks: list[tuple[int, list[dict[str, Floats]]]] = []
         self._window: int | None = None
         self._loss: Loss | None = None
-        self._pace = _Pace()
+        self._pace = Pace()
+        self._supply = Supply(self._seeds, self._device)
         self._whole = True
 
     def run(
@@ -126,10 +128,10 @@ class Population:
             to_look = diagnostics.next_moment(self.step, self._window) - self.step if diagnostics is not None else 0
             with interrupts_wait():
                 if diagnostics is not None and to_look == 1:
-                    self._advance_and_look(stream, diagnostics)
+                    self._advance_and_look(stream, end, diagnostics)
                 else:
                     # The step before a look is taken alone: the look wants the parameters on both sides of it.
-                    self._advance(stream, min(length, to_look - 1) if to_look else length)
+                    self._advance(stream, min(length, to_look - 1) if to_look else length, end)
             if progress is not None:
                 progress((self.step - begin) * len(self.learners), steps * len(self.learners))
         return self.result()
@@ -232,27 +234,27 @@ class Population:
                 raise ValueError(f"the {name} was {old!r} until step {self.step}, and cannot become {new!r} now")
         self._window, self._loss = window, stream.loss
 
-    def _advance(self, stream: Stream, length: int) -> None:
-        """Take ``length`` steps, at most to the end of the window."""
+    def _advance(self, stream: Stream, length: int, end: int) -> None:
+        """Take ``length`` steps or fewer, at most to the end of the window; ``end`` is where the run will end."""
         assert self._window is not None
         before = time.perf_counter()
-        chunk = stream.chunk(self._seeds, self.step, length, self._device)
+        chunk = self._supply.take(stream, self.step, length, end)
         self._whole = False
         for backend, tally in zip(self._backends, self._tallies, strict=True):
             if bool((tally.diverged_at < 0).any()):
                 backend.advance(chunk, stream.loss, tally)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._pace.adapt(chunk, time.perf_counter() - before)
-        self.step += length
+        self._pace.adapt(chunk.length, time.perf_counter() - before)
+        self.step += chunk.length
         if self.step % self._window == 0:
             self._close_window()
         self._whole = True
 
-    def _advance_and_look(self, stream: Stream, wanted: Diagnostics) -> None:
+    def _advance_and_look(self, stream: Stream, end: int, wanted: Diagnostics) -> None:
         """Take one step, and look at every learner that it has moved."""
         before = [{name: p.clone() for name, p in backend.parameters().items()} for backend in self._backends]
-        self._advance(stream, 1)
+        self._advance(stream, 1, end)
         samples = min(wanted.samples, self.step)
         chunk = stream.chunk(self._seeds, self.step - samples, samples)
         found = [
@@ -307,24 +309,6 @@ class Population:
                 if given is None or given.shape != own.shape:
                     shape = None if given is None else tuple(given.shape)
                     raise ValueError(f"state has {shape} for {name}, not {tuple(own.shape)}: it is of another network")
-
-
-class _Pace:
-    """How long the next block of steps shall be: about half a second, for which Ctrl-C has to wait, and not too large."""
-
-    SECONDS = 0.5
-    BYTES = 64 << 20
-    STEPS = 10_000
-
-    def __init__(self) -> None:
-        self.steps = 16
-
-    def adapt(self, chunk: Chunk, seconds: float) -> None:
-        """Learn from a block that took so long."""
-        per_step = [t for t in (chunk.targets, chunk.dense, chunk.index) if t is not None]
-        bytes_per_step = sum(t.element_size() * t[:, 0].numel() for t in per_step)
-        in_time = int(self.SECONDS * chunk.length / max(seconds, 1e-9))
-        self.steps = max(1, min(4 * self.steps, in_time, self.BYTES // bytes_per_step, self.STEPS))
 
 
 _LOSSES: tuple[Loss | None, ...] = (None, "cross_entropy", "mse")

@@ -1,0 +1,63 @@
+"""In which pieces a population takes its steps. The pieces do not show in any number; they bound waiting and memory."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from upgd.streams.contract import Chunk, Stream
+
+__all__ = ["Pace", "Supply"]
+
+
+class Pace:
+    """How many steps a block has: about half a second's, for which Ctrl-C has to wait."""
+
+    SECONDS = 0.5
+    STEPS = 10_000
+
+    def __init__(self) -> None:
+        self.steps = 16
+
+    def adapt(self, steps: int, seconds: float) -> None:
+        """Learn from a block that took so long."""
+        in_time = int(self.SECONDS * steps / max(seconds, 1e-9))
+        self.steps = max(1, min(4 * self.steps, in_time, self.STEPS))
+
+
+class Supply:
+    """Samples for one block after the other.
+
+    A stream has work to do for every chunk, such as drawing a task's permutation. So chunks are as long as their memory
+    allows, and blocks are cut from them.
+    """
+
+    BYTES = 64 << 20
+    STEPS = 10_000
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self._seeds = seeds
+        self._device = device
+        self._stream: Stream | None = None
+        self._chunk: Chunk | None = None
+        self._steps = 64
+
+    def take(self, stream: Stream, step: int, length: int, end: int) -> Chunk:
+        """The samples from ``step`` on: ``length``, or fewer if the chunk ends before. No chunk goes beyond ``end``."""
+        chunk = self._chunk
+        if chunk is None or stream is not self._stream or not chunk.start <= step < chunk.start + chunk.length:
+            chunk = self._fetch(stream, step, min(self._steps, end - step))
+        offset = step - chunk.start
+        return chunk.narrow(offset, min(length, chunk.length - offset))
+
+    def _fetch(self, stream: Stream, step: int, length: int) -> Chunk:
+        self._chunk = None  # its memory is wanted for the next
+        self._chunk = stream.chunk(self._seeds, step, length, self._device)
+        self._stream = stream
+        per_step = sum(_bytes_per_step(t) for t in (self._chunk.targets, self._chunk.dense, self._chunk.index))
+        self._steps = max(1, min(4 * self._steps, self.BYTES // per_step, self.STEPS))
+        return self._chunk
+
+
+def _bytes_per_step(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.element_size() * tensor[:, 0].numel()
