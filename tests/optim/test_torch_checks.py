@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+
+pytest.importorskip("expecttest", reason="torch's own test helpers import expecttest")
 from torch.testing._internal import common_optimizers as torchs
 from torch.testing._internal.common_optimizers import (
     ErrorOptimizerInput,
