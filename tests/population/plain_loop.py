@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 import upgd.noise
-from upgd import rules
 from upgd.curvature import HesScale
 from upgd.networks import ConvNet, reset
 from upgd.noise import Purpose, learner_normals, normals, words
-from upgd.optim import PGD, UPGD, UPS, ShrinkAndPerturb
+from upgd.optim import PGD, UPGD, UPS, FeatureUPGD, FeatureUPS, ShrinkAndPerturb
 from upgd.population import Learner
 from upgd.streams import Chunk
 
@@ -97,9 +96,7 @@ def plain_loop(monkeypatch, network: nn.Module, learner: Learner, stream, steps:
     model = reset(copy.deepcopy(network).double(), learner.seed)
     criterion = nn.CrossEntropyLoss() if stream.loss == "cross_entropy" else nn.MSELoss()
     noise = CounterNoise(learner.seed, steps, model)
-    optimizer = (
-        FeatureWise(model, criterion, learner) if learner.wise == "feature" else weight_wise(model, criterion, learner)
-    )
+    optimizer = optimizer_of(model, criterion, learner)
     chunk = stream.chunk([learner.seed], 0, steps)
     losses, right = [], []
     with monkeypatch.context() as patch:
@@ -116,7 +113,7 @@ def plain_loop(monkeypatch, network: nn.Module, learner: Learner, stream, steps:
     return torch.stack(losses), torch.stack(right), parameters_to_vector(model.parameters()).detach()
 
 
-def weight_wise(model: nn.Module, criterion: nn.Module, learner: Learner) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, criterion: nn.Module, learner: Learner) -> torch.optim.Optimizer:
     params = list(model.parameters())
     decay = {"weight_decay": learner.weight_decay or 0.0}
     match learner.method:
@@ -134,63 +131,8 @@ def weight_wise(model: nn.Module, criterion: nn.Module, learner: Learner) -> tor
             return ShrinkAndPerturb(params, learner.lr, sigma=learner.sigma, **decay)
     options = {"beta_utility": learner.beta_utility, "sigma": learner.sigma, "scaling": learner.scaling}
     options |= {"noise": learner.noise, "curvature": HesScale(model, criterion) if learner.order == 2 else None}
-    if learner.method == "ups":
-        return UPS(params, learner.lr, **options)
-    return UPGD(params, learner.lr, protect_gradient=learner.method == "upgd", **decay, **options)
-
-
-class FeatureWise:
-    """The feature-wise rule for one chain of layers, its gates found by hooks on the layers that follow the weighted ones."""
-
-    def __init__(self, model: nn.Module, criterion: nn.Module, learner: Learner) -> None:
-        layers = [m for m in model.modules() if not list(m.children())]
-        weighted = [m for m in layers if isinstance(m, nn.Linear | nn.Conv2d)]
-        self.model, self.learner, self.step_count = model, learner, 0
-        self.hidden, self.last = weighted[:-1], weighted[-1]
-        self.seen = [layers[layers.index(layer) + 1] for layer in self.hidden]
-        self.hesscale = HesScale(model, criterion, features=self.seen) if learner.order == 2 else None
-        self.gradient: dict[nn.Module, Tensor] = {}
-        for module in self.seen:
-            module.register_forward_hook(self._look)
-        units = {layer: len(layer.weight) for layer in self.hidden}
-        self.traces = {layer: torch.zeros(units[layer], dtype=torch.float64) for layer in self.hidden}
-        self.previous = {p: torch.zeros_like(p) for p in model.parameters()}
-
-    def _look(self, module: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
-        def remember(gradient: Tensor) -> None:
-            products = (gradient * output.detach())[0]
-            self.gradient[module] = products.flatten(1).sum(1) if products.ndim > 1 else products
-
-        output.register_hook(remember)
-
-    def zero_grad(self) -> None:
-        self.model.zero_grad()
-
-    @torch.no_grad()
-    def step(self) -> None:
-        own = self.learner
-        self.step_count += 1
-        unbiased = []
-        for layer, seen in zip(self.hidden, self.seen, strict=True):
-            utility = -self.gradient[seen]
-            if self.hesscale is not None:
-                utility = utility + 0.5 * self.hesscale.feature_diagonal(seen)
-            self.traces[layer] = own.beta_utility * self.traces[layer] + (1 - own.beta_utility) * utility
-            unbiased.append(self.traces[layer] / (1 - own.beta_utility**self.step_count))
-        largest = rules.global_scale(unbiased)
-        gates = {
-            layer: torch.sigmoid(u / (largest if own.scaling == "global" else rules.local_scale(u)))
-            for layer, u in zip(self.hidden, unbiased, strict=True)
-        }
-        for layer in [*self.hidden, self.last]:
-            for p in layer.parameters(recurse=False):
-                white = upgd.noise.white_(torch.empty_like(p))
-                xi = white - self.previous[p] if own.noise == "anticorrelated" else white
-                self.previous[p] = white
-                kept = (1 - own.lr * (own.weight_decay or 0.0)) * p
-                if layer is self.last:
-                    p.copy_(kept - own.lr * p.grad)
-                    continue
-                gate = gates[layer].view(-1, *[1] * (p.ndim - 1))
-                descent = 0 if own.method == "ups" else p.grad * (1 - gate if own.method == "upgd" else 1)
-                p.copy_(kept - own.lr * (descent + own.sigma * xi * (1 - gate)))
+    if learner.method != "ups":
+        options |= {"protect_gradient": learner.method == "upgd", **decay}
+    if learner.wise == "feature":
+        return (FeatureUPS if learner.method == "ups" else FeatureUPGD)(model, learner.lr, **options)
+    return (UPS if learner.method == "ups" else UPGD)(params, learner.lr, **options)
