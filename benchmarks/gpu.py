@@ -1,4 +1,4 @@
-"""Learner-steps per second on a GPU, through the public API and end to end: ``python -m benchmarks.gpu [mnist | random]``."""
+"""Learner-steps per second on a GPU, end to end: ``python -m benchmarks.gpu [mnist | random] [both | kernel | torch]``."""
 
 import sys
 import time
@@ -7,16 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from upgd.networks import MLP
+from benchmarks.plain_loop import PlainUPGD
+from upgd.networks import MLP, ConvNet
 from upgd.population import Learner, Population
 from upgd.streams import make
 
 UPGD = {"method": "upgd", "lr": 0.01, "sigma": 0.1, "beta_utility": 0.9999, "weight_decay": 0.01}
 
 
-def rate(
-    network, learners: Sequence[Learner], stream, seconds: float = 2.0, backend: str = "auto"
-) -> tuple[float, str]:
+def rate(network, learners: Sequence[Learner], stream, seconds: float = 1.0, backend: str = "auto") -> float:
     """Learner-steps per second, once everything is compiled and the networks have begun to learn."""
     population = Population(network, learners, device="cuda", backend=backend)
     population.run(stream, 300, window=10_000)
@@ -29,7 +28,7 @@ def rate(
         population.run(stream, steps, window=10_000)
         best = max(best, steps * len(learners) / (time.perf_counter() - begin))
     assert (population.result().diverged_at < 0).all()
-    return best, population.backends[0]
+    return best
 
 
 def images(kind: str, outputs: int):
@@ -47,31 +46,76 @@ def upgd_learners(count: int, **more) -> list[Learner]:
     return [Learner(seed=seed, **{**UPGD, **more}) for seed in range(count)]
 
 
-def main(kind: str = "mnist") -> None:
-    paper = MLP((784, 300, 150, 10))
-    stream = images(kind, 10)
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; learner-steps/s")
-    rows = [
-        *(
-            (f"784-300-150-10, UPGD, {n} learners", paper, upgd_learners(n), stream)
-            for n in (1, 15, 20, 100, 128, 150, 512)
-        ),
-        ("local scaling, 150", paper, upgd_learners(150, scaling="local"), stream),
-        ("anticorrelated, 150", paper, upgd_learners(150, noise="anticorrelated"), stream),
-        ("not protecting, 150", paper, upgd_learners(150, method="upgd-nonprotecting"), stream),
-        ("SGD, 150", paper, [Learner(method="sgd", lr=0.001, seed=s) for s in range(150)], stream),
-        ("PGD, 150", paper, [Learner(method="pgd", lr=0.001, sigma=0.1, seed=s) for s in range(150)], stream),
-        ("784-300-150-47, UPGD, 150", MLP((784, 300, 150, 47)), upgd_learners(150), images(kind, 47)),
-        (
-            "16-300-150-1 (toy), UPGD, 150",
-            MLP((16, 300, 150, 1), "identity"),
-            [Learner(method="upgd", lr=0.001, sigma=0.001, seed=s) for s in range(150)],
-            make("toy-changing-inputs"),
-        ),
-    ]
-    for name, network, learners, problem in rows:
-        speed, backend = rate(network, learners, problem)
-        print(f"{name:40} {speed:12,.0f}   {backend}", flush=True)
+def plain_rate(network, optimizer, stream, steps: int = 300) -> float:
+    """Steps per second of the loop that one would write for a single learner, judging every prediction."""
+    model = network.cuda()
+    chunk = stream.chunk([0], 0, steps, "cuda")
+    inputs, targets = chunk.inputs()[0], chunk.targets[0]
+    update = optimizer(model.parameters())
+    for step in range(steps):
+        if step == steps // 3:
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+        outputs = model(inputs[step : step + 1])
+        loss = torch.nn.functional.cross_entropy(outputs, targets[step : step + 1])
+        loss.item()
+        (outputs.argmax(1) == targets[step : step + 1]).item()
+        update.zero_grad()
+        loss.backward()
+        update.step()
+    torch.cuda.synchronize()
+    return (steps - steps // 3) / (time.perf_counter() - begin)
+
+
+def plain_upgd(params):
+    return PlainUPGD(params, **{name: value for name, value in UPGD.items() if name != "method"})
+
+
+def on_chip(kind: str):
+    """What the kernel runs: name, network, learners, stream."""
+    paper, stream = MLP((784, 300, 150, 10)), images(kind, 10)
+    for count in (1, 15, 20, 100, 128, 150, 512):
+        yield f"UPGD, {count}", paper, upgd_learners(count), stream
+    yield "UPGD, local scaling, 150", paper, upgd_learners(150, scaling="local"), stream
+    yield "UPGD, anticorrelated noise, 150", paper, upgd_learners(150, noise="anticorrelated"), stream
+    yield "UPGD, not protecting, 150", paper, upgd_learners(150, method="upgd-nonprotecting"), stream
+    yield "SGD, 150", paper, [Learner(method="sgd", lr=0.001, seed=s) for s in range(150)], stream
+    yield "PGD, 150", paper, [Learner(method="pgd", lr=0.001, sigma=0.1, seed=s) for s in range(150)], stream
+    yield "784-300-150-47, UPGD, 150", MLP((784, 300, 150, 47)), upgd_learners(150), images(kind, 47)
+    toy = [Learner(method="upgd", lr=0.001, sigma=0.001, seed=s) for s in range(150)]
+    yield "16-300-150-1 (toy), UPGD, 150", MLP((16, 300, 150, 1), "identity"), toy, make("toy-changing-inputs")
+
+
+def general(kind: str):
+    """What runs in batched tensors, compiled and under CUDA graphs."""
+    paper, stream = MLP((784, 300, 150, 10)), images(kind, 10)
+    yield "UPGD, 128", paper, upgd_learners(128), stream
+    yield "AdamW, 128", paper, [Learner(method="adamw", lr=1e-4, seed=s) for s in range(128)], stream
+    yield "UPGD, local scaling, 128", paper, upgd_learners(128, scaling="local"), stream
+    yield "UPGD, second order, 128", paper, upgd_learners(128, order=2), stream
+    yield "UPGD, feature-wise, 128", paper, upgd_learners(128, wise="feature"), stream
+    random = np.random.default_rng(0)
+    colour = (random.random((5_000, 3, 32, 32)) * 256).astype(np.uint8)
+    labels = (np.arange(5_000) % 10).astype(np.uint8)
+    cifar = make("output-permuted", data=(colour, labels))
+    learners = [Learner(method="upgd", lr=0.01, sigma=0.001, seed=s) for s in range(128)]
+    yield "ConvNet, UPGD, 128", ConvNet((3, 32, 32), 10), learners, cifar
+
+
+def main(kind: str = "mnist", which: str = "both") -> None:
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; learner-steps/s, 784-300-150-10 unless said")
+    grey = (np.arange(500) % 10).astype(np.uint8)
+    colour = make("output-permuted", data=(np.zeros((500, 3, 32, 32), np.uint8), grey))
+    for name, network, stream in (
+        ("plain loop", MLP((784, 300, 150, 10)), images(kind, 10)),
+        ("plain loop, ConvNet", ConvNet((3, 32, 32), 10), colour),
+    ):
+        print(f"{name:41} {plain_rate(network, plain_upgd, stream):12,.0f}", flush=True)
+    for name, backend, rows in (("on chip", "kernel", on_chip), ("general", "torch", general)):
+        for row, network, learners, problem in rows(kind) if which in ("both", backend) else ():
+            begin = time.perf_counter()
+            speed = rate(network, learners, problem, backend=backend)
+            print(f"{name}: {row:32} {speed:12,.0f}   ({time.perf_counter() - begin:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "population"))
 
 import torch
-from gpu_checks import CHECKS
+from population_on_gpu import CHECKS
 
 
 def main(names: list[str]) -> int:

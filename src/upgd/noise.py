@@ -24,7 +24,9 @@ __all__ = [
     "Purpose",
     "anticorrelated",
     "box_muller",
+    "learner_keys",
     "learner_normals",
+    "learner_normals_at",
     "learner_words",
     "normals",
     "philox",
@@ -138,13 +140,8 @@ def learner_words(
 
     ``seed`` and ``step`` are as for :func:`words`; the results have the shape ``(*shape, pairs)``.
     """
-    k0, k1, k2, k3 = words(seed, Purpose.NOISE, step, 4, device=device).to(torch.int32).unsqueeze(-1).unbind(-2)
-    j = torch.arange(pairs, dtype=torch.int32, device=k0.device)
-    first, radius, angle = (_as_int32(m) for m in MIXERS)
-    # Products and sums wrap around in int32; their bits are those of unsigned arithmetic all the same.
-    mixed = _fold_(_fold_(k0 + j * (k1 | 1), 16).mul_(first), 15)
-    counted = k2 + j * (k3 | 1)
-    return _fold_(mixed * radius, 15), _fold_(counted.bitwise_xor_(mixed).mul_(angle), 16)
+    k0, k1, k2, k3 = learner_keys(seed, step, device=device).unsqueeze(-1).unbind(-2)
+    return _mixed(k0, k1, k2, k3, torch.arange(pairs, dtype=torch.int32, device=k0.device))
 
 
 def learner_normals(
@@ -190,6 +187,41 @@ def learner_normals(
     sign = 1 - 2 * (angle_word & 1)
     pair = torch.stack((torch.cos(angle).mul_(radius).mul_(sign), angle.sin_().mul_(radius)), -1)
     return pair.flatten(-2)[..., :count]
+
+
+def learner_keys(seed: Tensor | int, step: Tensor | int, *, device: torch.device | str | None = None) -> Tensor:
+    """The four keys of :func:`learner_words`, int32; seeds and steps as for :func:`words`."""
+    return words(seed, Purpose.NOISE, step, 4, device=device).to(torch.int32)
+
+
+def learner_normals_at(keys: Tensor, index: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Some entries of :func:`learner_normals`, each computed on its own: twice the work, but nothing that a compiler could
+    not fuse with what the numbers are for.
+
+    Args:
+        keys: what :func:`learner_keys` gives for the learners and one step, ``(learners, 4)``.
+        index: int32, which entries, any shape.
+        dtype: ``torch.float32`` or ``torch.float64``.
+
+    Returns:
+        A tensor of shape ``(learners, *index.shape)``.
+    """
+    k0, k1, k2, k3 = (key.view(-1, *(1,) * index.ndim) for key in keys.unbind(-1))
+    radius_word, angle_word = _mixed(k0, k1, k2, k3, index >> 1)
+    uniform = (_shifted(radius_word, 1) | 1).to(torch.float32) * 2.0**-31
+    radius = torch.sqrt(-2 * torch.log(uniform.to(dtype)))
+    angle = angle_word.to(dtype) * (torch.pi * 2.0**-32)
+    sign = 1 - 2 * (angle_word & 1)
+    return torch.where((index & 1) == 0, torch.cos(angle) * radius * sign, torch.sin(angle) * radius)
+
+
+def _mixed(k0: Tensor, k1: Tensor, k2: Tensor, k3: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+    """The radius and angle words of :func:`learner_words` for pairs j, from the four keys."""
+    first, radius, angle = (_as_int32(m) for m in MIXERS)
+    # Products and sums wrap around in int32; their bits are those of unsigned arithmetic all the same.
+    mixed = _fold_(_fold_(k0 + j * (k1 | 1), 16).mul_(first), 15)
+    counted = k2 + j * (k3 | 1)
+    return _fold_(mixed * radius, 15), _fold_(counted.bitwise_xor_(mixed).mul_(angle), 16)
 
 
 def _as_int32(word: int) -> int:

@@ -9,6 +9,7 @@ from torch import nn
 
 from upgd.population import torch_backend
 from upgd.population.backend import Backend, Kind
+from upgd.population.graphed import GraphedBackend
 
 __all__ = ["BackendName", "choose"]
 
@@ -29,14 +30,19 @@ def choose(
     if reason := torch_backend.unsupported(network, kind, device, dtype):
         raise ValueError(f"network cannot be used with these learners, because {reason}")
     if wanted == "torch":
-        return "torch", torch_backend.TorchBackend
+        return "torch", _torch(device)
     kernel, reason = _kernel(network, kind, device, dtype)
     if kernel is not None:
         return "kernel", kernel
     if wanted == "kernel":
         raise ValueError(f"backend='kernel' cannot be used, because {reason}; use backend='auto' or 'torch'")
     log.info("backend 'torch' for %s, because %s", kind, reason)
-    return "torch", torch_backend.TorchBackend
+    return "torch", _torch(device)
+
+
+def _torch(device: torch.device) -> type[Backend]:
+    """The torch backend; on a GPU under CUDA graphs."""
+    return GraphedBackend if device.type == "cuda" else torch_backend.TorchBackend
 
 
 def _kernel(

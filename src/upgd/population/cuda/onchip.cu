@@ -144,6 +144,8 @@ struct HeldTile {
   INLINE void get_u(float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) v[r][k] = u[r][k]; }
   INLINE void put_w(const float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) w[r][k] = v[r][k]; }
   INLINE void put_u(const float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) u[r][k] = v[r][k]; }
+  INLINE void get_w_row(int r, float (&v)[4]) const { for (int k = 0; k < 4; ++k) v[k] = w[r][k]; }
+  INLINE void put_u_row(int r, const float (&v)[4]) const { for (int k = 0; k < 4; ++k) u[r][k] = v[k]; }
 };
 template <class B> struct SharedTile {
   int offset;
@@ -151,6 +153,8 @@ template <class B> struct SharedTile {
   INLINE void get_u(float (&v)[2][4]) const { get4(memory + B::U + offset, v[0]); get4(memory + B::U + offset + B::CHUNKS * 4, v[1]); }
   INLINE void put_w(const float (&v)[2][4]) const { put4(memory + B::W + offset, v[0]); put4(memory + B::W + offset + B::CHUNKS * 4, v[1]); }
   INLINE void put_u(const float (&v)[2][4]) const { put4(memory + B::U + offset, v[0]); put4(memory + B::U + offset + B::CHUNKS * 4, v[1]); }
+  INLINE void get_w_row(int r, float (&v)[4]) const { get4(memory + B::W + offset + r * B::CHUNKS * 4, v); }
+  INLINE void put_u_row(int r, const float (&v)[4]) const { put4(memory + B::U + offset + r * B::CHUNKS * 4, v); }
 };
 
 // Everything one thread knows.
@@ -170,8 +174,13 @@ struct Thread : Registers {
   }
 };
 
+// The thread's number in a block of lanes: small blocks begin at different warps, so that no warp gets them all.
+template <class B> INLINE int worker() {
+  const int t = (int)threadIdx.x - B::SHIFT;
+  return B::SHIFT > 0 && t < 0 ? t + THREADS : t;
+}
 template <class B, class Visit> INLINE void each_tile(Thread& me, Visit visit) {
-  const int chunk = threadIdx.x % B::CHUNKS, group = threadIdx.x / B::CHUNKS;
+  const int chunk = worker<B>() % B::CHUNKS, group = worker<B>() / B::CHUNKS;
   const int pairs = (me.rows<B::LAYER>() + 1) / 2;
   if (group >= B::GROUPS) return;
   Held<B::LAYER, B::NUMBER>& held = me;
@@ -239,7 +248,7 @@ template <int l, class Done> INLINE void rows_done(const Thread& me, Done done) 
 template <int l> INLINE void dots(Thread& me) {
   each_block<l>([&](auto block) {
     typedef decltype(block) B;
-    float v[4]; lane_vector<B>(me, threadIdx.x % B::CHUNKS, v);
+    float v[4]; lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
     each_tile<B>(me, [&](int pair, int chunk, auto tile) {
       float w[2][4]; tile.get_w(w);
       put_parts<B>(dot4(w[0], v), dot4(w[1], v), pair, chunk);
@@ -251,7 +260,7 @@ template <int l, class Value> INLINE void sums(Thread& me, int which, int buffer
   typedef Layer<l> L;
   each_block<l>([&](auto block) {
     typedef decltype(block) B;
-    const int chunk = threadIdx.x % B::CHUNKS, group = threadIdx.x / B::CHUNKS;
+    const int chunk = worker<B>() % B::CHUNKS, group = worker<B>() / B::CHUNKS;
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
     each_tile<B>(me, [&](int pair, int, auto tile) { value(block, pair, tile, sum); });
     if (group < B::USED_GROUPS) put4(memory + PART + group * L::PADDED + B::FIRST + chunk * 4, sum);
@@ -321,7 +330,6 @@ template <int l> INLINE void forward(Thread& me) {  // from layer l to the last
   }
 }
 struct Verdict { float loss; bool correct; };
-INLINE float warp_max(float v) { for (int o = 16; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o)); return v; }
 INLINE float warp_sum(float v) { for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o); return v; }
 // Every warp looks at all outputs, so that all threads know the loss; the first one writes down the deltas.
 INLINE Verdict judge(Thread& me, int target) {
@@ -333,21 +341,20 @@ INLINE Verdict judge(Thread& me, int target) {
 #pragma unroll
   for (int i = 0; i < EACH; ++i) v[i] = lane + 32 * i < L::OUTPUTS ? memory[OUTPUTS_AT + lane + 32 * i] : -3.402823466e38f;
   if constexpr (LOSS == CROSS_ENTROPY) {
-    float largest = v[0], total = 0.f, wanted = 0.f; int place = 1 << 20;
+    float largest = v[0], total = 0.f; int place = 1 << 20;
 #pragma unroll
     for (int i = 1; i < EACH; ++i) largest = fmaxf(largest, v[i]);
-    largest = warp_max(largest);
+    largest = unordered(__reduce_max_sync(~0u, ordered(largest)));
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       const int o = lane + 32 * i;
-      delta[i] = o < L::OUTPUTS ? expf(v[i] - largest) : 0.f; total += delta[i];
+      delta[i] = o < L::OUTPUTS ? __expf(v[i] - largest) : 0.f; total += delta[i];
       if (o < L::OUTPUTS && v[i] == largest) place = min(place, o);
-      if (o == target) wanted = v[i];
     }
-    total = warp_sum(total); wanted = warp_sum(wanted);
-    verdict.loss = (largest - wanted) + logf(total);
+    total = warp_sum(total);
+    verdict.loss = (largest - memory[OUTPUTS_AT + target]) + logf(total);
     verdict.correct = __reduce_min_sync(~0u, place) == target;
-    const float share = 1.f / total;
+    const float share = __fdividef(1.f, total);
 #pragma unroll
     for (int i = 0; i < EACH; ++i) delta[i] = fmaf(delta[i], share, lane + 32 * i == target ? -1.f : 0.f);
   } else {
@@ -393,7 +400,7 @@ template <class Visit> INLINE void each_bias(Thread& me, Visit visit) {
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
     const int own = me.biases<L::NUMBER>(), from = me.first_bias<L::NUMBER>();
-    for (int i = (threadIdx.x + THREADS - L::BIAS_THREAD) % THREADS; i < own; i += THREADS)
+    for (int i = ((int)threadIdx.x + THREADS - L::BIAS_THREAD) % THREADS; i < own; i += THREADS)
       visit(memory[L::BIAS_W + i], memory[L::BIAS_U + i], memory[L::D + (L::TURNED ? from + i : i)], L::BIAS + from + i, L::NUMBER);
   });
 }
@@ -413,15 +420,17 @@ INLINE void scale_utilities(Thread& me, float by) {
 template <int l, class Look> INLINE void trace(Thread& me, float factor, Look look) {
   each_block<l>([&](auto block) {
     typedef decltype(block) B;
-    float v[4]; lane_vector<B>(me, threadIdx.x % B::CHUNKS, v);
+    float v[4]; lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
     each_tile<B>(me, [&](int pair, int chunk, auto tile) {
-      const float a = factor * row_vector<l>()[2 * pair], b = factor * row_vector<l>()[2 * pair + 1];
       float u[2][4]; tile.get_u(u);
-      if (a != 0.f || b != 0.f) {
-        float w[2][4]; tile.get_w(w);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) { u[0][k] = fmaf(a * v[k], w[0][k], u[0][k]); u[1][k] = fmaf(b * v[k], w[1][k], u[1][k]); }
-        tile.put_u(u);
+      for (int r = 0; r < 2; ++r) {
+        const float g = factor * row_vector<l>()[2 * pair + r];
+        if (g == 0.f) continue;  // a unit that is silent: nothing to read or write but the maximum
+        float w[4]; tile.get_w_row(r, w);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) u[r][k] = fmaf(g * v[k], w[k], u[r][k]);
+        tile.put_u_row(r, u[r]);
       }
       look(block, pair, chunk, u);
     });
@@ -508,10 +517,10 @@ INLINE void four_gates(const float (&u)[4], const float (&by)[4], float (&open)[
 }
 struct Rule { float lr_c, keep, p, q; };
 // BOTH: p = q = 1, the common case, has a shorter formula.
-template <bool BOTH> INLINE float updated(float w, float step, float noise, float open, const Rule& rule) {
-  if constexpr (RULE == PLAIN) return fmaf(w, rule.keep, -(step + noise));
-  else if constexpr (BOTH) return fmaf(-open, step + noise, w * rule.keep);
-  else return fmaf(-fmaf(rule.p, open, 1.f - rule.p), step, fmaf(-fmaf(rule.q, open, 1.f - rule.q), noise, w * rule.keep));
+template <bool BOTH> INLINE float updated(float w, float d, float v, float noise, float open, const Rule& rule) {
+  if constexpr (RULE == PLAIN) return fmaf(w, rule.keep, -fmaf(d, v, noise));
+  else if constexpr (BOTH) return fmaf(-open, fmaf(d, v, noise), w * rule.keep);
+  else return fmaf(-fmaf(rule.p, open, 1.f - rule.p), d * v, fmaf(-fmaf(rule.q, open, 1.f - rule.q), noise, w * rule.keep));
 }
 template <class B> INLINE void tile_noise(const Thread& me, const Noise& z, int first, int pair, int chunk, float (&n)[2][4]) {
   typedef Layer<B::LAYER> L;
@@ -540,8 +549,8 @@ template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noi
     const int first = me.first<l>();
     each_block<l>([&](auto block) {
       typedef decltype(block) B;
-      float v[4], lane_by[4]; lane_vector<B>(me, threadIdx.x % B::CHUNKS, v);
-      if constexpr (RULE == UTILITY && SCALING == LOCAL && L::TURNED) get4(memory + L::NORMS + B::FIRST + threadIdx.x % B::CHUNKS * 4, lane_by);
+      float v[4], lane_by[4]; lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
+      if constexpr (RULE == UTILITY && SCALING == LOCAL && L::TURNED) get4(memory + L::NORMS + B::FIRST + worker<B>() % B::CHUNKS * 4, lane_by);
       each_tile<B>(me, [&](int pair, int chunk, auto tile) {
         float w[2][4], u[2][4], n[2][4];
         tile.get_w(w);
@@ -556,10 +565,7 @@ template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noi
             four_gates(u[r], b, open);
           }
 #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            if constexpr (BOTH || RULE == PLAIN) w[r][k] = updated<BOTH>(w[r][k], fmaf(d, v[k], n[r][k]), 0.f, RULE == UTILITY ? open[k] : 0.f, rule);
-            else w[r][k] = updated<BOTH>(w[r][k], d * v[k], n[r][k], open[k], rule);
-          }
+          for (int k = 0; k < 4; ++k) w[r][k] = updated<BOTH>(w[r][k], d, v[k], n[r][k], RULE == UTILITY ? open[k] : 0.f, rule);
         }
         tile.put_w(w);
         if constexpr (l == 0) put_parts<B>(dot4(w[0], me.x_next[B::NUMBER]), dot4(w[1], me.x_next[B::NUMBER]), pair, chunk);
@@ -568,7 +574,7 @@ template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noi
   });
   each_bias(me, [&](float& w, float& u, float delta, int index, int l) {
     const float b = SCALING == LOCAL && RULE == UTILITY ? bias_inverse_norm(l) : by;
-    w = updated<BOTH>(w, rule.lr_c * delta, single_noise(index, z), RULE == UTILITY ? 1.f / (1.f + ex2(u * b)) : 0.f, rule);
+    w = updated<BOTH>(w, rule.lr_c, delta, single_noise(index, z), RULE == UTILITY ? 1.f / (1.f + ex2(u * b)) : 0.f, rule);
   });
 }
 
@@ -576,7 +582,7 @@ template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noi
 
 // Where the thread's inputs come from, and bytes on their way.
 struct Input { u32 order[BLOCKS_0][2]; unsigned char byte[BLOCKS_0][4]; float value[BLOCKS_0][4]; int task; };
-template <class B> INLINE int input_lane(int k) { return B::FIRST + threadIdx.x % B::CHUNKS * 4 + k; }
+template <class B> INLINE int input_lane(int k) { return B::FIRST + worker<B>() % B::CHUNKS * 4 + k; }
 INLINE void take_order(const Arguments& args, int row, int task, Input& in) {  // the permutation of a task, at the thread's lanes
   in.task = task;
   each_block<0>([&](auto block) {
@@ -666,6 +672,7 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
   if (keeps_books) { loss = args.loss[segment.learner]; correct = args.correct[segment.learner]; }
   move<true>(me, parameters, utilities);
 
+  Keys* keys = (Keys*)(memory + KEYS);
   Input in;
   const i64* targets = (const i64*)args.targets + (i64)own.row * args.length;
   const i64* index = args.index + (i64)own.row * args.length;
@@ -697,17 +704,19 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
     __syncthreads();
     if constexpr (LOSS == MSE) if (t < Layer<LAYERS - 1>::OUTPUTS) memory[TARGETS_AT + t] = wanted;
     if constexpr (RULE == UTILITY && SCALING == GLOBAL) if (t < 2 * LAYERS) ((int*)(memory + MAXIMA))[t] = 0;
+    if constexpr (NOISE != NONE) if (t / 32 == THREADS / 32 - 1) {  // one warp makes the keys; the other ones read them later
+      keys[0] = keys_of(own.seed, own_step);
+      if constexpr (NOISE == ANTICORRELATED) keys[1] = keys_of(own.seed, own_step - 1);
+    }
     outputs_of_rows<0>(me);
     __syncthreads();
-    Noise z;
-    if constexpr (NOISE != NONE) { z.now = keys_of(own.seed, own_step); z.size = own.noise; }
-    if constexpr (NOISE == ANTICORRELATED) { z.before = keys_of(own.seed, own_step - 1); z.size_before = own_step > 1 ? own.noise : 0.f; }
     forward<1>(me);
     const Verdict verdict = judge(me, target);
-    loss += (double)verdict.loss; correct += verdict.correct;
-    if (!finite(verdict.loss)) { diverged_at = args.start + step; break; }
     __syncthreads();
     backward<LAYERS - 1>(me);
+    loss += (double)verdict.loss; correct += verdict.correct;
+    if (!finite(verdict.loss)) { diverged_at = args.start + step; break; }
+    answer(args, in, me.x_next);
 
     float by = 0.f;
     if constexpr (RULE == UTILITY) {
@@ -718,7 +727,7 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
       if constexpr (SCALING == GLOBAL) by = 1.44269504f / fmaxf(largest_utility(me, factor), TINY);
       else { local_norms(me, factor); __syncthreads(); }
     }
-    answer(args, in, me.x_next);
+    const Noise z = {keys[0], keys[1], own.noise, own_step > 1 ? own.noise : 0.f};
     if (RULE == UTILITY && own.p == 1.f && own.q == 1.f) descend<true>(me, rule, z, by); else descend<false>(me, rule, z, by);
     for (int b = 0; b < BLOCKS_0; ++b) for (int k = 0; k < 4; ++k) me.x[b][k] = me.x_next[b][k];
     target = target_after;

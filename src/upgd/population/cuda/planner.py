@@ -40,9 +40,15 @@ class Block:
     chunks: int
     groups: int
     pairs: int  #: pairs of rows, of the CTA that has most
+    shift: int = 0  #: the thread that begins, a multiple of 32
     held: int = 0  #: so many pairs of each group are in registers
     w: int = 0  #: where the others' weights begin in shared memory
     u: int = 0
+
+    @property
+    def used_groups(self) -> int:
+        """Groups that have rows."""
+        return min(self.groups, self.pairs)
 
     @property
     def rounds(self) -> int:
@@ -73,7 +79,7 @@ class LayerPlan:
     grain: int  #: rows are dealt out to CTAs in such portions
     rows: int  #: of the CTA that has most, made even
     blocks: tuple[Block, ...]
-    last: bool
+    bias_thread: int = 0  #: the thread that has the first bias
 
     @property
     def turned(self) -> bool:
@@ -189,9 +195,33 @@ def _layers(layers: Sequence[Dense], cluster: int) -> tuple[LayerPlan, ...] | No
             return None
         weights = dense.inputs * dense.outputs
         bias = parameter + weights if dense.bias else -1
-        made.append(LayerPlan(dense, number, parameter, bias, grain, most + most % 2, blocks, last))
+        made.append(LayerPlan(dense, number, parameter, bias, grain, most + most % 2, blocks))
         parameter += weights + dense.bias * dense.outputs
-    return tuple(made)
+    return _spread(made, cluster)
+
+
+def _spread(layers: Sequence[LayerPlan], cluster: int) -> tuple[LayerPlan, ...]:
+    """Let small blocks, and biases, begin at warps of their own, one after the other."""
+    start = 0
+
+    def turn(threads: int) -> int:
+        nonlocal start
+        mine, start = start, (start + -(-threads // 32) * 32) % THREADS
+        return mine
+
+    made = []
+    for layer in layers:
+        blocks = [
+            replace(block, shift=turn(block.used_groups * block.chunks))
+            if block.used_groups * block.chunks <= THREADS // 2
+            else block
+            for block in layer.blocks
+        ]
+        made.append(replace(layer, blocks=tuple(blocks)))
+    return tuple(
+        replace(layer, bias_thread=turn(layer.rows if not layer.turned else -(-layer.dense.outputs // cluster)))
+        for layer in made
+    )
 
 
 def _blocks(lanes: int, pairs: int) -> tuple[Block, ...] | None:
@@ -219,7 +249,7 @@ def _holdings(layers: tuple[LayerPlan, ...], numbers: int) -> list[tuple[LayerPl
 
     def saved(which: tuple[int, int]) -> tuple[int, int]:
         block = layers[which[0]].blocks[which[1]]
-        return -round(block.chunks * min(block.groups, block.pairs) / 128), -which[0]
+        return -round(block.chunks * block.used_groups / 128), -which[0]
 
     rounds.sort(key=saved)
     result = [layers]
@@ -267,6 +297,7 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, cluster: int) -> Plan:
     place("OUTPUTS_AT", layers[-1].dense.outputs)
     place("TARGETS_AT", layers[-1].dense.outputs)
     place("MAXIMA", 2 * len(layers))
+    place("KEYS", 8)
     place("SCALE_BUFFER", 2 * len(layers) * cluster)
     offsets["VECTORS_END"] = end
     place("PART", max(_scratch(layer) for layer in layers))
@@ -281,13 +312,9 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, cluster: int) -> Plan:
     return Plan(kind, cluster, tuple(placed), offsets, end)
 
 
-def _used(block: Block) -> int:
-    return min(block.groups, block.pairs)
-
-
 def _scratch(layer: LayerPlan) -> int:
     """Floats for sums on their way: of rows over lanes, and (not in the first layer) of lanes over rows."""
-    over_rows = layer.padded * max(_used(block) for block in layer.blocks) if layer.number else 0
+    over_rows = layer.padded * max(block.used_groups for block in layer.blocks) if layer.number else 0
     return max(layer.rows * layer.parts, over_rows)
 
 
@@ -363,7 +390,7 @@ def _layer(layer: LayerPlan, plan: Plan) -> str:
         "PARTS": layer.parts,
         "BLOCKS": len(layer.blocks),
         "ACTIVATION": dense.activation,
-        "BIAS_THREAD": 64 * number % THREADS,
+        "BIAS_THREAD": layer.bias_thread,
     }
     vectors = ("H", "D", "NORMS", "BIAS_W", "BIAS_U")
     exchanges = ("FORWARD", "BACKWARD", "NORM")
@@ -391,7 +418,8 @@ def _block(layer: LayerPlan, number: int, block: Block) -> list[str]:
         "FIRST": block.first,
         "CHUNKS": block.chunks,
         "GROUPS": block.groups,
-        "USED_GROUPS": _used(block),
+        "USED_GROUPS": block.used_groups,
+        "SHIFT": block.shift,
         "TEAM": block.team,
         "FIRST_PART": sum(b.parts for b in layer.blocks[:number]),
         "HELD": block.held,

@@ -4,6 +4,7 @@
 """
 
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def rule_learners(noise: dict[str, object] | None) -> list[Learner]:
     return learners
 
 
-def both(network: nn.Module, learners: list[Learner], stream: Samples, steps: int, backend: str = "kernel"):
+def both(network: nn.Module, stream: Samples, learners: list[Learner], steps: int, backend: str = "kernel"):
     """The same run on the CPU in float64 (the truth) and in float32 (what rounding does), and on the GPU."""
     truth = Population(network, learners, backend="torch", dtype=torch.float64)
     rounded = Population(network, learners, backend="torch")
@@ -153,21 +154,17 @@ def kernels_compile() -> str:
 @check
 def same_answers_without_noise() -> str:
     """100 steps, every rule, every network: weights, utilities, loss, hits."""
-    lines = []
-    for name, (network, stream) in NETWORKS.items():
-        lines.append(f"{name}: {_compared(*both(network, rule_learners(None), stream, 100))}")
-    return "\n".join(lines)
+    return "\n".join(f"{name}: {_compared(*both(*case, rule_learners(None), 100))}" for name, case in NETWORKS.items())
 
 
 @check
 def same_answers_with_noise() -> str:
     """The same noise: white and anticorrelated, 10 steps."""
-    lines = []
-    for name in NOISY:
-        network, stream = NETWORKS[name]
-        for noise in NOISES[1:]:
-            lines.append(f"{name}, {noise}: {_compared(*both(network, rule_learners(noise), stream, 10))}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"{name}, {noise}: {_compared(*both(*NETWORKS[name], rule_learners(noise), 10))}"
+        for name in NOISY
+        for noise in NOISES[1:]
+    )
 
 
 def _compared(truth, rounded, there) -> str:
@@ -264,3 +261,44 @@ def a_diverged_learner_stays_alone() -> str:
         for p, q in zip(population.parameters(own).values(), without.parameters(place).values(), strict=True):
             assert torch.equal(p, q)
     return f"diverged at {result.diverged_at[1]}"
+
+
+UTILITY = {"lr": 0.02, "sigma": 0.05, "beta_utility": 0.9}
+GENERAL = {
+    "sgd": [{"method": "sgd", "lr": 0.05}, {"method": "sgdw", "lr": 0.02, "weight_decay": 0.1}],
+    "adamw": [{"method": "adamw", "lr": 0.01}, {"method": "adamw", "lr": 0.001, "betas": (0.0, 0.9), "eps": 1e-4}],
+    "upgd": [{"method": "upgd", **UTILITY}, {"method": "ups", **UTILITY}],
+    "second order": [{"method": "upgd", "order": 2, "scaling": "local", **UTILITY}],
+    "feature": [{"method": "upgd", "wise": "feature", "noise": "anticorrelated", **UTILITY}],
+    "feature, second order": [{"method": "upgd", "wise": "feature", "order": 2, **UTILITY}],
+}
+
+
+def _general(names: Sequence[str], compiled: bool) -> str:
+    network, stream = NETWORKS["five layers"]
+    lines = []
+    os.environ["UPGD_COMPILE"] = str(int(compiled))
+    try:
+        for name in names:
+            learners = [Learner(seed=seed, **settings) for seed in range(3) for settings in GENERAL[name]]
+            runs = both(network, stream, learners, 60, backend="torch")
+            lines.append(f"{name}: {_compared(*runs)}")
+            again = Population(network, learners, device="cuda", backend="torch")
+            for length in (7, 53):
+                again.run(stream, length, window=60)
+            assert all(torch.equal(a, b) for a, b in zip(_bits(runs[2][0]), _bits(again), strict=True)), name
+    finally:
+        del os.environ["UPGD_COMPILE"]
+    return "\n".join(lines)
+
+
+@check
+def graphs_take_the_same_steps() -> str:
+    """The general layer under CUDA graphs: same answers, reruns and blocks bit for bit."""
+    return _general(list(GENERAL), compiled=False)
+
+
+@check
+def compiled_graphs_take_the_same_steps() -> str:
+    """... and through torch.compile."""
+    return _general(["upgd", "adamw"], compiled=True)

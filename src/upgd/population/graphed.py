@@ -1,0 +1,220 @@
+"""The torch backend on a GPU: its step compiled, captured in a CUDA graph and replayed, so that Python is out of the way.
+
+Everything that a step reads or writes lies at fixed places: the learners' state, a stretch of the stream, the tally, and two
+counters that the graph itself moves on. The step is :class:`.TorchBackend`'s own. It is traced once; ``torch.compile``
+then fuses it where Triton is at hand (``UPGD_COMPILE=0`` turns that off: for short runs compiling costs more than it saves).
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from upgd import noise
+from upgd.noise import learner_keys, learner_normals_at
+from upgd.population.backend import Group, Loss, Tally
+from upgd.population.torch_backend import Named, TorchBackend
+from upgd.streams.contract import Chunk
+
+__all__ = ["GraphedBackend"]
+
+log = logging.getLogger("upgd.population")
+
+#: Steps of the stream at hand at once, and steps in one graph.
+_STRETCH = 512
+_UNROLLED = 8
+#: What a stretch of the stream may take.
+_BYTES = 256 << 20
+
+Step = Callable[..., Any]
+
+
+class GraphedBackend(TorchBackend):
+    """See :class:`upgd.population.backend.Backend`. On the CPU it takes the same steps without a graph."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        group: Group,
+        parameters: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(network, group, parameters, device, dtype)
+        self._device = device
+        self._fixed: Named = {}
+        self._source: Tensor | None = None
+        self._white = 255
+        self._loss: Loss | None = None
+        self._replays: dict[int, Callable[[], None]] = {}
+
+    @torch.no_grad()
+    def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
+        """Learn from every sample of the chunk, in order, and add to the tally."""
+        stretch = self._prepare(chunk, loss)
+        totals = {name: getattr(tally, name) for name in ("loss", "correct", "diverged_at")}
+        for name, total in totals.items():
+            self._fixed[name].copy_(total)
+        for begin in range(0, chunk.length, stretch):
+            length = min(stretch, chunk.length - begin)
+            self._lay_out(chunk, begin, length)
+            for _ in range(length // _UNROLLED):
+                self._replays[_UNROLLED]()
+            for _ in range(length % _UNROLLED):
+                self._replays[1]()
+        for name, total in totals.items():
+            total.copy_(self._fixed[name])
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` gave."""
+        for part, named in self._state.items():
+            for name, tensor in named.items():
+                tensor.copy_(state[f"{part}.{name}"])
+
+    # ------------------------------------------------------------------------------------------------ the fixed places
+
+    def _prepare(self, chunk: Chunk, loss: Loss) -> int:
+        """Make places for chunks like this one, and graphs that know them; how many steps fit."""
+        stretch = max(_UNROLLED, min(_STRETCH, _BYTES // self._bytes_per_step(chunk)))
+        tasks = 0 if chunk.permutation is None else chunk.permutation.shape[1]
+        if "permutation" in self._fixed:
+            tasks = max(tasks, self._fixed["permutation"].shape[1])
+        shapes = {name: t.shape for name, t in self._places(chunk, stretch, tasks).items()}
+        same = self._source is chunk.source and self._white == chunk.white and self._loss == loss
+        if same and all(name in self._fixed and self._fixed[name].shape == shape for name, shape in shapes.items()):
+            return stretch
+        self._fixed = self._places(chunk, stretch, tasks)
+        self._source, self._white, self._loss = chunk.source, chunk.white, loss
+        self._lay_out(chunk, 0, min(stretch, chunk.length))
+        self._replays = self._recorded()
+        return stretch
+
+    def _bytes_per_step(self, chunk: Chunk) -> int:
+        tensors = [t for t in (chunk.targets, chunk.dense, chunk.index) if t is not None]
+        return len(self._group) * sum(t.element_size() * t[0, 0].numel() for t in tensors)
+
+    def _places(self, chunk: Chunk, stretch: int, tasks: int) -> Named:
+        learners = len(self._group)
+        totals = Tally.empty(learners, self._device)
+        places: Named = {"loss": totals.loss, "correct": totals.correct, "diverged_at": totals.diverged_at}
+        for name in ("offset", "clock"):
+            places[name] = torch.zeros(1, dtype=torch.long, device=self._device)
+        for name, tensor in (("targets", chunk.targets), ("dense", chunk.dense), ("index", chunk.index)):
+            if tensor is not None:
+                places[name] = tensor.new_zeros(learners, stretch, *tensor.shape[2:])
+        places["task"] = chunk.task.new_zeros(stretch)
+        if chunk.permutation is not None:
+            places["permutation"] = chunk.permutation.new_zeros(learners, tasks, chunk.permutation.shape[2])
+        return places
+
+    def _lay_out(self, chunk: Chunk, begin: int, length: int) -> None:
+        """Put a stretch of the stream where the graphs look for it."""
+        rows, steps = self._group.rows, slice(begin, begin + length)
+        for name, tensor in (("targets", chunk.targets), ("dense", chunk.dense), ("index", chunk.index)):
+            if tensor is not None:
+                self._fixed[name][:, :length] = tensor[rows, steps]
+        self._fixed["task"][:length] = chunk.task[steps]
+        if chunk.permutation is not None:
+            self._fixed["permutation"][:, : chunk.permutation.shape[1]] = chunk.permutation[rows]
+        self._fixed["offset"].zero_()
+        self._fixed["clock"].fill_(chunk.start + begin)
+
+    # --------------------------------------------------------------------------------------------------------- the step
+
+    def _recorded(self) -> dict[int, Callable[[], None]]:
+        """Ways to take one step and several."""
+        changing = [tensor for named in self._state.values() for tensor in named.values()]
+        tensors = [*self._fixed.values(), *changing]
+        if self._device.type != "cuda":
+            return {count: _repeated(lambda: self._take(*tensors), count) for count in (1, _UNROLLED)}
+        before = [t.clone() for t in tensors]
+        step = self._compiled(tensors)
+        graphs = {count: _captured(step, tensors, count) for count in (1, _UNROLLED)}
+        torch._foreach_copy_(tensors, before)  # tracing, warming up and capturing took some steps
+        return {count: graph.replay for count, graph in graphs.items()}
+
+    def _compiled(self, tensors: list[Tensor]) -> Step:
+        if os.environ.get("UPGD_COMPILE", "1") == "0":
+            return self._take
+        try:
+            traced = make_fx(self._take, pre_dispatch=False)(*tensors)
+            compiled: Step = torch.compile(traced, fullgraph=True, dynamic=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                compiled(*tensors)
+            return compiled
+        except Exception as error:
+            log.info("torch.compile does not help here (%s: %s)", type(error).__name__, str(error).split("\n")[0])
+            return self._take
+
+    def _take(self, *tensors: Tensor) -> None:
+        """One step, in place."""
+        fixed = dict(zip(self._fixed, tensors, strict=False))
+        state = iter(tensors[len(fixed) :])
+        kept = {part: dict(named) for part, named in self._state.items()}
+        places = {part: {name: next(state) for name in named} for part, named in kept.items()}
+        for part, named in places.items():
+            self._state[part].update(named)
+        clock = fixed["clock"][0]
+        assert self._loss is not None
+        x, target = self._sample(fixed)
+        tally = Tally(fixed["loss"], fixed["correct"], fixed["diverged_at"])
+        self._step(x, target, self._loss, self._noises_at(clock + 1), clock, tally)  # type: ignore[arg-type]
+        for part, named in places.items():
+            for name, place in named.items():
+                place.copy_(self._state[part][name])
+            self._state[part].update(kept[part])
+        fixed["offset"].add_(1)
+        fixed["clock"].add_(1)
+
+    def _sample(self, fixed: Named) -> tuple[Tensor, Tensor]:
+        offset = fixed["offset"]
+        now: Named = {n: fixed[n].index_select(1, offset) for n in ("targets", "dense", "index") if n in fixed}
+        if "permutation" in fixed:
+            now["permutation"] = fixed["permutation"].index_select(1, fixed["task"].index_select(0, offset))
+        chunk = Chunk(start=0, source=self._source, white=self._white, task=torch.zeros_like(offset), **now)
+        target = chunk.targets[:, 0]
+        return chunk.inputs_at(0).to(self._dtype), target.to(self._dtype) if self._loss == "mse" else target
+
+    def _noises_at(self, step: Tensor) -> Named:
+        """ξ at the learners' step, by parameter; every entry on its own, which a compiler can fuse with its use."""
+        if self._kind.noise == "none":
+            return {}
+        now, before = (learner_keys(self._group.seeds, t) for t in (step, step - 1))
+        noises, begin = {}, 0
+        for name, parameter in self._parameters.items():
+            shape = parameter.shape[1:]
+            index = torch.arange(begin, begin + shape.numel(), dtype=torch.int32, device=self._device).view(shape)
+            begin += shape.numel()
+            noises[name] = learner_normals_at(now, index, dtype=self._dtype)
+            if self._kind.noise == "anticorrelated":
+                previous = learner_normals_at(before, index, dtype=self._dtype)
+                noises[name] = noise.anticorrelated(noises[name], torch.where(step > 1, previous, 0))
+        return noises
+
+
+def _repeated(function: Callable[[], None], count: int) -> Callable[[], None]:
+    def repeat() -> None:
+        for _ in range(count):
+            function()
+
+    return repeat
+
+
+def _captured(step: Step, tensors: list[Tensor], count: int) -> torch.cuda.CUDAGraph:
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(2):
+            step(*tensors)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            step(*tensors)
+    return graph

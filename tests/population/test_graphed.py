@@ -1,0 +1,76 @@
+"""The graphed backend takes the torch backend's steps; on the CPU, without a graph, bit for bit."""
+
+import pytest
+import torch
+from plain_loop import Counters, Residual, SmallConvNet
+
+from upgd.networks import MLP
+from upgd.noise import learner_keys, learner_normals, learner_normals_at
+from upgd.population import Learner, Population
+from upgd.population.graphed import GraphedBackend
+from upgd.streams import make
+
+UTILITY = {"lr": 0.02, "sigma": 0.05, "beta_utility": 0.9}
+LEARNERS = {
+    "plain": [{"method": "sgd", "lr": 0.05}, {"method": "pgd", "lr": 0.05, "sigma": 0.1}],
+    "anticorrelated": [{"method": "anti-pgd", "lr": 0.05, "sigma": 0.1}],
+    "adamw": [{"method": "adamw", "lr": 0.01}, {"method": "adamw", "lr": 0.001, "betas": (0.0, 0.9)}],
+    "global": [{"method": "upgd", **UTILITY}, {"method": "ups", **UTILITY}],
+    "local": [{"method": "upgd", "scaling": "local", "order": 2, **UTILITY}],
+    "feature": [{"method": "upgd-nonprotecting", "wise": "feature", "noise": "anticorrelated", **UTILITY}],
+}
+PROBLEMS = {
+    "dense": (MLP((6, 7, 5, 3), "tanh"), Counters((6,), 3)),
+    "regression": (MLP((6, 7, 2)), Counters((6,), 2, loss="mse")),
+    "images": (MLP((64, 12, 10)), make("input-permuted-digits", task_length=9)),
+    "convolution": (SmallConvNet((2, 10, 10), 3), Counters((2, 10, 10), 3)),
+}
+
+
+def both(monkeypatch, network, learners, stream, lengths) -> tuple[Population, Population]:
+    populations = []
+    for backend in (None, GraphedBackend):
+        with monkeypatch.context() as patch:
+            if backend is not None:
+                patch.setattr("upgd.population.choose._torch", lambda device: GraphedBackend)
+            populations.append(Population(network, learners, backend="torch"))
+        for length in lengths:
+            populations[-1].run(stream, length, window=100)
+    assert isinstance(populations[1]._backends[0], GraphedBackend)
+    return populations[0], populations[1]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("rule", LEARNERS)
+def test_the_same_steps(monkeypatch, rule: str, problem: str) -> None:
+    network, stream = PROBLEMS[problem]
+    learners = [Learner(seed=seed, **settings) for seed in (3, 1) for settings in LEARNERS[rule]]
+    plain, graphed = both(monkeypatch, network, learners, stream, (5, 22))
+    for (name, right), found in zip(plain.state().items(), graphed.state().values(), strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_any_module(monkeypatch) -> None:
+    learners = [Learner(method="upgd", seed=seed, **UTILITY) for seed in range(3)]
+    plain, graphed = both(monkeypatch, Residual(6, 3), learners, Counters((6,), 3), (20,))
+    torch.testing.assert_close(graphed.parameters(1), plain.parameters(1))
+
+
+def test_a_diverged_learner_is_frozen_and_states_are_taken_over(monkeypatch) -> None:
+    learners = [Learner(method="sgd", lr=lr, seed=1) for lr in (0.01, 1e4, 0.02)]
+    stream = Counters((6,), 2, loss="mse")
+    plain, graphed = both(monkeypatch, MLP((6, 7, 2), "identity"), learners, stream, (30,))
+    assert plain.result().diverged_at[1] > 0
+    assert plain.result().diverged_at.tolist() == graphed.result().diverged_at.tolist()
+    graphed.restore(plain.state())
+    for population in (plain, graphed):
+        population.run(stream, 10, window=100)
+    torch.testing.assert_close(graphed.parameters(2), plain.parameters(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entries_of_the_noise_one_by_one(dtype: torch.dtype) -> None:
+    seeds, index = torch.tensor([0, 7, 2**40]), torch.arange(5, 35, dtype=torch.int32).view(5, 6)
+    found = learner_normals_at(learner_keys(seeds, torch.tensor(12)), index, dtype=dtype)
+    right = learner_normals(seeds, torch.tensor(12), 35, dtype=dtype)[:, 5:].view(3, 5, 6)
+    torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-7)
