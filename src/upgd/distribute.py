@@ -6,6 +6,7 @@ So a node that is lost costs a slice, which Ray gives to another node; and a dri
 """
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -96,7 +97,7 @@ def compute_slice(
     def watch(done: int, diverged: int, snapshot: Callable[[], Snapshot]) -> None:
         began = bool(seen)
         seen[:] = [snapshot, done, diverged]
-        if began and time.monotonic() >= deadline:  # at least one block, however slow
+        if began and done < unit.learner_steps and time.monotonic() >= deadline:  # at least one block, however slow
             raise Pause
 
     try:
@@ -112,6 +113,7 @@ def _connected(address: str) -> Any:
     except ModuleNotFoundError:
         raise ValueError("a Ray cluster needs a package that is not here: pip install 'upgd[ray]'") from None
     if not ray.is_initialized():
+        _check_reachable(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -120,6 +122,21 @@ def _connected(address: str) -> Any:
                 f"no Ray cluster answers at {address} ({first}); start one with `ray start --head`"
             ) from error
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Ray ends the whole process when nobody answers at an address; we would rather say so."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address == "auto" or address == "local":
+        return
+    if not colon or not host or not port.isdigit():
+        raise ValueError(f"the address of a Ray cluster is HOST:PORT, such as 10.0.0.5:6379, or auto; not {address!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ValueError(
+            f"no Ray cluster answers at {address} ({error.strerror or error}); start one with `ray start --head`"
+        ) from error
 
 
 def _got(ray: Any, reference: Any) -> tuple[list[Record] | None, Snapshot | None, int, int]:
