@@ -15,6 +15,7 @@ except ModuleNotFoundError:
 from upgd.cli.data import data
 from upgd.cli.options import UsageError
 from upgd.cli.reporting import report, watch
+from upgd.cli.reproducing import reproduce
 from upgd.cli.results import best, export, runs, table
 from upgd.cli.running import bench, run, sweep
 from upgd.cli.showing import demo
@@ -26,7 +27,7 @@ app = App(
     help="Learning from streams that never stop changing: utility-based perturbed gradient descent.",
     version=version("upgd"),
 )
-for command in (demo, run, sweep, best, table, report, watch, export, runs, data, bench):
+for command in (demo, run, sweep, best, table, report, watch, reproduce, export, runs, data, bench):
     app.command(command)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "LABELS", "curves", "save"]
+__all__ = ["COLOURS", "LABELS", "Look", "curves", "save"]
 
 #: A colour for each method, everywhere the same; after Okabe & Ito and Tol, which colour-blind people can tell apart.
 COLOURS = {
@@ -33,6 +33,17 @@ _INK, _FAINT = "#333333", "#e6e6e6"
 _POINTS = 80
 #: How far apart two labels are at least, as a share of the height of the panel.
 _LABEL_DISTANCE = 0.062
+#: From a curve's end to the left of its name.
+_LEADER: dict[str, Any] = {
+    "arrowstyle": "-",
+    "linewidth": 0.8,
+    "alpha": 0.6,
+    "shrinkA": 1,
+    "shrinkB": 1,
+    "relpos": (0, 0.5),
+}
+#: Two seeds say next to nothing about the spread; their band would cover everything.
+_LEAST_FOR_A_BAND = 3
 #: How variants of a method are drawn, from plotly's words to matplotlib's.
 _STYLES: dict[str, Any] = {
     "solid": "-",
@@ -43,14 +54,21 @@ _STYLES: dict[str, Any] = {
 }
 
 
+class Look(NamedTuple):
+    """What a curve is called and looks like."""
+
+    name: str
+    colour: str
+    dash: str = "solid"
+
+
 def curves(
     comparison: Comparison,
     entries: Sequence[Entry] | None = None,
     *,
     ax: "Axes | None" = None,
     title: str | None = None,
-    labels: Sequence[str] | None = None,
-    colours: Sequence[str] | None = None,
+    looks: Sequence[Look] | None = None,
     limits: tuple[float, float] | None = None,
     points: int = _POINTS,
 ) -> "Axes":
@@ -61,7 +79,7 @@ def curves(
         entries: which of them; by default every method at its best setting.
         ax: where; by default a new figure.
         title: by default the problem's name.
-        labels, colours: of the entries; by default the methods' own.
+        looks: what the entries' curves are called and look like; by default as their methods.
         limits: of the vertical axis; by default what the curves need.
         points: a curve has at most so many; each is then the mean of several windows.
     """
@@ -71,23 +89,19 @@ def curves(
         _, ax = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     if entries is None:
         entries = [best(comparison, method).entry for method in comparison.methods]
-    names = labels or [_name(entry, entries) for entry in entries]
-    tints = colours or [COLOURS.get(entry.method, _INK) for entry in entries]
-    drawn = [
-        (name, tint, entry, *of_seeds(entry, comparison.metric, points))
-        for name, tint, entry in zip(names, tints, entries, strict=True)
-    ]
-    drawn = [one for one in drawn if len(one[-1])]
-    for _, tint, entry, steps, values in drawn:
-        _draw(ax, entry, tint, steps, values)
+    styles = looks or [_look(entry, entries) for entry in entries]
+    drawn = [(look, *of_seeds(entry, comparison.metric, _POINTS)) for look, entry in zip(styles, entries, strict=True)]
+    drawn = [(look, steps, values) for look, steps, values in drawn if len(values)]
+    for look, steps, values in drawn:
+        _draw(ax, look, steps, values)
     _furnish(ax, comparison, [values for *_, values in drawn])
     if limits is not None:
         ax.set_ylim(limits)
-    _label(ax, [(name, tint, values[:, -1].mean()) for name, tint, _, _, values in drawn])
+    _label(ax, [(look, values[:, -1].mean()) for look, _, values in drawn])
     ax.set_title(title or comparison.problem, loc="left", fontsize=12, fontweight="bold", color=_INK, pad=22)
     seeds = max((len(values) for *_, values in drawn), default=0)
     noun = "accuracy" if comparison.metric == "accuracy" else "squared error"
-    shown = ", mean and 95 % band of " if seeds > 1 else ", "
+    shown = ", " if seeds == 1 else ", mean of " if seeds < _LEAST_FOR_A_BAND else ", mean and 95 % band of "
     subtitle = f"online {noun}{shown}{seeds} seed{'s' * (seeds != 1)}"
     ax.text(0, 1.02, subtitle, transform=ax.transAxes, fontsize=9.5, color="#666666")
     return ax
@@ -105,13 +119,19 @@ def save(figure: "Figure", stem: Path) -> list[Path]:
     return paths
 
 
-def _draw(ax: "Axes", entry: Entry, colour: str, steps: NDArray[Any], values: NDArray[Any]) -> None:
+def _draw(ax: "Axes", look: Look, steps: NDArray[Any], values: NDArray[Any]) -> None:
     mean, reach = band(values)
-    if len(values) > 1:
-        ax.fill_between(steps, mean - reach, mean + reach, color=colour, alpha=0.16, linewidth=0)
-    style = _STYLES[variant(entry).dash] if entry.method in LABELS else "-"
+    if len(values) >= _LEAST_FOR_A_BAND:
+        ax.fill_between(steps, mean - reach, mean + reach, color=look.colour, alpha=0.16, linewidth=0)
     marker = "o" if len(steps) == 1 else None
-    ax.plot(steps, mean, color=colour, linewidth=2, linestyle=style, solid_capstyle="round", marker=marker)
+    ax.plot(
+        *(steps, mean),
+        color=look.colour,
+        linewidth=2,
+        linestyle=_STYLES[look.dash],
+        solid_capstyle="round",
+        marker=marker,
+    )
 
 
 def _furnish(ax: "Axes", comparison: Comparison, values: Iterable[NDArray[Any]]) -> None:
@@ -146,25 +166,25 @@ def _steps(step: float) -> str:
     return f"{step:g}"
 
 
-def _label(ax: "Axes", ends: Sequence[tuple[str, str, float]]) -> None:
+def _label(ax: "Axes", ends: Sequence[tuple[Look, float]]) -> None:
     """Write every curve's name at its end, moved apart where ends are close."""
     if not ends:
         return
     to_axes = ax.transData + ax.transAxes.inverted()
     heights = [float(to_axes.transform((0, height))[1]) for *_, height in ends]
-    for (name, colour, _), where, end in zip(ends, _apart(heights), heights, strict=True):
+    for (look, _), where, end in zip(ends, _apart(heights), heights, strict=True):
         ax.annotate(
-            name,
+            look.name,
             xy=(1, end),
             xytext=(1.025, where),
             xycoords="axes fraction",
             textcoords="axes fraction",
-            color=colour,
+            color=look.colour,
             fontsize=10,
             fontweight="bold",
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "alpha": 0.6, "shrinkA": 1, "shrinkB": 1},
+            arrowprops={"color": look.colour, **_LEADER},
         )
 
 
@@ -191,6 +211,11 @@ def _apart(heights: Sequence[float]) -> list[float]:
 def _touch(groups: Sequence[Sequence[int]], centres: Sequence[float]) -> bool:
     reach = (len(groups[0]) + len(groups[1])) / 2 * _LABEL_DISTANCE
     return centres[1] - centres[0] < reach
+
+
+def _look(entry: Entry, others: Sequence[Entry]) -> Look:
+    dash = variant(entry).dash if entry.method in LABELS else "solid"
+    return Look(_name(entry, others), COLOURS.get(entry.method, _INK), dash)
 
 
 def _name(entry: Entry, others: Sequence[Entry]) -> str:

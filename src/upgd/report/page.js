@@ -54,7 +54,7 @@
         line: { color: tint, width: 2.4, dash: method.dash }, marker: { color: tint, size: 8 },
         hovertemplate: "%{y:.4g}",
       };
-      if (method.seeds < 2) return [line];
+      if (method.seeds < 3) return [line]; // two seeds say next to nothing about the spread
       const band = {
         x: [...method.x, ...[...method.x].reverse()], y: [...method.high, ...[...method.low].reverse()],
         fill: "toself", fillcolor: faint(tint, 0.16), line: { width: 0 }, mode: "lines", hoverinfo: "skip",

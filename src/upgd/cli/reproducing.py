@@ -1,0 +1,240 @@
+"""`upgd reproduce`."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from upgd.cli.options import Execution, UsageError, store_path
+from upgd.cli.running import _executor, _terminable
+
+if TYPE_CHECKING:
+    from upgd.experiments import Experiment, Results
+    from upgd.experiments.reproduce import Plan, Reproduction
+    from upgd.experiments.units import Unit
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    *names: str,
+    scale: Literal["paper", "small", "smoke"] = "paper",
+    panels: str | None = None,
+    grid: Literal["paper", "star", "coarse", "tiny"] | None = None,
+    sweep_seeds: int | None = None,
+    final_seeds: int | None = None,
+    steps: int | None = None,
+    data: tuple[str, ...] = (),
+    output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("reproduced"),
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    write_only: Annotated[bool, Parameter(negative="")] = False,
+    execution: Execution = Execution(),  # noqa: B008  # frozen
+) -> int:
+    """Repeat experiments of the paper: search with few seeds, best setting of each method, final runs, figure and table.
+
+    Without a name, lists the experiments. What the store has is not computed again; what was interrupted goes on.
+
+    Examples:
+
+        upgd reproduce all --scale small
+
+        upgd reproduce input-permuted-mnist --panels weight-global --grid star --final-seeds 10
+
+    Parameters
+    ----------
+    names
+        The experiments' names, or all.
+    scale
+        paper: full length and seeds; small: two cores, minutes; smoke: seconds, on embedded data.
+    panels
+        Only these panels of the figure, separated by commas.
+    grid
+        paper: all combinations of the paper's values; star: the best known setting, and all that differ from it in one
+        hyperparameter; coarse: a handful; tiny: two learning rates.
+    sweep_seeds
+        Learners for each setting of the search.
+    final_seeds
+        Learners for each best setting; their seeds are new.
+    steps
+        How many samples each learner sees.
+    data
+        A data set that stands in for another, such as emnist=emnist-subset; may be given several times.
+    output
+        The folder for pages and figures.
+    dry_run
+        Only say what is left to do, and how long that would take on this machine.
+    write_only
+        Compute nothing; write the pages from what the store has.
+    """
+    from upgd.data import DataError
+    from upgd.experiments.catalogue import STUDIES, UTILITY_QUALITY
+    from upgd.experiments.reproduce import plan
+
+    if not names:
+        return _list()
+    chosen = list(STUDIES) if "all" in names else list(dict.fromkeys(names))
+    stand_ins = dict(_pair(text) for text in data)
+    if UTILITY_QUALITY in chosen and UTILITY_QUALITY in names and panels:
+        raise UsageError(f"{UTILITY_QUALITY} has no panels to choose; leave out --panels.")
+    keys = [key.strip() for key in panels.split(",")] if panels else []
+    plans = {
+        name: plan(
+            name,
+            scale,
+            panels=keys,
+            grid=grid,
+            sweep_seeds=sweep_seeds,
+            final_seeds=final_seeds,
+            steps=steps,
+            data=stand_ins,
+        )
+        for name in chosen
+        if name != UTILITY_QUALITY
+    }
+    failed = 0
+    for name in chosen:
+        print(f"\n{STUDIES[name].title} ({name}, {scale})" if len(chosen) > 1 else f"{STUDIES[name].title} ({scale})")
+        try:
+            if name == UTILITY_QUALITY:
+                _utility_quality(scale, output, dry_run or write_only)
+            elif dry_run:
+                _say_what_is_left(plans[name], execution)
+            else:
+                command = _command(name, scale, panels, grid, sweep_seeds, final_seeds, steps, data)
+                _carry_out(plans[name], execution, output, command, write_only)
+        except DataError as error:
+            if len(chosen) == 1:
+                raise
+            failed += 1
+            print(f"  left out: {error}", file=sys.stderr)
+        except KeyboardInterrupt:
+            print(
+                f"upgd: stopped; what is finished is in {store_path(execution.store)}, and what was begun is saved: give the "
+                "same command again to go on",
+                file=sys.stderr,
+            )
+            return 130
+    return 1 if failed else 0
+
+
+def _list() -> int:
+    from upgd.experiments.catalogue import STUDIES
+
+    for study in STUDIES.values():
+        print(f"{study.name:<26}{study.title}")
+        if study.panels:
+            print(f"{'':<26}panels: {', '.join(panel.key for panel in study.panels)}")
+    return 0
+
+
+def _carry_out(plan: "Plan", execution: Execution, output: Path, command: str, write_only: bool) -> None:
+    from upgd.experiments.pages import write_page
+    from upgd.experiments.progress import display
+    from upgd.experiments.reproduce import reproduce as carry_out
+    from upgd.experiments.reproduce import stored
+    from upgd.experiments.running import execute
+    from upgd.experiments.units import Checkpoints
+    from upgd.store import Store
+
+    path = store_path(execution.store)
+    if write_only:
+        with Store.read(path) as store:
+            found = carry_out(plan, stored(store))
+        if not found.records:
+            raise ValueError(f"{path} has nothing of {plan.study.name} at this scale; leave out --write-only to run it")
+    else:
+        checkpoints = Checkpoints.beside(path)
+        with Store.write(path) as store, _terminable(), display("none" if execution.quiet else "auto") as show:
+
+            def compute(experiment: "Experiment") -> "Results":
+                device, workers, executor = _executor(experiment, execution)
+                return execute(
+                    experiment, store, executor, workers=workers, device=device, checkpoints=checkpoints, show=show
+                )
+
+            say = (lambda text: None) if execution.quiet else (lambda text: print(f"  {text}", flush=True))
+            found = carry_out(plan, compute, say)
+    _say_what_came_out(found)
+    print(f"  wrote {write_page(found, output, command)}")
+
+
+def _say_what_came_out(found: "Reproduction") -> None:
+    from upgd.experiments.compare import rows
+
+    for panel in found.plan.panels:
+        comparison, own = found.panel(panel)
+        if comparison is None:
+            print(f"  {panel.title}: not run yet")
+            continue
+        names = {id(finding.entry): finding.arm.name for finding in own}
+        scores = ", ".join(f"{names[id(row.entry)]} {row.mean:.4g}" for row in rows(comparison, comparison.entries))
+        print(f"  {panel.title}, online {comparison.metric}: {scores}")
+    if found.missing:
+        print(f"  {found.missing:,} final runs are missing")
+
+
+def _say_what_is_left(plan: "Plan", execution: Execution) -> None:
+    from upgd.experiments.estimate import estimate
+    from upgd.experiments.progress import duration
+    from upgd.experiments.reproduce import left
+    from upgd.experiments.work import device_named
+    from upgd.experiments.workers import processes_that_help
+    from upgd.store import Store
+
+    path, device = store_path(execution.store), device_named(execution.device)
+    workers = execution.workers or processes_that_help(device)
+    with Store.read(path) if path.exists() else Store.write(":memory:") as store:
+        units, later = left(plan, store, workers, device)
+    if not units:
+        print(f"  nothing is left: all of it is in {path}")
+        return
+    now = sum(unit.learner_steps for unit in units)
+    by_problem: dict[tuple[str, str], list[Unit]] = {}
+    for unit in units:
+        by_problem.setdefault((unit.problem, unit.network), []).append(unit)
+    seconds = sum(estimate(own, workers, device, execution.backend) for own in by_problem.values())
+    what = "the search" if later else "the final runs"
+    print(f"  left of {what}: {sum(len(unit.learners) for unit in units):,} learners, {now:,} learner-steps")
+    if later:
+        print(f"  then the final runs: {later:,} learner-steps")
+    print(f"  about {duration(seconds * (now + later) / now)}, measured on {min(workers, len(units))} × {device} now")
+
+
+def _utility_quality(scale: str, output: Path, nothing: bool) -> None:
+    """The one study that is no sweep; it takes a minute or two and starts anew each time."""
+    from upgd.experiments._utility_page import main
+
+    steps, seeds = {"paper": (2_000, 20), "small": (500, 5), "smoke": (40, 2)}[scale]
+    if nothing:
+        print(f"  no sweep: {seeds} runs of {steps:,} steps, computed anew each time")
+    else:
+        main(["--out", str(output), "--steps", str(steps), "--seeds", str(seeds)])
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, other = text.partition("=")
+    if not (name and equals and other):
+        raise UsageError(f"--data takes NAME=OTHER, such as emnist=emnist-subset, not {text!r}.")
+    return name, other
+
+
+def _command(
+    name: str,
+    scale: str,
+    panels: str | None,
+    grid: str | None,
+    sweep_seeds: int | None,
+    final_seeds: int | None,
+    steps: int | None,
+    data: tuple[str, ...],
+) -> str:
+    """What to type to get the same page."""
+    given = {"panels": panels, "grid": grid, "sweep-seeds": sweep_seeds, "final-seeds": final_seeds, "steps": steps}
+    words = ["upgd", "reproduce", name, "--scale", scale]
+    for option, value in given.items():
+        words += [f"--{option}", str(value)] if value is not None else []
+    for pair in data:
+        words += ["--data", pair]
+    return shlex.join(words)

@@ -1,0 +1,193 @@
+"""A reproduction as figures and a page: no number on it is typed by hand.
+
+What a person has to say about it stands in ``NAME.notes.md`` beside the page, and is copied into it.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from upgd.experiments import figures
+from upgd.experiments.bands import band, of_seeds
+from upgd.experiments.catalogue import Arm, Panel
+from upgd.experiments.compare import Comparison, Row, rows
+from upgd.experiments.progress import duration
+from upgd.experiments.reproduce import Finding, Reproduction
+from upgd.experiments.results import settings_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw", "write_page"]
+
+_PAGE = """\
+# {title}
+
+<!-- Written by `{command}`; change the program, or {name}.notes.md, not the page. -->
+
+{about}
+
+{notes}![{title}: online curves]({name}.png)
+
+Curves are means over task windows, with 95 % confidence bands over runs. {scale}
+
+{tables}
+
+## How
+
+{how}
+"""
+
+
+def write_page(found: Reproduction, folder: Path, command: str) -> Path:
+    """Write the page, and its figure as PNG, SVG and PDF.
+
+    Args:
+        found: what came out.
+        folder: where to, made if it is not there.
+        command: what was typed to make it.
+
+    Returns:
+        The page's path.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    study, name = found.plan.study, found.plan.study.name
+    figures.save(draw(found), folder / name)
+    notes = folder / f"{name}.notes.md"
+    page = folder / f"{name}.md"
+    page.write_text(
+        _PAGE.format(
+            title=study.title,
+            name=name,
+            command=command,
+            about=study.about,
+            notes=notes.read_text(encoding="utf-8").strip() + "\n\n" if notes.exists() else "",
+            scale=f"Scale: {found.plan.scale.words}.",
+            tables="\n\n".join(_table(found, panel) for panel in found.plan.panels),
+            how="\n".join(f"- {line}" for line in _how(found, command)),
+        ),
+        encoding="utf-8",
+    )
+    return page
+
+
+def draw(found: Reproduction) -> "Figure":
+    """The figure: a panel for each of the study's, in rows of two."""
+    from matplotlib.figure import Figure
+
+    shown = [(panel, *found.panel(panel)) for panel in found.plan.panels]
+    columns = min(2, len(shown))
+    lines = -(-len(shown) // columns)
+    figure = Figure(figsize=(7.2 * columns, 4.2 * lines), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)  # type: ignore[union-attr, call-arg]
+    places = figure.subplots(lines, columns, squeeze=False).ravel()
+    limits = _limits([(comparison, own) for _, comparison, own in shown if comparison is not None])
+    for ax, (panel, comparison, own) in zip(places, shown, strict=False):
+        if comparison is None:
+            ax.set_title(f"{panel.title}: not run yet", loc="left")
+            ax.set_axis_off()
+            continue
+        figures.curves(
+            comparison,
+            comparison.entries,
+            ax=ax,
+            title=panel.title,
+            looks=[_look(finding.arm) for finding in own],
+            limits=limits[comparison.problem],
+        )
+    for ax in places[len(shown) :]:
+        ax.set_axis_off()
+    return figure
+
+
+def _look(arm: Arm) -> figures.Look:
+    """Within a panel only the order of the utility sets variants apart, or its scaling where UPS is searched."""
+    dash = "dash" if ("order", (2,)) in arm.fixed or arm.name.endswith(", local") else "solid"
+    return figures.Look(arm.name, arm.colour or figures.COLOURS[arm.method], dash)
+
+
+def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str, tuple[float, float] | None]:
+    """The same vertical axis for all panels of a problem."""
+    ranges: dict[str, list[float]] = {}
+    for comparison, own in panels:
+        heights = ranges.setdefault(comparison.problem, [])
+        for entry in (finding.entry for finding in own if finding.entry):
+            _, values = of_seeds(entry, comparison.metric, 80)
+            if len(values):
+                mean, _ = band(values)
+                heights += [float(mean.min()), float(mean.max())]
+    return {
+        problem: (min(heights) * 0.9 - 1e-9, max(heights) * 1.06 + 1e-9) if heights else None
+        for problem, heights in ranges.items()
+    }
+
+
+def _table(found: Reproduction, panel: Panel) -> str:
+    comparison, own = found.panel(panel)
+    if comparison is None:
+        return f"## {panel.title}\n\nNot run yet."
+    names = {id(finding.entry): finding.arm.name for finding in own}
+    head = ["method", "setting", "mean ± s.e. (n)", "first quarter", "last quarter", "to the best", "p", "diverged"]
+    lines = [head, ["---", "---", *["---:"] * 6]]
+    lines += [_row(names[id(row.entry)], row) for row in rows(comparison, comparison.entries)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    title = f"{comparison.problem}, network {comparison.network}, {comparison.steps:,} steps"
+    return f"## {panel.title}\n\nOnline {comparison.metric} over all steps; {title}:\n\n{table}"
+
+
+def _row(name: str, row: Row) -> list[str]:
+    alive = row.seeds - row.diverged
+    return [
+        name,
+        settings_text(row.entry.settings),
+        f"{row.mean:.4f} ± {row.error:.4f} ({alive})" if alive > 1 else f"{row.mean:.4f} ({alive})",
+        f"{row.first_quarter:.4f}",
+        f"{row.last_quarter:.4f}",
+        "–" if row.difference is None else f"{row.difference:+.4f}".replace("-", "−"),
+        "–" if row.p is None else ("< 0.001" if row.p < 0.001 else f"{row.p:.3f}"),
+        f"{row.diverged} of {row.seeds}",
+    ]
+
+
+def _how(found: Reproduction, command: str) -> list[str]:
+    plan, records = found.plan, found.records
+    tried = sum(finding.best.tried for finding in found.findings.values())
+    lines = [
+        f"Command: `{command}`",
+        f"Search: {tried:,} settings, {plan.sweep_seeds} run{'s' * (plan.sweep_seeds != 1)} each; the best of each method by "
+        "the mean over all steps, those with fewer diverged runs first. The runs in the tables have other seeds.",
+        f"Computed on {', '.join(sorted({record.device for record in records})) or 'nothing yet'} in "
+        f"{duration(sum(record.seconds for record in records))}, {sum(r.key.steps for r in records):,} learner-steps",
+        f"Versions: {', '.join(sorted({f'upgd {r.package}, torch {r.torch}' for r in records}))}",
+        *(f"Data: {line}" for line in _data(sorted({record.key.problem for record in records}))),
+    ]
+    at_edge = [
+        f"{finding.arm.name} ({', '.join(finding.best.edges)})"
+        for finding in found.findings.values()
+        if finding.best.edges
+    ]
+    if at_edge:
+        lines.append(
+            f"At the edge of what was tried, so that a wider grid may find better: {'; '.join(dict.fromkeys(at_edge))}"
+        )
+    if found.missing:
+        lines.append(f"Not finished: {found.missing:,} of the final runs are missing.")
+    return lines
+
+
+def _data(problems: Sequence[str]) -> list[str]:
+    """The data sets, with what identifies them."""
+    from upgd.streams import make
+
+    lines = {}
+    for problem in problems:
+        try:
+            data = getattr(make(problem), "data", None)
+        except (ValueError, OSError) as error:
+            lines[problem] = f"{problem}: {error}"
+            continue
+        if data is not None:
+            digest = hashlib.sha256(data.images.tobytes() + data.labels.tobytes()).hexdigest()
+            lines[data.name] = f"{data.name}, {len(data.labels):,} images, SHA-256 of pixels and labels {digest}"
+    return list(lines.values())

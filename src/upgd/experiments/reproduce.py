@@ -1,0 +1,275 @@
+"""The paper's experiments, from the first step to the page: search with few seeds, best setting of each curve, final runs.
+
+Everything is computed through a store: what is there is not computed again, so an interrupted reproduction goes on where it
+was. The final runs have seeds that the search has not seen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from upgd.experiments.catalogue import SCALES, STUDIES, Arm, GridName, Panel, Scale, Study, settings_of
+from upgd.experiments.compare import Best, Comparison, Entry, best, comparisons
+from upgd.experiments.declare import Experiment
+from upgd.experiments.results import Results
+from upgd.experiments.running import pending
+from upgd.experiments.units import Unit, whole
+from upgd.population import Learner
+from upgd.store import Record, Store
+
+__all__ = ["Finding", "Plan", "Reproduction", "left", "plan", "reproduce", "stored"]
+
+#: Computes what an experiment lacks and gives its results; some may be missing.
+Compute = Callable[[Experiment], Results]
+
+
+class _Listed(Experiment):
+    """An experiment whose learners are listed one by one."""
+
+    def __init__(self, problem: str, network: str, steps: int, options: Mapping[str, Any], learners: Sequence[Learner]):
+        values = {"problem": problem, "network": network, "steps": steps, "options": dict(options)}
+        for name, value in (values | {"_learners": tuple(dict.fromkeys(learners)), "methods": {}, "seeds": ()}).items():
+            object.__setattr__(self, name, value)
+
+    def learners(self) -> tuple[Learner, ...]:
+        listed: tuple[Learner, ...] = self._learners  # type: ignore[attr-defined]
+        return listed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study at a scale.
+
+    Attributes:
+        study, scale: what, and how much of it.
+        panels: which of the study's panels.
+        grid: which settings are tried.
+        sweep_seeds, final_seeds: how many learners for each setting that is tried, and for each best one.
+        steps: how long each learner runs; None: as the scale says.
+        data: data sets that stand in for others.
+    """
+
+    study: Study
+    scale: Scale
+    panels: tuple[Panel, ...]
+    grid: GridName
+    sweep_seeds: int
+    final_seeds: int | None
+    steps: int | None
+    data: Mapping[str, str]
+
+    def arms(self) -> list[Arm]:
+        """All curves, none twice."""
+        return self.study.arms(panel.key for panel in self.panels)
+
+    def sweep(self) -> list[Experiment]:
+        """The search."""
+        return self._experiments(
+            {
+                arm: [
+                    Learner(method=arm.method, seed=seed, **settings)
+                    for settings in settings_of(arm, self.grid)
+                    for seed in range(self.sweep_seeds)
+                ]
+                for arm in self.arms()
+            }
+        )
+
+    def final(self, chosen: Mapping[Arm, Mapping[str, Any]]) -> list[Experiment]:
+        """The runs of the best settings."""
+        return self._experiments(
+            {
+                arm: [Learner(method=arm.method, seed=seed, **settings) for seed in self.seeds(arm)]
+                for arm, settings in chosen.items()
+            }
+        )
+
+    def seeds(self, arm: Arm) -> range:
+        """The seeds of an arm's final runs: none that the search has seen."""
+        from upgd.experiments import paper
+
+        count = self.final_seeds or paper.defaults(arm.problem).seeds
+        return range(self.sweep_seeds, self.sweep_seeds + count)
+
+    def place(self, arm: Arm) -> tuple[str, str, int, Mapping[str, Any]]:
+        """Where an arm runs: problem, network, steps, and the problem's options."""
+        problem, network = arm.problem, arm.network
+        kind, _, data = problem.rpartition("-")
+        stand_ins = {**self.scale.data, **self.data}
+        if data in stand_ins:
+            problem = f"{kind}-{stand_ins[data]}"
+        if self.scale.network is not None and network != "linear":
+            _, colon, activation = network.partition(":")
+            network = self.scale.network + colon + activation
+        return problem, network, self.steps or self.scale.length(arm.problem), self.scale.options
+
+    def _experiments(self, learners: Mapping[Arm, Sequence[Learner]]) -> list[Experiment]:
+        """Arms that run on the same problem and network together: a device is used well when it is full."""
+        together: dict[str, tuple[tuple[str, str, int, Mapping[str, Any]], list[Learner]]] = {}
+        for arm, own in learners.items():
+            place = self.place(arm)
+            together.setdefault(repr(place), (place, []))[1].extend(own)
+        return [_Listed(*place, own) for place, own in together.values()]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came out for one curve.
+
+    Attributes:
+        arm: the curve.
+        comparison: its problem, network and steps.
+        best: what the search chose.
+        entry: the final runs; None if there are none yet.
+    """
+
+    arm: Arm
+    comparison: Comparison
+    best: Best
+    entry: Entry | None
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What a plan has found."""
+
+    plan: Plan
+    findings: Mapping[Arm, Finding]
+    records: Sequence[Record]  #: of the search and of the final runs
+
+    @property
+    def missing(self) -> int:
+        """How many final runs there should be but are not."""
+        there = sum(len(finding.entry.records) for finding in self.findings.values() if finding.entry)
+        return sum(len(self.plan.seeds(arm)) for arm in self.plan.arms()) - there
+
+    def panel(self, panel: Panel) -> tuple[Comparison | None, list[Finding]]:
+        """What a panel shows; None if there is nothing."""
+        found = [self.findings[arm] for arm in panel.arms if arm in self.findings and self.findings[arm].entry]
+        entries = tuple(finding.entry for finding in found if finding.entry)
+        return (replace(found[0].comparison, entries=entries) if found else None), found
+
+
+def plan(
+    name: str,
+    scale: str = "paper",
+    *,
+    panels: Sequence[str] = (),
+    grid: str | None = None,
+    sweep_seeds: int | None = None,
+    final_seeds: int | None = None,
+    steps: int | None = None,
+    data: Mapping[str, str] | None = None,
+) -> Plan:
+    """What to do for a study; whatever is not given is the scale's.
+
+    Example:
+        >>> [len(experiment.learners()) for experiment in plan("toy-changing-inputs", "smoke").sweep()]
+        [38, 2]
+    """
+    if name not in STUDIES or not STUDIES[name].panels:
+        raise ValueError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+    if scale not in SCALES:
+        raise ValueError(f"scale must be one of {', '.join(SCALES)}, not {scale!r}")
+    if grid is not None and grid not in get_args(GridName):
+        raise ValueError(f"grid must be one of {', '.join(get_args(GridName))}, not {grid!r}")
+    for what, number in (("sweep_seeds", sweep_seeds), ("final_seeds", final_seeds), ("steps", steps)):
+        if number is not None and number < 1:
+            raise ValueError(f"{what} must be at least 1, not {number}")
+    study, size = STUDIES[name], SCALES[scale]
+    known = {panel.key: panel for panel in study.panels}
+    for key in panels:
+        if key not in known:
+            raise ValueError(f"{name} has no panel {key!r}; choose among {', '.join(known)}")
+    return Plan(
+        study=study,
+        scale=size,
+        panels=tuple(known[key] for key in panels or known),
+        grid=grid or size.grid,  # type: ignore[arg-type]  # checked above
+        sweep_seeds=sweep_seeds or size.sweep_seeds,
+        final_seeds=final_seeds or size.final_seeds,
+        steps=steps,
+        data=dict(data or {}),
+    )
+
+
+def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda text: None) -> Reproduction:
+    """Carry out a plan.
+
+    Args:
+        plan: see :func:`plan`.
+        compute: who computes, such as ``functools.partial(upgd.experiments.run, store="upgd.db")``.
+        say: told what comes next.
+    """
+    swept = _computed(plan.sweep(), compute, say, "search")
+    searches = {arm: _of_arm(plan, arm, settings_of(arm, plan.grid), swept) for arm in plan.arms()}
+    chosen = {arm: best(found, arm.method) for arm, found in searches.items() if found is not None}
+    settings = {arm: _settings(one.entry) for arm, one in chosen.items()}
+    final = _computed(plan.final(settings), compute, say, "final runs")
+    findings = {}
+    for arm, one in chosen.items():
+        runs = _of_arm(plan, arm, [settings[arm]], final, plan.seeds(arm))
+        comparison = runs or searches[arm]
+        assert comparison is not None
+        findings[arm] = Finding(arm, comparison, one, runs.entries[0] if runs else None)
+    records = {record.key.digest: record for record in [*swept, *final]}
+    return Reproduction(plan, findings, list(records.values()))
+
+
+def _computed(
+    experiments: Sequence[Experiment], compute: Compute, say: Callable[[str], None], what: str
+) -> list[Record]:
+    records: list[Record] = []
+    for experiment in experiments:
+        count = len(experiment.learners())
+        say(
+            f"{what}: {experiment.problem}, network {experiment.network}, {count:,} learners × {experiment.steps:,} steps"
+        )
+        records += compute(experiment).records
+    return records
+
+
+def _of_arm(
+    plan: Plan, arm: Arm, settings: Sequence[Mapping[str, Any]], records: Sequence[Record], seeds: Sequence[int] = ()
+) -> Comparison | None:
+    """The records of an arm, of these settings and seeds, as something that can be compared."""
+    problem, network, steps, _ = plan.place(arm)
+    wanted = {repr(_plain(Learner(method=arm.method, **one).settings())) for one in settings}
+    own = [
+        record
+        for record in records
+        if (record.key.problem, record.key.network, record.key.steps) == (problem, network, steps)
+        and record.key.method == arm.method
+        and repr(_plain(record.key.settings)) in wanted
+        and (not seeds or record.key.seed in seeds)
+    ]
+    return comparisons(own)[0] if own else None
+
+
+def _plain(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted((name, tuple(value) if isinstance(value, list) else value) for name, value in settings.items())
+
+
+def _settings(entry: Entry) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.settings.items()}
+
+
+def stored(store: Store) -> Compute:
+    """Computes nothing: gives what a store has."""
+
+    def compute(experiment: Experiment) -> Results:
+        return Results(store.records(problem=experiment.problem, digests=whole(experiment).digests))
+
+    return compute
+
+
+def left(plan: Plan, store: Store, workers: int, device: str) -> tuple[list[Unit], int]:
+    """What a store lacks: the units of the search; or, when that is done, of the final runs. And the learner-steps of final
+    runs that cannot be planned yet."""
+    search = [unit for experiment in plan.sweep() for unit in pending(experiment, store, workers, device)]
+    if search:
+        return search, sum(len(plan.seeds(arm)) * plan.place(arm)[2] for arm in plan.arms())
+    found = reproduce(plan, stored(store))
+    settings = {arm: _settings(finding.best.entry) for arm, finding in found.findings.items()}
+    final = plan.final(settings)
+    return [unit for experiment in final for unit in pending(experiment, store, workers, device)], 0

@@ -1,0 +1,265 @@
+"""The paper's experiments: complete, chosen fairly, resumed, and written down without a number typed by hand."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from made_records import record
+
+from upgd.experiments import Results, paper, run
+from upgd.experiments.catalogue import SCALES, STUDIES, Arm, settings_of
+from upgd.experiments.reproduce import left, plan, reproduce, stored
+from upgd.store import Store
+
+SWEEPS = [name for name, study in STUDIES.items() if study.panels]
+SMALLEST = {"scale": "smoke", "panels": ["weight-white"], "steps": 40}
+
+
+def test_every_experiment_of_the_paper_is_there():
+    assert list(STUDIES) == [
+        "utility-quality",
+        "ups-stationary-mnist",
+        "upgd-stationary-mnist",
+        "toy-changing-inputs",
+        "toy-changing-outputs",
+        "input-permuted-mnist",
+        "output-permuted-emnist",
+        "output-permuted-cifar10",
+        "ablation",
+    ]
+    panels = {name: len(study.panels) for name, study in STUDIES.items()}
+    assert panels == dict(zip(STUDIES, (0, 4, 4, 4, 4, 4, 4, 2, 6), strict=True))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_curve_has_settings_that_a_learner_can_have(name, scale):
+    chosen = plan(name, scale)
+    for arm in chosen.arms():
+        tried = settings_of(arm, chosen.grid)
+        assert len({repr(sorted(settings.items())) for settings in tried}) == len(tried) > 0
+        for switch, values in arm.fixed:
+            assert {settings[switch] for settings in tried} <= set(values)
+    assert sum(len(experiment.learners()) for experiment in chosen.sweep()) > 0
+
+
+@pytest.mark.parametrize(
+    ("study", "method", "settings"),
+    [  # products of the grids in the paper's appendix
+        ("input-permuted-mnist", "upgd", 3 * 2 * 3 * 5),
+        ("input-permuted-mnist", "sgdw", 3 * 5),
+        ("input-permuted-mnist", "pgd", 3 * 3),
+        ("input-permuted-mnist", "adamw", 3 * 5 * 6 * 3),
+        ("toy-changing-inputs", "upgd", 4 * 4 * 5),
+        ("ups-stationary-mnist", "ups", 5 * 5),
+        ("ups-stationary-mnist", "ups-even", 5),
+    ],
+)
+def test_the_papers_scale_has_the_papers_grid(study, method, settings):
+    arm = next(arm for arm in STUDIES[study].arms() if arm.method == method)
+    assert len(settings_of(arm, "paper")) == settings
+
+
+def test_the_ablation_splits_the_grid_by_weight_decay():
+    for panel in STUDIES["ablation"].panels:
+        for arm in panel.arms:
+            decays = {settings.get("weight_decay", 0.0) for settings in settings_of(arm, "paper")}
+            assert (0.0 in decays) == panel.key.endswith("no-decay")
+            assert len(decays) == (1 if panel.key.endswith("no-decay") else 4)
+
+
+def test_a_star_differs_from_the_known_setting_in_one_place():
+    arm = next(arm for arm in STUDIES["output-permuted-emnist"].arms() if arm.method == "upgd")
+    known = paper.BEST_KNOWN["output-permuted-emnist"]["upgd"]
+    star = settings_of(arm, "star")
+    assert {name: star[0][name] for name in known} == known
+    for settings in star[1:]:
+        assert sum(settings[name] != star[0][name] for name in settings) == 1
+    assert len(star) == 1 + 2 + 2 + 3 + 4  # lr, β and σ (whose known values the grid lacks), weight decay
+
+
+def test_stand_ins_replace_only_their_data_set():
+    chosen = plan("ablation", "small", data={"emnist": "my-letters"})
+    problems = {experiment.problem for experiment in chosen.sweep()}
+    assert problems == {"input-permuted-mnist", "output-permuted-my-letters", "output-permuted-cifar10"}
+
+
+def planted(experiment, seeds_seen):
+    """Learners whose score depends on their settings alone: the best lr is 0.001, the best σ 0.01."""
+    seeds_seen.append({learner.seed for learner in experiment.learners()})
+    return Results(
+        [
+            record(
+                learner.method,
+                learner.settings(),
+                seed=learner.seed,
+                level=0.5 - 10 * abs(learner.lr - 0.001) - abs((learner.sigma or 0.01) - 0.01),
+                problem=experiment.problem,
+                network=experiment.network,
+                steps=experiment.steps,
+                window=experiment.steps // 4,
+            )
+            for learner in experiment.learners()
+        ]
+    )
+
+
+def test_the_best_setting_runs_again_with_seeds_that_nobody_has_seen():
+    seeds_seen = []
+    chosen = plan("input-permuted-mnist", "paper", steps=400, panels=["weight-global"], final_seeds=4)
+    found = reproduce(chosen, partial(planted, seeds_seen=seeds_seen))
+    assert seeds_seen == [{0, 1, 2}, {3, 4, 5, 6}]
+    assert found.missing == 0
+    for arm, finding in found.findings.items():
+        assert finding.best.tried == len(settings_of(arm, "paper"))
+        assert finding.entry.settings["lr"] == 0.001
+        assert finding.entry.settings.get("sigma", 0.01) == 0.01
+        assert sorted(finding.entry.records) == [3, 4, 5, 6]
+
+
+def test_an_interrupted_reproduction_goes_on(tmp_path):
+    chosen, path = plan("ups-stationary-mnist", **SMALLEST), tmp_path / "r.db"
+    calls = []
+
+    def interrupted(experiment):
+        calls.append(experiment)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return run(experiment, store=path)
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(chosen, interrupted)
+    with Store.read(path) as store:
+        search = len(store)
+        units, later = left(chosen, store, 1, "cpu")
+    assert search == 3
+    assert (sum(len(unit.learners) for unit in units), later) == (6, 0)  # the search is done
+    first = reproduce(chosen, partial(run, store=path))
+    with Store.read(path) as store:
+        assert len(store) == 3 + 6
+        assert left(chosen, store, 1, "cpu") == ([], 0)
+        again = reproduce(chosen, stored(store))
+    assert again.missing == first.missing == 0
+    for arm, finding in first.findings.items():
+        for seed, one in finding.entry.records.items():
+            np.testing.assert_array_equal(one.loss, again.findings[arm].entry.records[seed].loss)
+
+
+def test_what_is_left_before_anything_was_run():
+    with Store.write(":memory:") as store:
+        units, later = left(plan("ups-stationary-mnist", **SMALLEST), store, 1, "cpu")
+    assert sum(unit.learner_steps for unit in units) == 3 * 40
+    assert later == 3 * 2 * 40
+
+
+class TestPage:
+    def test_numbers_are_the_records(self, tmp_path):
+        pytest.importorskip("matplotlib", reason="figures need matplotlib")
+        from upgd.experiments.pages import write_page
+
+        found = reproduce(plan("toy-changing-outputs", "smoke", panels=["weight-global"]), run)
+        (tmp_path / "toy-changing-outputs.notes.md").write_text("We agree.\n", encoding="utf-8")
+        page = write_page(found, tmp_path, "upgd reproduce toy-changing-outputs --scale smoke").read_text(
+            encoding="utf-8"
+        )
+        for finding in found.findings.values():
+            scores = [one.loss.astype(np.float64).mean() for one in finding.entry.records.values()]
+            error = np.std(scores, ddof=1) / np.sqrt(2)
+            line = next(line for line in page.splitlines() if line.startswith(f"| {finding.arm.name} |"))
+            assert f"| {np.mean(scores):.4f} ± {error:.4f} (2) |" in line
+        assert "\nWe agree.\n" in page
+        assert "Command: `upgd reproduce toy-changing-outputs --scale smoke`" in page
+        for ending in ("png", "svg", "pdf"):
+            assert (tmp_path / f"toy-changing-outputs.{ending}").stat().st_size > 5_000
+
+    def test_data_are_named_with_their_checksum(self):
+        from upgd.data import load
+        from upgd.experiments.pages import _data
+
+        assert _data(["toy-changing-inputs"]) == []
+        (line,) = _data(["stationary-digits", "input-permuted-digits"])
+        assert f"{len(load('digits').labels):,} images, SHA-256" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "input-permuted"}, "there is no study 'input-permuted'; choose one of"),
+        ({"name": "utility-quality"}, "there is no study"),
+        ({"name": "ablation", "scale": "huge"}, "scale must be one of paper, small, smoke, not 'huge'"),
+        ({"name": "ablation", "grid": "fine"}, "grid must be one of"),
+        ({"name": "ablation", "panels": ["left"]}, "ablation has no panel 'left'; choose among mnist-decay"),
+        ({"name": "ablation", "steps": 0}, "steps must be at least 1, not 0"),
+    ],
+)
+def test_mistakes_get_a_sentence(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        plan(**arguments)
+
+
+class TestCommand:
+    @pytest.fixture
+    def upgd(self, tmp_path, monkeypatch, capsys):
+        pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
+        from upgd.cli import main
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("UPGD_DATA", str(tmp_path / "no-data"))
+
+        def type_(line):
+            with pytest.raises(SystemExit) as exit_:
+                main(line.split())
+            return exit_.value.code, capsys.readouterr()
+
+        return type_
+
+    def test_it_runs_says_what_is_left_and_writes_again(self, upgd, tmp_path):
+        pytest.importorskip("matplotlib", reason="figures need matplotlib")
+        what = "reproduce ups-stationary-mnist --scale smoke --panels weight-white --steps 40"
+        code, said = upgd(f"{what} --dry-run")
+        assert code == 0
+        assert "left of the search: 3 learners, 120 learner-steps" in said.out
+        assert not (tmp_path / "upgd.db").exists()
+        code, said = upgd(f"{what} --quiet --workers 1")
+        assert code == 0, said.err
+        assert "Weight-wise, white noise, online accuracy:" in said.out
+        page = tmp_path / "reproduced" / "ups-stationary-mnist.md"
+        first = page.read_text(encoding="utf-8")
+        assert "Command: `upgd reproduce ups-stationary-mnist --scale smoke --panels weight-white --steps 40`" in first
+        assert "nothing is left" in upgd(f"{what} --dry-run")[1].out
+        page.unlink()
+        assert upgd(f"{what} --write-only")[0] == 0
+        assert page.read_text(encoding="utf-8") == first
+
+    def test_data_that_are_not_there_are_asked_for(self, upgd):
+        code, said = upgd("reproduce input-permuted-mnist --scale small")
+        assert code == 1
+        assert "upgd data fetch mnist" in said.err
+
+    def test_nothing_to_write_is_a_sentence(self, upgd):
+        with Store.write("upgd.db") as store:
+            store.add([record()])
+        code, said = upgd("reproduce ablation --scale smoke --write-only")
+        assert code == 1
+        assert "upgd.db has nothing of ablation at this scale" in said.err
+
+    def test_without_a_name_it_lists(self, upgd):
+        code, said = upgd("reproduce")
+        assert code == 0
+        assert all(name in said.out for name in STUDIES)
+
+    def test_utility_quality_is_called(self, upgd, tmp_path, monkeypatch):
+        from upgd.experiments import _utility_page
+
+        called = []
+        monkeypatch.setattr(_utility_page, "main", called.append)
+        assert upgd("reproduce utility-quality --scale smoke -o out")[0] == 0
+        assert called == [["--out", "out", "--steps", "40", "--seeds", "2"]]
+
+
+def test_names_in_a_panel_are_different():
+    for study in STUDIES.values():
+        for panel in study.panels:
+            names = [arm.name for arm in panel.arms]
+            assert len(set(names)) == len(names)
+            assert all(isinstance(arm, Arm) for arm in panel.arms)
