@@ -1,7 +1,9 @@
 """The torch backend on a GPU: its step compiled, captured in a CUDA graph and replayed, so that Python is out of the way.
 
 Everything that a step reads or writes lies at fixed places: the learners' state, a stretch of the stream, the tally, and two
-counters that the graph itself moves on. The step is :class:`.TorchBackend`'s own. It is traced once; ``torch.compile``
+counters that the graph itself moves on. The step is :class:`.TorchBackend`'s own, except that what depends on the learner
+and the step alone (powers of β, keys of the noise) is computed before it: a fused kernel would compute it for every weight,
+in double precision, again and again. The step is traced once; ``torch.compile``
 then fuses it where Triton is at hand (``UPGD_COMPILE=0`` turns that off: for short runs compiling costs more than it saves).
 """
 
@@ -9,6 +11,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from upgd import noise
 from upgd.noise import learner_keys, learner_normals_at
 from upgd.population.backend import Group, Loss, Tally
-from upgd.population.torch_backend import Named, TorchBackend
+from upgd.population.torch_backend import Named, TorchBackend, _of_learners
 from upgd.streams.contract import Chunk
 
 __all__ = ["GraphedBackend"]
@@ -46,8 +49,15 @@ class GraphedBackend(TorchBackend):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(network, group, parameters, device, dtype)
+        # What the rule casts to the computation's type anyway, cast once; the averages need all bits of β (see _before).
+        cast = {
+            name: getattr(self._group, name).to(dtype) for name in ("lr", "sigma", "weight_decay", "c", "p", "q", "eps")
+        }
+        self._group = replace(self._group, **cast)
+        self._betas = {"plain": (), "utility": ("beta",), "adamw": ("beta1", "beta2")}[group.kind.rule]
         self._device = device
         self._fixed: Named = {}
+        self._now: Named = {}  #: the same, while a step is being traced
         self._source: Tensor | None = None
         self._white = 255
         self._loss: Loss | None = None
@@ -104,6 +114,12 @@ class GraphedBackend(TorchBackend):
         places: Named = {"loss": totals.loss, "correct": totals.correct, "diverged_at": totals.diverged_at}
         for name in ("offset", "clock"):
             places[name] = torch.zeros(1, dtype=torch.long, device=self._device)
+        for name in self._betas:
+            for what in ("kept", "new", "correction"):
+                places[f"{what}.{name}"] = torch.ones(learners, dtype=self._dtype, device=self._device)
+        if self._kind.noise != "none":
+            for name in ("keys", "keys before"):
+                places[name] = torch.zeros(learners, 4, dtype=torch.int32, device=self._device)
         for name, tensor in (("targets", chunk.targets), ("dense", chunk.dense), ("index", chunk.index)):
             if tensor is not None:
                 places[name] = tensor.new_zeros(learners, stretch, *tensor.shape[2:])
@@ -131,11 +147,12 @@ class GraphedBackend(TorchBackend):
         changing = [tensor for named in self._state.values() for tensor in named.values()]
         tensors = [*self._fixed.values(), *changing]
         if self._device.type != "cuda":
-            return {count: _repeated(lambda: self._take(*tensors), count) for count in (1, _UNROLLED)}
+            return {count: _repeated(lambda: self._whole(self._take, tensors), count) for count in (1, _UNROLLED)}
         before = [t.clone() for t in tensors]
         step = self._compiled(tensors)
-        graphs = {count: _captured(step, tensors, count) for count in (1, _UNROLLED)}
-        torch._foreach_copy_(tensors, before)  # tracing, warming up and capturing took some steps
+        graphs = {count: _captured(lambda: self._whole(step, tensors), count) for count in (1, _UNROLLED)}
+        for tensor, old in zip(tensors, before, strict=True):  # tracing and warming up took some steps
+            tensor.copy_(old)
         return {count: graph.replay for count, graph in graphs.items()}
 
     def _compiled(self, tensors: list[Tensor]) -> Step:
@@ -152,9 +169,34 @@ class GraphedBackend(TorchBackend):
             log.info("torch.compile does not help here (%s: %s)", type(error).__name__, str(error).split("\n")[0])
             return self._take
 
+    def _whole(self, step: Step, tensors: list[Tensor]) -> None:
+        self._before()
+        step(*tensors)
+
+    def _before(self) -> None:
+        """What depends on the learner and the step alone."""
+        step = self._fixed["clock"][0] + 1
+        for name in self._betas:
+            beta = getattr(self._group, name)
+            self._fixed[f"kept.{name}"].copy_(beta)
+            self._fixed[f"new.{name}"].copy_(1 - beta)
+            self._fixed[f"correction.{name}"].copy_(1 - beta**step)
+        if self._kind.noise != "none":
+            self._fixed["keys"].copy_(learner_keys(self._group.seeds, step))
+            if self._kind.noise == "anticorrelated":
+                self._fixed["keys before"].copy_(learner_keys(self._group.seeds, step - 1))
+
+    def _trace(self, previous: Tensor, instant: Tensor, beta: str) -> Tensor:
+        kept, new = (_of_learners(self._now[f"{what}.{beta}"], previous) for what in ("kept", "new"))
+        return kept * previous + new * instant
+
+    def _unbiased(self, traced: Tensor, beta: str, step: int) -> Tensor:
+        return traced / _of_learners(self._now[f"correction.{beta}"], traced)
+
     def _take(self, *tensors: Tensor) -> None:
         """One step, in place."""
         fixed = dict(zip(self._fixed, tensors, strict=False))
+        self._now = fixed
         state = iter(tensors[len(fixed) :])
         kept = {part: dict(named) for part, named in self._state.items()}
         places = {part: {name: next(state) for name in named} for part, named in kept.items()}
@@ -164,7 +206,7 @@ class GraphedBackend(TorchBackend):
         assert self._loss is not None
         x, target = self._sample(fixed)
         tally = Tally(fixed["loss"], fixed["correct"], fixed["diverged_at"])
-        self._step(x, target, self._loss, self._noises_at(clock + 1), clock, tally)  # type: ignore[arg-type]
+        self._step(x, target, self._loss, self._noises_now(clock), clock, tally)  # type: ignore[arg-type]
         for part, named in places.items():
             for name, place in named.items():
                 place.copy_(self._state[part][name])
@@ -181,20 +223,19 @@ class GraphedBackend(TorchBackend):
         target = chunk.targets[:, 0]
         return chunk.inputs_at(0).to(self._dtype), target.to(self._dtype) if self._loss == "mse" else target
 
-    def _noises_at(self, step: Tensor) -> Named:
-        """ξ at the learners' step, by parameter; every entry on its own, which a compiler can fuse with its use."""
+    def _noises_now(self, clock: Tensor) -> Named:
+        """ξ by parameter; every entry on its own, which a compiler can fuse with its use."""
         if self._kind.noise == "none":
             return {}
-        now, before = (learner_keys(self._group.seeds, t) for t in (step, step - 1))
         noises, begin = {}, 0
         for name, parameter in self._parameters.items():
             shape = parameter.shape[1:]
             index = torch.arange(begin, begin + shape.numel(), dtype=torch.int32, device=self._device).view(shape)
             begin += shape.numel()
-            noises[name] = learner_normals_at(now, index, dtype=self._dtype)
+            noises[name] = learner_normals_at(self._now["keys"], index, dtype=self._dtype)
             if self._kind.noise == "anticorrelated":
-                previous = learner_normals_at(before, index, dtype=self._dtype)
-                noises[name] = noise.anticorrelated(noises[name], torch.where(step > 1, previous, 0))
+                previous = learner_normals_at(self._now["keys before"], index, dtype=self._dtype)
+                noises[name] = noise.anticorrelated(noises[name], torch.where(clock > 0, previous, 0))
         return noises
 
 
@@ -206,15 +247,15 @@ def _repeated(function: Callable[[], None], count: int) -> Callable[[], None]:
     return repeat
 
 
-def _captured(step: Step, tensors: list[Tensor], count: int) -> torch.cuda.CUDAGraph:
+def _captured(step: Callable[[], None], count: int) -> torch.cuda.CUDAGraph:
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(2):
-            step(*tensors)
+            step()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(count):
-            step(*tensors)
+            step()
     return graph

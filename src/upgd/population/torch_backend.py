@@ -87,7 +87,8 @@ class TorchBackend:
         found = self._model.derivatives(self._parameters, x, target, loss)
         tally.loss += found.loss
         tally.correct += found.correct
-        tally.diverged_at.masked_fill_((tally.diverged_at < 0) & ~found.loss.isfinite(), stream_step)
+        diverged = (tally.diverged_at < 0) & ~found.loss.isfinite()
+        tally.diverged_at.copy_(torch.where(diverged, stream_step, tally.diverged_at))
         goes_on = tally.diverged_at < 0
 
         step = stream_step + 1
@@ -122,10 +123,17 @@ class TorchBackend:
         traces, unbiased = {}, {}
         for name, judged in self._judged().items():
             instant = rules.utility(judged, gradient[name], curvature.get(name))
-            traces[name] = rules.trace(self._state["utility"][name], instant, self._group.beta)
-            unbiased[name] = rules.unbiased(traces[name], self._group.beta, step)
+            traces[name] = self._trace(self._state["utility"][name], instant, "beta")
+            unbiased[name] = self._unbiased(traces[name], "beta", step)
         gates = _gates_of(unbiased, self._kind)
         return traces, self._spread(gates) if feature_wise else gates
+
+    def _trace(self, previous: Tensor, instant: Tensor, beta: str) -> Tensor:
+        """The running average with the group's setting of that name."""
+        return rules.trace(previous, instant, getattr(self._group, beta))
+
+    def _unbiased(self, traced: Tensor, beta: str, step: int) -> Tensor:
+        return rules.unbiased(traced, getattr(self._group, beta), step)
 
     def _judged(self) -> Named:
         """Whose utility is looked at: the weights; or gates, constant 1, behind the features."""
@@ -189,11 +197,11 @@ class TorchBackend:
         new: dict[str, Named] = {part: {} for part in self._state}
         for name, weight in self._parameters.items():
             gradient = found.gradient[name]
-            first = rules.trace(self._state["first_moment"][name], gradient, g.beta1)
-            second = rules.trace(self._state["second_moment"][name], gradient**2, g.beta2)
-            size = rules.unbiased(second, g.beta2, step).sqrt() + _of_learners(g.eps, weight)
+            first = self._trace(self._state["first_moment"][name], gradient, "beta1")
+            second = self._trace(self._state["second_moment"][name], gradient**2, "beta2")
+            size = self._unbiased(second, "beta2", step).sqrt() + _of_learners(g.eps, weight)
             kept = _of_learners(1 - g.lr * g.weight_decay, weight) * weight
-            new["parameters"][name] = kept - _of_learners(g.lr, weight) * rules.unbiased(first, g.beta1, step) / size
+            new["parameters"][name] = kept - _of_learners(g.lr, weight) * self._unbiased(first, "beta1", step) / size
             new["first_moment"][name], new["second_moment"][name] = first, second
         return new
 
