@@ -218,7 +218,7 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(path, monkeypatch)
         Store.write(path).close()
     before = path.read_bytes()
     for open_ in (Store.read, Store.write):
-        with pytest.raises(StoreError, match=r"newer version of upgd \(schema 2; this one knows 1\)"):
+        with pytest.raises(StoreError, match=r"newer version of upgd \(schema 3; this one knows 2\)"):
             open_(path)
     assert path.read_bytes() == before
 
@@ -232,7 +232,7 @@ def test_an_old_store_is_brought_forward(path, monkeypatch, open_):
     with open_(path) as store:
         assert len(store.records()) == 1
         assert store._connection.execute("SELECT mood FROM runs").fetchall() == [("calm",)]
-        assert store._connection.execute("SELECT version FROM migrations").fetchall() == [(1,), (2,)]
+        assert store._connection.execute("SELECT version FROM migrations").fetchall() == [(1,), (2,), (3,)]
 
 
 def test_a_migration_that_fails_changes_nothing(path, monkeypatch):

@@ -59,6 +59,9 @@ MIGRATIONS: list[str] = [
     );
     CREATE INDEX runs_by_problem ON runs (problem, method);
     """,
+    """
+    ALTER TABLE runs ADD COLUMN diagnostics TEXT;  -- JSON; NULL where nobody looked inside
+    """,
 ]
 
 Curve = NDArray[np.float32]
@@ -112,6 +115,8 @@ class Record:
         seconds: its share of the time that its chunk took.
         package, torch: versions.
         finished: when, in UTC.
+        diagnostics: what looks inside the learner have shown, ``"step"`` and every figure by name, each a list with one
+            entry (a number, a list, or None) for each look; None if nobody looked.
         id: the row in the store; None if it comes from none.
     """
 
@@ -126,6 +131,7 @@ class Record:
     package: str = field(default_factory=lambda: _package_version())
     torch: str = field(default_factory=lambda: str(torch.__version__))
     finished: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    diagnostics: Mapping[str, list[Any]] | None = None
     id: int | None = None
 
     def __post_init__(self) -> None:
@@ -398,6 +404,7 @@ def _row(record: Record) -> tuple[Any, ...]:
     values |= {name: getattr(record, name) for name in _OWN_COLUMNS}
     values |= {name: _json(values[name]) for name in ("options", "settings")}
     values |= {name: _blob(values[name]) for name in ("loss", "accuracy")}
+    values["diagnostics"] = None if record.diagnostics is None else _json(record.diagnostics)
     return (key.digest, *(values[name] for name in _COLUMNS))
 
 
@@ -406,6 +413,7 @@ def _record(row: tuple[Any, ...]) -> Record:
     del values["digest"]
     values |= {name: json.loads(values[name]) for name in ("options", "settings")}
     values |= {name: _curve(values[name]) for name in ("loss", "accuracy")}
+    values["diagnostics"] = None if values["diagnostics"] is None else json.loads(values["diagnostics"])
     key = Key(**{name: values.pop(name) for name in _KEY_COLUMNS})
     return Record(key, **values)
 

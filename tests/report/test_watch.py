@@ -69,13 +69,14 @@ def test_a_port_in_use_gets_a_sentence(watch, tmp_path):
 
 def test_the_open_page_follows_and_keeps_what_is_switched_off(watch, open_page):
     with Store.write(watch.store) as store:
-        store.add([*seeds(2, "sgd", level=0.4), *seeds(2, "upgd", level=0.5)])
+        store.add([*seeds(3, "sgd", level=0.4), *seeds(3, "upgd", level=0.5)])
         page = open_page(watch.address)
         page.get_by_role("button", name="SGD", exact=True).click()
-        store.add(seeds(2, "adamw", level=0.6))
+        store.add(seeds(3, "adamw", level=0.6))
         page.get_by_role("button", name="AdamW").wait_for(timeout=20_000)
         assert page.get_by_role("button", name="SGD", exact=True).get_attribute("aria-pressed") == "false"
-        page.wait_for_function("document.querySelectorAll('.scatterlayer .trace').length == 4")
+        page.locator(".scatterlayer .trace").nth(3).wait_for(state="attached")
+        assert page.locator(".scatterlayer .trace").count() == 4  # a line and a band for each of the other two
         assert {url.split("/")[2] for url in page.requests_made if url.startswith("http")} == {
             watch.address.split("/")[2]
         }

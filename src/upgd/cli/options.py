@@ -117,6 +117,8 @@ class Execution:
         auto, cpu, cuda, cuda:1 …
     backend
         What computes: auto, torch or kernel.
+    look_every
+        Look inside the learners (gates, dormant units, norms, ranks, plasticity) every so many steps, for the report.
     checkpoint_every
         Seconds from one snapshot of unfinished work to the next.
     quiet
@@ -128,6 +130,7 @@ class Execution:
     ray: str | None = None
     device: str = "auto"
     backend: Literal["auto", "torch", "kernel"] = "auto"
+    look_every: int | None = None
     checkpoint_every: float = 120.0
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="")] = False
 

@@ -179,13 +179,19 @@ def _executor(experiment: "Experiment", execution: Execution) -> tuple[str, int,
     if execution.workers is not None and execution.workers < 1:
         raise UsageError(f"--workers must be 1 or more, not {execution.workers}.")
     checkpoints = Checkpoints.beside(store_path(execution.store))
+    if execution.look_every is not None and execution.look_every < 1:
+        raise UsageError(f"--look-every must be 1 or more, not {execution.look_every}.")
     if execution.ray is not None:
+        if execution.look_every is not None:
+            raise UsageError("--look-every is for this machine; leave out --ray.")
         from upgd.distribute import on_ray
 
         return on_ray(execution.ray, execution.device, execution.backend, checkpoints, execution.checkpoint_every)
     device = device_named(execution.device)
     workers = execution.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
-    settings = Settings(device, execution.backend, checkpoints, execution.checkpoint_every)
+    settings = Settings(
+        device, execution.backend, checkpoints, execution.checkpoint_every, look_every=execution.look_every
+    )
     return device, workers, in_process(settings) if workers == 1 else in_processes(settings, workers)
 
 

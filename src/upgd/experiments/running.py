@@ -28,6 +28,7 @@ def run(
     device: str = "auto",
     backend: BackendName = "auto",
     progress: bool = False,
+    look_every: int | None = None,
     **declaration: Any,
 ) -> Results:
     """Run an experiment, or what is missing of it, and give its results.
@@ -42,6 +43,8 @@ def run(
         device: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         backend: the population's: ``"auto"``, ``"torch"`` or ``"kernel"``.
         progress: whether to show how far it is.
+        look_every: look inside the learners every so many steps; the report shows what was seen. It takes time and does not
+            change what they do; learners that the store has already are not run again for it.
 
     Example:
         >>> result = run("output-permuted-digits", {"sgd": {"lr": 0.03}}, seeds=2, steps=40, options={"task_length": 20})
@@ -54,7 +57,7 @@ def run(
     device = device_named(device)
     path = ":memory:" if store is None else Path(store)
     checkpoints = None if store is None else Checkpoints.beside(Path(store))
-    settings = Settings(device, backend, checkpoints)
+    settings = Settings(device, backend, checkpoints, look_every=look_every)
     executor = in_process(settings) if workers == 1 else in_processes(settings, workers)
     with Store.write(path) as opened, display("auto" if progress else "none") as show:
         return execute(experiment, opened, executor, workers=workers, device=device, show=show, checkpoints=checkpoints)

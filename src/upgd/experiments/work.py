@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from upgd.experiments import architecture
 from upgd.experiments.units import Snapshot, Unit
-from upgd.population import Population, Result
+from upgd.population import Diagnostics, Population, Result
 from upgd.population.choose import BackendName
 from upgd.store import Record
 from upgd.streams import make
@@ -28,7 +29,14 @@ class Pause(Exception):
     """Raised by a watch that has seen enough; the unit can go on from its snapshot."""
 
 
-def compute(unit: Unit, device: str, backend: BackendName, begun: Snapshot | None, watch: Watch) -> list[Record]:
+def compute(
+    unit: Unit,
+    device: str,
+    backend: BackendName,
+    begun: Snapshot | None,
+    watch: Watch,
+    look_every: int | None = None,
+) -> list[Record]:
     """Compute a unit to its end.
 
     Args:
@@ -37,6 +45,7 @@ def compute(unit: Unit, device: str, backend: BackendName, begun: Snapshot | Non
         backend: by what.
         begun: where to go on.
         watch: told at the beginning and after every block of about half a second.
+        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
 
     Returns:
         A record for each learner.
@@ -60,7 +69,8 @@ def compute(unit: Unit, device: str, backend: BackendName, begun: Snapshot | Non
         watch(population.step * len(unit.learners), diverged, snapshot)
 
     watch(population.step * len(unit.learners), diverged, snapshot)
-    result = population.run(stream, unit.steps - population.step, progress=progress)
+    looking = None if look_every is None else Diagnostics(every=look_every)
+    result = population.run(stream, unit.steps - population.step, progress=progress, diagnostics=looking)
     seconds = earlier + time.monotonic() - start
     regression = stream.loss == "mse"
     return _records(unit, result, regression, population.backends, device, seconds / len(unit.learners))
@@ -99,6 +109,24 @@ def _records(
             device=where,
             backend=backends[i],
             seconds=seconds,
+            diagnostics=_looks(result, i),
         )
         for i, learner in enumerate(unit.learners)
     ]
+
+
+def _looks(result: Result, learner: int) -> dict[str, list[Any]] | None:
+    """What the looks inside a learner have shown; figures that it does not have are left out, and NaN is None."""
+    if not len(result.diagnosed_at):
+        return None
+    own = {name: figures[:, learner] for name, figures in result.diagnostics.items()}
+    return {"step": result.diagnosed_at.tolist()} | {
+        name: [_plain(figure) for figure in figures] for name, figures in own.items() if np.isfinite(figures).any()
+    }
+
+
+def _plain(figure: Any) -> Any:
+    """A number, or a list of them, of five digits."""
+    if np.ndim(figure):
+        return [_plain(part) for part in figure]
+    return float(f"{figure:.5g}") if np.isfinite(figure) else None

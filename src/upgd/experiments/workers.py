@@ -10,8 +10,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -45,12 +45,14 @@ class Settings:
         backend: the population's.
         checkpoints: where snapshots of unfinished units are; None: nowhere.
         every: seconds from one snapshot to the next.
+        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
     """
 
     device: str = "cpu"
     backend: BackendName = "auto"
     checkpoints: Checkpoints | None = None
     every: float = 120.0
+    look_every: int | None = None
 
 
 def in_process(settings: Settings) -> Executor:
@@ -102,7 +104,7 @@ def _attend(unit: Unit, settings: Settings, tell: Callable[[int, int], None]) ->
 
     try:
         begun = checkpoints.load(unit) if checkpoints is not None else None
-        return compute(unit, settings.device, settings.backend, begun, watch)
+        return compute(unit, settings.device, settings.backend, begun, watch, settings.look_every)
     except KeyboardInterrupt:
         if checkpoints is not None and latest is not None:
             checkpoints.save(unit, latest())
@@ -173,11 +175,12 @@ class _Pool:
         if device == "cuda":
             device = f"cuda:{number % torch.cuda.device_count()}"
         threads = max(1, processes_that_help("cpu") // self.size)
-        settings = Settings(device, self.settings.backend, self.settings.checkpoints, self.settings.every)
+        settings = replace(self.settings, device=device)
         process = context.Process(
             target=_serve, args=(theirs, settings, threads), name=f"upgd-worker-{number}", daemon=True
         )
-        process.start()
+        with _interrupts_stay_here():
+            process.start()
         theirs.close()
         return _Worker(process, ours)
 
@@ -204,9 +207,22 @@ class _Pool:
             )
 
 
+@contextmanager
+def _interrupts_stay_here() -> Iterator[None]:
+    """Ctrl-C goes to all processes of a terminal. One that starts inside this block never hears it: we tell it ourselves."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
     """A worker's life: compute what comes through the pipe until it is closed, by the parent or by the parent's death."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent tells us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
 
     def tell(done: int, diverged: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from upgd.experiments.bands import band, of_seeds
 from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons, rows
 from upgd.experiments.declare import SETTINGS
@@ -14,7 +16,7 @@ from upgd.experiments.variants import Variant, best_of_variants, by_variant
 from upgd.report.colours import Colours, colours
 from upgd.store import Record
 
-__all__ = ["Section", "Setting", "sections"]
+__all__ = ["Section", "Setting", "inside", "sections"]
 
 #: A curve on the page has at most this many points.
 _POINTS = 150
@@ -123,7 +125,7 @@ class Section:
                 [*(_value(setting.settings[name]) for name in names), _finite(setting.score), setting.diverged]
                 for setting in own
             ],
-            "diagnostics": _diagnostics(self.best[variant].entry),
+            "inside": inside(self.best[variant].entry),
         }
 
     def _command(self, verb: str, entries: Sequence[Entry], store: str) -> str:
@@ -165,9 +167,19 @@ def _setting(variant: Variant, entry: Entry, comparison: Comparison, best: bool)
     return Setting(variant, entry.settings, mean, len(scores), len(moments), min(moments, default=None), best)
 
 
-def _diagnostics(entry: Entry) -> dict[str, Any]:
-    """Figures recorded inside the learners, as means over seeds: name → steps and values. Empty where nobody looked."""
-    return {}
+def inside(entry: Entry) -> dict[str, Any]:
+    """What looks inside the learners have shown, as means over seeds by name; ``step`` is when. Empty where nobody looked."""
+    looks = [
+        record.diagnostics for record in entry.records.values() if record.diagnostics and record.diverged_at is None
+    ]
+    looks = [one for one in looks if one["step"] == looks[0]["step"]]
+    if not looks:
+        return {}
+    shared = [name for name in looks[0] if name != "step" and all(name in one for one in looks)]
+    means = {name: np.array([one[name] for one in looks], np.float64).mean(0) for name in shared}
+    return {"step": looks[0]["step"]} | {
+        name: _rounded(mean) if mean.ndim == 1 else [_rounded(part) for part in mean] for name, mean in means.items()
+    }
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:

@@ -4,7 +4,7 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 620px)");
   const hidden = new Map(); // section → names of the methods that are switched off
-  const chosen = new Map(); // section → what its heat map shows
+  const chosen = new Map(); // chart → what its reader has chosen
   let data = {};
   let printing = false;
 
@@ -179,24 +179,43 @@
     });
   }
 
-  function diagnostics(section) {
-    const place = document.getElementById(`${section}-diagnostics`);
-    const names = [...new Set(data[section].methods.flatMap((method) => Object.keys(method.diagnostics)))];
-    if (!names.length) return;
-    const grid = create("div", { class: "multiples" });
-    place.replaceChildren(create("h3", {}, "Inside the learners"), grid);
-    for (const name of names) {
-      const chart = create("div", { class: "chart", role: "img", "aria-label": `Chart: ${name} against step` });
-      grid.append(chart);
-      const traces = shown(section).filter((method) => name in method.diagnostics).map((method) => ({
-        name: plain(method.name), x: method.diagnostics[name].x, y: method.diagnostics[name].y, mode: "lines",
-        line: { color: colour(method), width: 2, dash: method.dash }, hovertemplate: "%{y:.4g}",
+  // Figures from inside the learners: numbers as lines; histograms, one method at a time, as heat maps.
+  function looks(element) {
+    const section = element.dataset.of;
+    const seen = data[section].methods.filter((method) => method.inside.step);
+    const names = [...new Set(seen.flatMap((method) => Object.keys(method.inside)))].filter((name) => name !== "step");
+    const choice = chosen.get(`${section} looks`) ?? { name: Math.max(0, names.indexOf("sample_plasticity")), method: 0 };
+    const again = (change) => {
+      chosen.set(`${section} looks`, { ...choice, ...change });
+      looks(element);
+    };
+    const name = names[choice.name] ?? names[0];
+    const able = seen.filter((method) => name in method.inside);
+    const method = able[choice.method] ?? able[0];
+    const histogram = Array.isArray(method.inside[name][0]);
+    const box = element.querySelector(".choices");
+    const focused = [...box.querySelectorAll("select")].indexOf(document.activeElement);
+    const fields = [select("figure", names, names.indexOf(name), (i) => again({ name: i }))];
+    if (histogram) fields.push(select("method", able.map((one) => one.name), able.indexOf(method), (i) => again({ method: i })));
+    box.replaceChildren(...fields);
+    if (focused >= 0) box.querySelectorAll("select")[Math.min(focused, fields.length - 1)].focus();
+    const xaxis = axis({ title: { text: "step" }, range: [0, data[section].steps], showgrid: false, hoverformat: ",d" });
+    const chart = element.querySelector(".chart");
+    if (!histogram) {
+      const lines = shown(section).filter((one) => able.includes(one)).map((one) => ({
+        name: plain(one.name), x: one.inside.step, y: one.inside[name], mode: "lines+markers", hovertemplate: "%{y:.4g}",
+        line: { color: colour(one), width: 2.2, dash: one.dash }, marker: { color: colour(one), size: 5 },
       }));
-      draw(chart, traces, {
-        hovermode: "x unified", margin: { l: 48, r: 8, t: 30, b: 40 }, title: { text: plain(name), font: { size: 13 } },
-        xaxis: axis({ showgrid: false, hoverformat: ",d" }), yaxis: axis({}),
-      });
+      draw(chart, lines, { hovermode: "x unified", xaxis, yaxis: axis({}) });
+      return;
     }
+    const bins = method.inside[name][0].length;
+    draw(chart, [{
+      type: "heatmap", x: method.inside.step, y: [...Array(bins).keys()].map((i) => (i + 0.5) / bins),
+      z: [...Array(bins).keys()].map((i) => method.inside[name].map((shares) => shares[i])), showscale: false,
+      colorscale: [[0, css("--cold")], [1, css("--warm")]],
+      hovertemplate: "step %{x:,d}<br>gate %{y:.2f}<br>share %{z:.3f}<extra></extra>",
+    }], { xaxis, yaxis: axis({ title: { text: "gate ū" }, range: [0, 1] }) });
   }
 
   const DASHES = { solid: "", dash: "5 3", longdash: "9 3", dot: "2 2", dashdot: "6 2 2 2" };
@@ -228,10 +247,9 @@
     box.replaceChildren(...buttons);
   }
 
-  const KINDS = { curves, sensitivity, pairs };
+  const KINDS = { curves, sensitivity, pairs, looks };
   function drawSection(section) {
     for (const element of document.querySelectorAll(`[data-chart][data-of="${section}"]`)) KINDS[element.dataset.chart](element);
-    diagnostics(section);
   }
   // One section at a time: the page answers while it draws.
   let turn = 0;

@@ -9,7 +9,7 @@ from pathlib import Path
 from upgd.experiments.compare import Row
 from upgd.experiments.progress import duration
 from upgd.experiments.results import settings_text
-from upgd.report.content import Section, Setting
+from upgd.report.content import Section, Setting, inside
 from upgd.store import Record
 
 __all__ = ["overview", "section"]
@@ -45,7 +45,7 @@ def section(one: Section, anchor: str, store: str) -> str:
         _table(one),
         _sensitivity(one, anchor),
         _divergences(one),
-        f'<div class="diagnostics" id="{anchor}-diagnostics"></div>',
+        _inside(one, anchor),
         _commands(one, store),
     ]
     return f'<section id="{anchor}" aria-labelledby="{anchor}-title">{"".join(parts)}</section>'
@@ -161,6 +161,26 @@ def _divergences(one: Section) -> str:
         "settings. A setting with fewer of them is ranked before one with more.</p>"
         f"<details><summary>Which, and when</summary>{table}</details>"
     )
+
+
+def _inside(one: Section, anchor: str) -> str:
+    found = {variant: inside(one.best[variant].entry) for variant in one.ranked}
+    found = {variant: looks for variant, looks in found.items() if looks}
+    if not found:
+        return ""
+    scalars = {name for looks in found.values() for name in looks if not isinstance(looks[name][-1], list)} - {"step"}
+    lines = [[name, *(_last(looks.get(name)) for looks in found.values())] for name in sorted(scalars)]
+    table = _tabular("At the last look, means over seeds", ["figure", *(v.label for v in found)], lines, words=1)
+    return (
+        f'<h3>Inside the learners</h3><figure data-chart="looks" data-of="{anchor}"><figcaption>What was seen now and then, '
+        'mean over seeds of the best setting</figcaption><div class="choices"></div><div class="chart" role="img" '
+        'aria-label="Chart: the chosen figure against step; the table after it has the last values."></div></figure>'
+        f"<details><summary>All figures at the last look</summary>{table}</details>"
+    )
+
+
+def _last(values: Sequence[float | None] | None) -> str:
+    return "–" if not values or values[-1] is None else f"{values[-1]:.4g}"
 
 
 def _commands(one: Section, store: str) -> str:
