@@ -88,7 +88,7 @@ def assert_equal_backends(network, learners, stream, steps, tolerance=2e-4):
             assert ((mine - true).flatten(1).norm(dim=1) / scale).max() < tolerance, name
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(problems(), st.sampled_from([*UTILITY, *PLAIN]), st.sampled_from([0.0, 0.9, 0.999]))
 def test_equals_the_torch_backend_on_any_network(problem, choice, beta):
     network, stream = problem
