@@ -254,24 +254,36 @@ def test_a_mistake_gets_one_sentence_and_an_exit_code(upgd, arguments, code, say
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
-def test_a_sweep_that_is_stopped_says_how_to_go_on(folder, kill):
+@pytest.mark.parametrize(("kill", "workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2)])
+def test_a_sweep_that_is_stopped_says_how_to_go_on(folder, kill, workers):
+    """As by Ctrl-C in a terminal, which every process of the command gets."""
     command = [
         *(sys.executable, "-c", "from upgd.cli import main; main()", "run", "output-permuted-digits"),
         *("--method", "upgd", "--lr", "0.03", "--seeds", "2", "--steps", "1_000_000", "--network", "8"),
-        *("--backend", "torch", "--workers", "1"),
+        *("--backend", "torch", "--workers", str(workers), "--checkpoint-every", "0.1"),
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    assert "0/1 units" in process.stderr.readline()
-    time.sleep(2)
-    process.send_signal(kill)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    assert "0%" in process.stderr.readline()
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("upgd.db.checkpoints/*.pt"))) < workers and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if kill == signal.SIGINT:
+        os.killpg(process.pid, kill)
+    else:
+        process.send_signal(kill)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     assert "stopped; 0 more learners are in upgd.db" in err
     assert "give the same command again to go on" in err
-    assert sorted(p.suffix for p in (folder / "upgd.db.checkpoints").iterdir()) == [".json", ".pt"]
+    assert sorted(p.suffix for p in (folder / "upgd.db.checkpoints").iterdir()) == sorted([".json", ".pt"] * workers)
 
 
 def test_a_second_writer_hears_that_there_is_one(upgd, folder):

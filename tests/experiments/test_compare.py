@@ -1,6 +1,8 @@
 """Choosing and comparing: against numbers by hand and scipy."""
 
 import math
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -213,6 +215,15 @@ def test_columns_have_a_row_for_each_learner_or_window():
     assert curves["loss"] == [0.5, 0.0, 0.5, 0.25]
     assert curves["accuracy"] == [0.5, 1.0, None, None]
     assert {len(column) for column in curves.values()} == {4}
+
+
+def test_a_frame_is_pandas_where_there_is_pandas(monkeypatch):
+    results = Results([record([0.5, 1.0])])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert results.frame() == results.columns()
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda columns: ("frame", columns)))
+    assert results.frame() == ("frame", results.columns())
+    assert results.curves() == ("frame", results.columns(curves=True))
 
 
 def test_plot_names_every_method_at_its_line():

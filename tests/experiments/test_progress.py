@@ -1,0 +1,117 @@
+"""How far a sweep is, in numbers and in words."""
+
+import io
+
+import pytest
+
+from upgd.experiments import progress as module
+from upgd.experiments.progress import Progress, display, duration
+from upgd.experiments.units import Unit
+from upgd.population import Learner
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is told."""
+
+    class Clock:
+        now = 100.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def unit(lr: float, learners: int = 2, steps: int = 100) -> Unit:
+    return Unit("p", {}, "n", steps, tuple(Learner(method="sgd", lr=lr, seed=seed) for seed in range(learners)))
+
+
+def started(clock) -> tuple[Progress, Unit, Unit]:
+    first, second = unit(0.1), unit(0.2)
+    progress = Progress(400, 2, already=3, _began=clock.now)
+    return progress, first, second
+
+
+def test_counts_rate_and_time_left(clock):
+    progress, first, second = started(clock)
+    progress.update(first, 0, 0)
+    assert progress.seconds_left is None
+    clock.now += 10
+    progress.update(first, 100, 1)
+    assert (progress.steps, progress.rate, progress.seconds_left, progress.diverged) == (100, 10.0, 30.0, 1)
+    clock.now += 10
+    progress.finish(first, 2)
+    progress.update(second, 0, 0)
+    assert (progress.steps, progress.rate, progress.diverged, progress.learners) == (200, 10.0, 2, 2)
+    assert progress.line() == " 50%, 1/2 units, 5 learners stored, 10 learner-steps/s, 20 s left, 2 diverged"
+
+
+def test_what_an_earlier_run_did_is_no_speed(clock):
+    progress, first, _ = started(clock)
+    progress.update(first, 150, 0)
+    clock.now += 1
+    progress.update(first, 160, 0)
+    assert progress.rate == 10.0
+    assert progress.steps == 160
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.25, "0.2 s"), (42.4, "42 s"), (190, "3 min 10 s"), (7500, "2 h 5 min"), (273_600, "3 d 4 h")],
+)
+def test_durations_in_words(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_plain_lines_are_few(clock):
+    stream = io.StringIO()
+    progress, first, second = started(clock)
+    with display("auto", stream) as show:
+        for second_ in range(600):
+            progress.update(first, second_ // 3, 0)
+            show(progress)
+            clock.now += 1
+        for one in (first, second):
+            progress.finish(one, 0)
+            show(progress)
+    lines = stream.getvalue().splitlines()
+    assert 10 < len(lines) < 40
+    assert lines[0].startswith("  0%, 0/2 units")
+    assert lines[-1].startswith("100%, 2/2 units, 7 learners stored")
+
+
+def test_none_means_nothing(clock):
+    stream = io.StringIO()
+    with display("none", stream) as show:
+        show(started(clock)[0])
+    assert stream.getvalue() == ""
+
+
+def test_bars_in_a_terminal(monkeypatch):
+    """Rich draws; that it is asked to draw the right things is seen in what it leaves on the screen."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "140")
+    stream = Terminal()
+    progress = Progress(400, 2)
+    first, second = unit(0.1), unit(0.2)
+    with display("auto", stream) as show:
+        for one in (first, second):
+            progress.update(one, 0, 0)
+            show(progress)
+            progress.update(one, 120, 1)
+            show(progress)
+            progress.finish(one, 1)
+            show(progress)
+    drawn = stream.getvalue()
+    assert "all" in drawn
+    assert "100%" in drawn
+    assert "2/2 units, 4 learners stored" in drawn
+    assert "2 diverged" in drawn
