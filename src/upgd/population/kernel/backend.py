@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from upgd.population.backend import Group, Kind, Loss, Tally
 from upgd.population.kernel.layout import ADAMW, PLAIN, UTILITY, Method, Samples, scratch_floats
 from upgd.population.kernel.learner import advance
+from upgd.population.kernel.machine import Integers
 from upgd.population.kernel.network import chain, plan
 from upgd.streams.contract import Chunk
 
@@ -96,11 +97,13 @@ class KernelBackend:
         for part, named in self._state.items():
             for name, tensor in named.items():
                 tensor.copy_(state[f"{part}.{name}"])
-        if self._kind.rule == "utility" and self._kind.wise == "weight":
+        if self._kind[:3] == ("utility", "weight", "global"):
             self._find_extremes()
 
     def _advance(self, i: int, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         p = self._plan
+        samples = _samples(chunk, self._rows[i], loss)
+        _check(samples, inputs=int(p.layers[0, 6]), outputs=int(p.layers[-1, 0]))
         diverged_at = advance(
             p.layers,
             p.slopes,
@@ -110,7 +113,7 @@ class KernelBackend:
             self._features[i].numpy(),
             self._extremes[i].numpy(),
             self._methods[i],
-            _samples(chunk, self._rows[i], loss),
+            samples,
             chunk.start,
             tally.loss[i : i + 1].numpy(),
             tally.correct[i : i + 1].numpy(),
@@ -132,15 +135,12 @@ class KernelBackend:
 
     def _find_extremes(self) -> None:
         """The largest and smallest utility of every row, which the kernels otherwise keep up to date."""
+        largest, smallest = self._extremes.unbind(1)
         for rows, columns, weight, bias, row, *_ in self._plan.layers.tolist():
             of_rows = self._trace[:, weight : weight + rows * columns].view(-1, rows, columns)
-            self._extremes[:, 0, row : row + rows], self._extremes[:, 1, row : row + rows] = (
-                of_rows.amax(2),
-                of_rows.amin(2),
-            )
+            smallest[:, row : row + rows], largest[:, row : row + rows] = of_rows.aminmax(dim=2)
             if bias >= 0:
-                of_bias = self._trace[:, bias : bias + rows]
-                self._extremes[:, 0, row + rows], self._extremes[:, 1, row + rows] = of_bias.amax(1), of_bias.amin(1)
+                smallest[:, row + rows], largest[:, row + rows] = self._trace[:, bias : bias + rows].aminmax(dim=1)
 
 
 def _method(group: Group, i: int) -> Method:
@@ -158,12 +158,12 @@ def _method(group: Group, i: int) -> Method:
 
 
 def _samples(chunk: Chunk, row: int, loss: Loss) -> Samples:
-    """What the learners that see this row of the chunk see, without copying the data set."""
+    """What the learners of this row of the chunk see; always of the same types, so that the kernels compile once."""
     dense, values = np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32)
     source, permutation = np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.int64)
     index = classes = np.zeros(0, np.int64)
     if chunk.dense is not None:
-        dense = np.ascontiguousarray(chunk.dense[row].flatten(1).numpy())
+        dense = np.ascontiguousarray(chunk.dense[row].float().flatten(1).numpy())
     else:
         assert chunk.source is not None
         assert chunk.index is not None
@@ -172,9 +172,28 @@ def _samples(chunk: Chunk, row: int, loss: Loss) -> Samples:
         if chunk.permutation is not None:
             permutation = np.ascontiguousarray(chunk.permutation[row].numpy())
     if loss == "mse":
-        values = np.ascontiguousarray(chunk.targets[row].numpy())
+        values = np.ascontiguousarray(chunk.targets[row].float().numpy())
     else:
-        classes = np.ascontiguousarray(chunk.targets[row].numpy())
+        classes = np.ascontiguousarray(chunk.targets[row].long().numpy())
     white = np.float32(chunk.white)
     scaled = (2 * np.arange(256, dtype=np.float32) - white) / white
     return Samples(dense, source, index, permutation, chunk.task.numpy(), scaled, classes, values)
+
+
+def _check(samples: Samples, inputs: int, outputs: int) -> None:
+    """Compiled loops read wherever they are told to, so what a stream tells must be right."""
+    given = samples.permutation if samples.permutation.size else samples.dense if samples.dense.size else samples.source
+    if given.shape[1] != inputs:
+        raise ValueError(f"the network has {inputs} inputs, but the stream's samples have {given.shape[1]}")
+    if samples.values.size and samples.values.shape[1] != outputs:
+        raise ValueError(f"the network has {outputs} outputs, but the stream's targets have {samples.values.shape[1]}")
+    pixels = samples.source.shape[1]
+    _check_range("targets", samples.classes, outputs, "give the network an output for each class")
+    _check_range("index", samples.image, len(samples.source), "let the stream stay within its data set")
+    _check_range("permutation", samples.permutation, pixels, "let the stream permute the pixels that there are")
+
+
+def _check_range(name: str, values: Integers, end: int, remedy: str) -> None:
+    if values.size and not (values.min() >= 0 and values.max() < end):
+        wrong = values[(values < 0) | (values >= end)].flat[0]
+        raise ValueError(f"the stream's {name} must be from 0 to {end - 1}, not {wrong}; {remedy}")
