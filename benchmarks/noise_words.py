@@ -5,7 +5,8 @@
     python -m benchmarks.noise_words seed  | dieharder -a -g 200
 
 The argument says what neighbours in the stream differ by: the index of the parameter (all 282,160 of a 784-300-150-10
-network, then the next step), the step, or the seed. docs/noise.md shows the outcome.
+network, then the next step), the step, or the seed. A number behind it chooses another stream of this kind: the seed, or the
+step. docs/noise.md shows the outcome.
 """
 
 import sys
@@ -49,16 +50,17 @@ def by_seed(step: int = 1) -> Iterator[Tensor]:
 STREAMS = {"index": by_index, "step": by_step, "seed": by_seed}
 
 
-def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1] not in STREAMS:
-        sys.exit(f"usage: python -m benchmarks.noise_words {{{','.join(STREAMS)}}} | dieharder -a -g 200")
+def write() -> None:
+    kind, *number = sys.argv[1:] or [""]
+    if kind not in STREAMS or not all(text.isdigit() for text in number):
+        sys.exit(f"usage: python -m benchmarks.noise_words {{{','.join(STREAMS)}}} [NUMBER] | dieharder -a -g 200")
     torch.set_num_threads(1)
     try:
-        for block in STREAMS[sys.argv[1]]():
+        for block in STREAMS[kind](*map(int, number)):
             sys.stdout.buffer.write(block.contiguous().numpy().tobytes())
     except BrokenPipeError:
         sys.stderr.close()  # the reader has seen enough
 
 
 if __name__ == "__main__":
-    main()
+    write()
