@@ -211,8 +211,10 @@ def learner_normals_at(keys: Tensor, index: Tensor, *, dtype: torch.dtype = torc
     uniform = (_shifted(radius_word, 1) | 1).to(torch.float32) * 2.0**-31
     radius = torch.sqrt(-2 * torch.log(uniform.to(dtype)))
     angle = angle_word.to(dtype) * (torch.pi * 2.0**-32)
-    sign = 1 - 2 * (angle_word & 1)
-    return torch.where((index & 1) == 0, torch.cos(angle) * radius * sign, torch.sin(angle) * radius)
+    odd = (index & 1) == 1
+    # sin θ = cos(θ − π/2): one function for both entries of a pair.
+    sign = torch.where(odd, 1, 1 - 2 * (angle_word & 1))
+    return torch.cos(torch.where(odd, angle - torch.pi / 2, angle)) * radius * sign
 
 
 def _mixed(k0: Tensor, k1: Tensor, k2: Tensor, k3: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:

@@ -124,11 +124,14 @@ INLINE void barrier_expect(u64* b, u32 bytes) { asm volatile("mbarrier.arrive.ex
 INLINE void barrier_wait(u64* b, u32 phase) {
   asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN;\n}" ::"r"(shared(b)), "r"(phase) : "memory");
 }
+// Sending wakes the receiver's barrier. A cluster of one CTA writes to itself, and meets at a plain barrier (see receive).
 INLINE void send4(float* to, u64* barrier, u32 rank, const float* v) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at(shared(to), rank)), "r"(__float_as_int(v[0])), "r"(__float_as_int(v[1])), "r"(__float_as_int(v[2])), "r"(__float_as_int(v[3])), "r"(at(shared(barrier), rank)) : "memory");
+  if constexpr (CLUSTER == 1) *(float4*)to = make_float4(v[0], v[1], v[2], v[3]);
+  else asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at(shared(to), rank)), "r"(__float_as_int(v[0])), "r"(__float_as_int(v[1])), "r"(__float_as_int(v[2])), "r"(__float_as_int(v[3])), "r"(at(shared(barrier), rank)) : "memory");
 }
 INLINE void send1(void* to, u64* barrier, u32 rank, int v) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(at(shared(to), rank)), "r"(v), "r"(at(shared(barrier), rank)) : "memory");
+  if constexpr (CLUSTER == 1) *(int*)to = v;
+  else asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(at(shared(to), rank)), "r"(v), "r"(at(shared(barrier), rank)) : "memory");
 }
 
 // ----------------------------------------------------------------------------------------------- what a block of threads has
@@ -168,6 +171,7 @@ struct Thread : Registers {
   template <int l> INLINE int first_bias() const { typedef Layer<l> L; return first_of(L::OUTPUTS, L::BIAS_GRAIN, rank); }
 
   INLINE void receive(int which, u32 bytes) {
+    if constexpr (CLUSTER == 1) { __syncthreads(); return; }
     barrier_wait(barrier(which), phases >> which & 1);
     phases ^= 1u << which;
     if (threadIdx.x == 0) barrier_expect(barrier(which), bytes);

@@ -1,0 +1,265 @@
+"""Where a learner lies on chip, which cluster does which steps, what is compiled: all that needs no GPU."""
+
+import itertools
+import re
+import shutil
+from importlib import resources
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from upgd.networks import MLP, ConvNet, Linear
+from upgd.population import Learner
+from upgd.population.backend import Kind
+from upgd.population.choose import choose
+from upgd.population.cuda import backend, compiler, planner, unsupported
+from upgd.population.cuda.network import dense_layers
+from upgd.population.cuda.planner import CLUSTERS, THREADS, Dense
+from upgd.population.cuda.schedule import TELLS, WAITS, schedule
+from upgd.population.graphed import GraphedBackend
+from upgd.population.spec import groups
+
+H200 = 232_448
+UPGD = Kind("utility", noise="white")
+KINDS = [
+    Kind("plain"),
+    Kind("plain", noise="anticorrelated"),
+    UPGD,
+    Kind("utility", scaling="local", noise="white"),
+]
+PAPER = [Dense(784, 300, True, "RELU"), Dense(300, 150, True, "RELU"), Dense(150, 10, True, "IDENTITY")]
+
+sizes = st.lists(st.integers(1, 90), min_size=2, max_size=6)
+
+
+def layers_of(widths: list[int], bias: bool = True) -> list[Dense]:
+    return [Dense(a, b, bias, "TANH") for a, b in itertools.pairwise(widths)]
+
+
+# ----------------------------------------------------------------------------------------------------------- the planner
+
+
+def covered(plan: planner.Plan) -> np.ndarray:
+    """How many tiles have each parameter, found by walking through all CTAs and threads as the kernel does."""
+    count = np.zeros(plan.parameters, int)
+    for layer in plan.layers:
+        for rank in range(plan.cluster):
+            first, stop = (planner.first_of(layer.units, layer.grain, r, plan.cluster) for r in (rank, rank + 1))
+            for block in layer.blocks:
+                for thread in range(THREADS):
+                    worker = (thread - block.shift) % THREADS
+                    chunk, group = worker % block.chunks, worker // block.chunks
+                    if group >= block.groups:
+                        continue
+                    for pair in range(group, -(-(stop - first) // 2), block.groups):
+                        for row, lane in itertools.product((2 * pair, 2 * pair + 1), range(4)):
+                            unit, other = first + row, block.first + 4 * chunk + lane
+                            if unit < stop and other < layer.lanes:
+                                out, into = (other, unit) if layer.turned else (unit, other)
+                                count[layer.weight + out * layer.dense.inputs + into] += 1
+            if layer.bias >= 0:
+                cut = [
+                    planner.first_of(layer.dense.outputs, layer.bias_grain, r, plan.cluster) for r in (rank, rank + 1)
+                ]
+                count[layer.bias + cut[0] : layer.bias + cut[1]] += 1
+    return count
+
+
+@given(widths=sizes, cluster=st.sampled_from(CLUSTERS), bias=st.booleans(), kind=st.sampled_from(KINDS))
+def test_every_parameter_has_one_place(widths: list[int], cluster: int, bias: bool, kind: Kind) -> None:
+    plan = planner.plan(layers_of(widths, bias), kind, cluster, H200)
+    assert plan is not None
+    assert (covered(plan) == 1).all()
+
+
+def test_the_papers_network_has_one_place_each() -> None:
+    plan = planner.plan(PAPER, UPGD, 8, H200)
+    assert plan is not None
+    assert (covered(plan) == 1).all()
+
+
+@given(widths=sizes, cluster=st.sampled_from(CLUSTERS), kind=st.sampled_from(KINDS))
+def test_nothing_overlaps_in_shared_memory(widths: list[int], cluster: int, kind: Kind) -> None:
+    plan = planner.plan(layers_of(widths), kind, cluster, H200)
+    assert plan is not None
+    spans = []
+    for layer in plan.layers:
+        for block in layer.blocks:
+            spans.append((block.w, block.shared_floats))
+            if kind.rule == "utility":
+                spans.append((block.u, block.shared_floats))
+        vector = layer.padded if layer.turned else layer.rows
+        spans += [(plan.offsets[f"{name}.{layer.number}"], vector) for name in ("H", "D")]
+        spans.append((plan.offsets[f"BIAS_W.{layer.number}"], -(-layer.dense.outputs // cluster)))
+        for name in ("FORWARD_BUFFER", "BACKWARD_BUFFER", "NORM_BUFFER"):
+            if f"{name}.{layer.number}" in plan.offsets:
+                spans.append((plan.offsets[f"{name}.{layer.number}"], cluster * layer.padded))
+    spans.append((plan.offsets["PART"], max(planner._scratch(layer) for layer in plan.layers)))
+    spans = sorted(span for span in spans if span[1])
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
+    assert spans[-1][0] + spans[-1][1] <= plan.floats
+
+
+def test_the_papers_network_fits_on_eight_multiprocessors_with_registers_and_not_on_four() -> None:
+    plan = planner.plan(PAPER, UPGD, 8, H200)
+    assert plan is not None
+    assert H200 - 32_768 < plan.shared_bytes <= H200
+    assert 0 < 16 * sum(block.held for layer in plan.layers for block in layer.blocks) <= 64
+    assert planner.plan(PAPER, UPGD, 4, H200) is None
+
+
+def test_without_utilities_half_of_the_memory_will_do() -> None:
+    with_utilities, without = planner.plan(PAPER, UPGD, 8, H200), planner.plan(PAPER, Kind("plain"), 8, H200)
+    assert with_utilities is not None
+    assert without is not None
+    assert without.shared_bytes < 0.75 * with_utilities.shared_bytes
+    assert not any(block.held for layer in without.layers for block in layer.blocks)
+
+
+def test_the_fastest_plan_serves_most_learners() -> None:
+    small = layers_of([16, 300, 150, 1])
+    plans = [(plan, 120 // c) for c in CLUSTERS if (plan := planner.plan(small, UPGD, c, H200))]
+    best = planner.fastest(plans)
+    assert best.cycles / {id(p): n for p, n in plans}[id(best)] == min(p.cycles / n for p, n in plans)
+    assert planner.plan(layers_of([5000, 300, 10]), UPGD, 8, H200) is None
+
+
+# ----------------------------------------------------------------------------------------------------------- the schedule
+
+
+@given(learners=st.integers(1, 60), steps=st.integers(1, 50), clusters=st.integers(1, 40))
+def test_every_step_is_taken_once_in_order_and_nobody_waits_in_vain(learners: int, steps: int, clusters: int) -> None:
+    segments, begins = schedule(learners, steps, clusters)
+    assert len(begins) - 1 <= clusters
+    longest = max(sum(to - start for _, start, to, _ in segments[a:b]) for a, b in itertools.pairwise(begins))
+    assert longest <= max(steps, -(-learners * steps // min(clusters, learners)))
+
+    taken = dict.fromkeys(range(learners), 0)
+    told: dict[int, int] = {}
+    for cluster, (a, b) in enumerate(itertools.pairwise(begins)):
+        for learner, start, to, flags in segments[a:b].tolist():
+            assert start < to
+            assert start == taken[learner]
+            taken[learner] = to
+            assert bool(flags & WAITS) == (start > 0)
+            assert bool(flags & TELLS) == (to < steps)
+            if flags & WAITS:
+                assert told[learner] < cluster  # and it was that cluster's first work, which waits for nobody
+            if flags & TELLS:
+                assert segments[a].tolist() == [learner, start, to, flags]
+                told[learner] = cluster
+    assert set(taken.values()) == {steps}
+
+
+# ---------------------------------------------------------------------------------------------------- reading and refusing
+
+
+def test_networks_are_read() -> None:
+    assert dense_layers(MLP((784, 300, 150, 10))) == PAPER
+    assert dense_layers(Linear(5, 2)) == [Dense(5, 2, True, "IDENTITY")]
+    own = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False), nn.LeakyReLU(0.2), nn.Linear(3, 2))
+    assert dense_layers(own) == [Dense(4, 3, False, "LEAKY", 0.2), Dense(3, 2, True, "IDENTITY")]
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (ConvNet((3, 32, 32), 10), "not a ConvNet"),
+        (nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), "GELU"),
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), "end with a Linear"),
+    ],
+)
+def test_other_networks_are_refused_with_a_reason(network: nn.Module, words: str) -> None:
+    reason = dense_layers(network)
+    assert isinstance(reason, str)
+    assert words in reason
+
+
+def test_the_cpu_is_refused() -> None:
+    reason = unsupported(MLP((4, 3, 2)), UPGD, torch.device("cpu"), torch.float32)
+    assert reason is not None
+    assert "CUDA" in reason
+
+
+@pytest.mark.parametrize("kind", [Kind("adamw"), Kind("utility", wise="feature"), Kind("utility", order=2)])
+def test_other_rules_are_refused(kind: Kind) -> None:
+    reason = unsupported(MLP((4, 3, 2)), kind, torch.device("cuda"), torch.float32)
+    assert reason is not None
+    assert "weight-wise first-order" in reason
+
+
+# ------------------------------------------------------------------------------------------------------ what is compiled
+
+
+def test_settings_are_those_of_the_rule() -> None:
+    learner = Learner(method="upgd-nonprotecting", lr=0.1, sigma=0.2, beta_utility=0.9, weight_decay=0.5, seed=2**40)
+    (group, _), *_ = groups([learner], [7])
+    settings = backend._settings(group)[0]
+    assert settings["lr_c"] == np.float32(0.1)
+    assert settings["keep"] == pytest.approx(0.95)
+    assert settings["noise"] == pytest.approx(2 * np.log(2) * 0.02**2)
+    assert (settings["beta"], settings["p"], settings["q"]) == (np.float32(0.9), 0, 1)
+    assert settings["rest"] == pytest.approx(0.1)
+    assert (settings["row"], settings["seed"]) == (7, 2**40)
+
+
+def test_structures_have_the_fields_of_the_kernel_in_order() -> None:
+    """Python and CUDA must agree on the layout of what is passed."""
+    text = resources.files("upgd.population.cuda").joinpath("onchip.cu").read_text(encoding="utf-8")
+    settings = re.search(r"struct Settings \{(.*?)\};", text).group(1)
+    assert re.findall(r"\w+(?=[,;])", settings) == list(backend._SETTINGS.names)
+    arguments = re.sub(r"//.*", "", re.search(r"struct Arguments \{(.*?)\};", text, re.DOTALL).group(1))
+    assert re.findall(r"(\w+)(?=[,;])", arguments) == [name for name, _ in backend._Arguments._fields_]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cluster", [1, 8])
+def test_constants_are_written_for_every_layer(kind: Kind, cluster: int) -> None:
+    plan = planner.plan(PAPER if cluster == 8 else layers_of([5, 7, 3]), kind, cluster, H200)
+    assert plan is not None
+    text = planner.source(plan, "cross_entropy", True, "// template")
+    assert text.endswith("// template")
+    assert len(re.findall(r"template <> struct Layer<", text)) == len(plan.layers)
+    assert f"RULE = {kind.rule.upper()}" in text
+    assert f"PARAMETERS = {plan.parameters}," in text
+    assert text.count("{") == text.count("}")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("widths", [[784, 300, 150, 10], [5, 7, 3], [9, 4], [33, 21, 18, 7, 9, 4]])
+def test_it_compiles(kind: Kind, widths: list[int]) -> None:
+    cluster = 8 if widths[0] == 784 else 1
+    plan = planner.plan(layers_of(widths), kind, cluster, H200)
+    assert plan is not None
+    assert len(compiler._by_nvcc(backend._text(plan, "cross_entropy", True), "sm_90")) > 1000
+
+
+def test_a_compiled_kernel_is_kept(tmp_path, monkeypatch) -> None:
+    calls = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiler, "_nvrtc", lambda: None)
+    monkeypatch.setattr(compiler, "_version", lambda: None)
+    monkeypatch.setattr(compiler, "_by_nvcc", lambda source, architecture: calls.append(source) or b"code")
+    for _ in range(2):
+        assert compiler.compiled("text", "sm_90") == b"code"
+    assert compiler.compiled("other", "sm_90") == b"code"
+    assert calls == ["text", "other"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("no folder")
+    assert compiler.compiled("text", "sm_90") == b"code"  # where nothing can be kept, it works all the same
+
+
+def test_what_does_not_fit_on_chip_goes_to_graphs_and_one_line_says_why(caplog) -> None:
+    network, cuda = MLP((4, 3, 2)), torch.device("cuda")
+    with caplog.at_level("INFO", "upgd.population"):
+        assert choose("auto", network, Kind("adamw"), cuda, torch.float32) == ("torch", GraphedBackend)
+    assert len(caplog.records) == 1
+    assert "weight-wise first-order methods alone" in caplog.text
+    with pytest.raises(ValueError, match="backend='kernel' cannot be used, because it runs the weight-wise"):
+        choose("kernel", network, Kind("adamw"), cuda, torch.float32)
