@@ -32,13 +32,14 @@ def numbers(results: ex.Results) -> list:
     return [(r.key.digest, r.loss.tobytes(), r.accuracy.tobytes(), r.diverged_at) for r in results.records]
 
 
-def test_slices_make_a_whole():
-    expected = ex.run(SMALL, backend="torch")
+@pytest.mark.parametrize("look_every", [None, 50])
+def test_slices_make_a_whole(look_every):
+    expected = ex.run(SMALL, backend="torch", look_every=look_every)
     everything = []
     for unit in plan(whole(SMALL), 1, 32):
         begun, slices, last = None, 0, -1
         while True:
-            records, begun, done, _ = compute_slice(unit, "cpu", "torch", begun, seconds=0.0)
+            records, begun, done, _ = compute_slice(unit, "cpu", "torch", begun, 0.0, look_every)
             slices += 1
             assert done > last
             last = done
@@ -49,6 +50,8 @@ def test_slices_make_a_whole():
         everything += records
     by_key = {record.key.digest: record for record in everything}
     assert numbers(ex.Results([by_key[r.key.digest] for r in expected.records])) == numbers(expected)
+    for record in expected.records:
+        assert by_key[record.key.digest].diagnostics == record.diagnostics
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def on_ray(
     backend: BackendName = "auto",
     checkpoints: Checkpoints | None = None,
     slice_seconds: float = 60.0,
+    look_every: int | None = None,
 ) -> tuple[str, int, Executor]:
     """Connect to a Ray cluster.
 
@@ -38,6 +39,7 @@ def on_ray(
         backend: the population's.
         checkpoints: where the driver keeps snapshots of unfinished units.
         slice_seconds: how long a task computes before it gives back a snapshot: what the loss of a node costs at most.
+        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
 
     Returns:
         The kind of device, how many units the cluster computes at a time, and the executor.
@@ -58,7 +60,7 @@ def on_ray(
         running: dict[Any, Unit] = {}
 
         def submit(unit: Unit, begun: Snapshot | None) -> None:
-            running[task.remote(unit, kind, backend, begun, slice_seconds)] = unit
+            running[task.remote(unit, kind, backend, begun, slice_seconds, look_every)] = unit
 
         try:
             while waiting or running:
@@ -84,7 +86,12 @@ def on_ray(
 
 
 def compute_slice(
-    unit: Unit, device: str, backend: BackendName, begun: Snapshot | None, seconds: float
+    unit: Unit,
+    device: str,
+    backend: BackendName,
+    begun: Snapshot | None,
+    seconds: float,
+    look_every: int | None = None,
 ) -> tuple[list[Record] | None, Snapshot | None, int, int]:
     """Compute a unit for so many seconds, or to its end.
 
@@ -101,7 +108,8 @@ def compute_slice(
             raise Pause
 
     try:
-        return compute(unit, device_named(device), backend, begun, watch), None, unit.learner_steps, 0
+        records = compute(unit, device_named(device), backend, begun, watch, look_every)
+        return records, None, unit.learner_steps, 0
     except Pause:
         snapshot, done, diverged = seen
         return None, snapshot(), done, diverged

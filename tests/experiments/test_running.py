@@ -142,6 +142,15 @@ def test_a_damaged_checkpoint_means_the_beginning(tmp_path, expected, caplog):
     assert caplog.text.count("begin again") >= 2
 
 
+def test_a_checkpoint_of_another_version_means_the_beginning(tmp_path, expected, monkeypatch, caplog):
+    unit = plan(whole(SMALL), 1, 32)[0]
+    monkeypatch.setattr("upgd.experiments.units.__version__", "0.0.1")
+    Checkpoints.beside(tmp_path / "r.db").save(unit, Snapshot({"step": torch.tensor(1)}, 1.0))
+    monkeypatch.undo()
+    assert numbers(ex.run(SMALL, store=tmp_path / "r.db", backend="torch")) == expected
+    assert "it is of upgd 0.0.1" in caplog.text
+
+
 def test_a_state_of_another_network_is_not_taken(tmp_path):
     """A checkpoint's name comes from its learners' keys, so this happens only to files that somebody has moved."""
     unit = plan(whole(SMALL), 1, 32)[0]

@@ -182,11 +182,16 @@ def _executor(experiment: "Experiment", execution: Execution) -> tuple[str, int,
     if execution.look_every is not None and execution.look_every < 1:
         raise UsageError(f"--look-every must be 1 or more, not {execution.look_every}.")
     if execution.ray is not None:
-        if execution.look_every is not None:
-            raise UsageError("--look-every is for this machine; leave out --ray.")
         from upgd.distribute import on_ray
 
-        return on_ray(execution.ray, execution.device, execution.backend, checkpoints, execution.checkpoint_every)
+        return on_ray(
+            execution.ray,
+            execution.device,
+            execution.backend,
+            checkpoints,
+            execution.checkpoint_every,
+            look_every=execution.look_every,
+        )
     device = device_named(execution.device)
     workers = execution.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
     settings = Settings(

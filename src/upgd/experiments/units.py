@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from upgd import __version__
 from upgd.experiments.declare import Experiment
 from upgd.population import Learner
 from upgd.store import Key
@@ -129,13 +130,15 @@ class Checkpoints:
     def save(self, unit: Unit, snapshot: Snapshot) -> None:
         self.folder.mkdir(exist_ok=True)
         _write_whole(self._description(unit.name), lambda path: path.write_text(unit.to_json()))
-        content = {"state": snapshot.state, "seconds": snapshot.seconds}
+        content = {"state": snapshot.state, "seconds": snapshot.seconds, "package": __version__}
         _write_whole(self._file(unit.name), lambda path: torch.save(content, path))
 
     def load(self, unit: Unit) -> Snapshot | None:
-        """Where the unit was, if somebody has begun it; a file that cannot be read means the beginning."""
+        """Where the unit was, if somebody has begun it; a file of another version, or a damaged one, means the beginning."""
         try:
             content = torch.load(self._file(unit.name), weights_only=True)
+            if content["package"] != __version__:
+                raise ValueError(f"it is of upgd {content['package']}, this is {__version__}")
             return Snapshot(content["state"], content["seconds"])
         except FileNotFoundError:
             return None
