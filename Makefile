@@ -26,8 +26,10 @@ test: $(VENV)/.ready  ## run the tests
 test-slow: $(VENV)/.ready  ## run the large checks, too (tens of minutes)
 	$(PYTEST) -n 2 --dist worksteal -m "not gpu"
 
-test-gpu:  ## run the checks that need a GPU; asks for torch, numpy and pytest alone
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+test-gpu:  ## run the checks that need a GPU, and print its speeds; asks for torch and numpy alone
+	PYTHONPATH=src:. $(PYTHON) tests/optim/gpu_checks.py
+	PYTHONPATH=src:. $(PYTHON) tests/gpu_main.py
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu random kernel
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

@@ -1,8 +1,13 @@
-"""Learner-steps per second on a GPU, end to end: ``python -m benchmarks.gpu [mnist | random] [both | kernel | torch]``."""
+"""Learner-steps per second on a GPU, end to end.
 
+``python -m benchmarks.gpu [mnist | random] [both | kernel | torch] [FILE]`` prints a table, and puts it into FILE as JSON.
+"""
+
+import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -102,20 +107,31 @@ def general(kind: str):
     yield "ConvNet, UPGD, 128", ConvNet((3, 32, 32), 10), learners, cifar
 
 
-def main(kind: str = "mnist", which: str = "both") -> None:
+def main(kind: str = "mnist", which: str = "both", path: str | None = None) -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; learner-steps/s, 784-300-150-10 unless said")
-    grey = (np.arange(500) % 10).astype(np.uint8)
-    colour = make("output-permuted", data=(np.zeros((500, 3, 32, 32), np.uint8), grey))
-    for name, network, stream in (
-        ("plain loop", MLP((784, 300, 150, 10)), images(kind, 10)),
-        ("plain loop, ConvNet", ConvNet((3, 32, 32), 10), colour),
-    ):
-        print(f"{name:41} {plain_rate(network, plain_upgd, stream):12,.0f}", flush=True)
-    for name, backend, rows in (("on chip", "kernel", on_chip), ("general", "torch", general)):
-        for row, network, learners, problem in rows(kind) if which in ("both", backend) else ():
-            begin = time.perf_counter()
-            speed = rate(network, learners, problem, backend=backend)
-            print(f"{name}: {row:32} {speed:12,.0f}   ({time.perf_counter() - begin:.0f} s)", flush=True)
+    rates: dict[str, dict[str, int]] = {"plain": {}, "on chip": {}, "general": {}}
+
+    def tell(part: str, name: str, speed: float) -> None:
+        rates[part][name] = round(speed)
+        print(f"{part:8} {name:32} {speed:12,.0f}", flush=True)
+
+    labels = (np.arange(500) % 10).astype(np.uint8)
+    colour = make("output-permuted", data=(np.zeros((500, 3, 32, 32), np.uint8), labels))
+    tell("plain", "plain loop", plain_rate(MLP((784, 300, 150, 10)), plain_upgd, images(kind, 10)))
+    tell("plain", "plain loop, ConvNet", plain_rate(ConvNet((3, 32, 32), 10), plain_upgd, colour))
+    for part, backend, rows in (("on chip", "kernel", on_chip), ("general", "torch", general)):
+        for name, network, learners, stream in rows(kind) if which in ("both", backend) else ():
+            tell(part, name, rate(network, learners, stream, backend=backend))
+    if path is not None:
+        write(path, rates=rates)
+
+
+def write(path: str, **parts: object) -> None:
+    """Put parts into a file of results, next to those that it has."""
+    file = Path(path)
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    known |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **parts}
+    file.write_text(json.dumps(known, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

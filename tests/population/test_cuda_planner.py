@@ -3,12 +3,11 @@
 import itertools
 import re
 import shutil
-from importlib import resources
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -69,6 +68,7 @@ def covered(plan: planner.Plan) -> np.ndarray:
     return count
 
 
+@settings(deadline=None, max_examples=40)
 @given(widths=sizes, cluster=st.sampled_from(CLUSTERS), bias=st.booleans(), kind=st.sampled_from(KINDS))
 def test_every_parameter_has_one_place(widths: list[int], cluster: int, bias: bool, kind: Kind) -> None:
     plan = planner.plan(layers_of(widths, bias), kind, cluster, H200)
@@ -82,6 +82,7 @@ def test_the_papers_network_has_one_place_each() -> None:
     assert (covered(plan) == 1).all()
 
 
+@settings(deadline=None, max_examples=40)
 @given(widths=sizes, cluster=st.sampled_from(CLUSTERS), kind=st.sampled_from(KINDS))
 def test_nothing_overlaps_in_shared_memory(widths: list[int], cluster: int, kind: Kind) -> None:
     plan = planner.plan(layers_of(widths), kind, cluster, H200)
@@ -131,6 +132,7 @@ def test_the_fastest_plan_serves_most_learners() -> None:
 # ----------------------------------------------------------------------------------------------------------- the schedule
 
 
+@settings(deadline=None, max_examples=40)
 @given(learners=st.integers(1, 60), steps=st.integers(1, 50), clusters=st.integers(1, 40))
 def test_every_step_is_taken_once_in_order_and_nobody_waits_in_vain(learners: int, steps: int, clusters: int) -> None:
     segments, begins = schedule(learners, steps, clusters)
@@ -209,7 +211,7 @@ def test_settings_are_those_of_the_rule() -> None:
 
 def test_structures_have_the_fields_of_the_kernel_in_order() -> None:
     """Python and CUDA must agree on the layout of what is passed."""
-    text = resources.files("upgd.population.cuda").joinpath("onchip.cu").read_text(encoding="utf-8")
+    text = backend.template()
     settings = re.search(r"struct Settings \{(.*?)\};", text).group(1)
     assert re.findall(r"\w+(?=[,;])", settings) == list(backend._SETTINGS.names)
     arguments = re.sub(r"//.*", "", re.search(r"struct Arguments \{(.*?)\};", text, re.DOTALL).group(1))

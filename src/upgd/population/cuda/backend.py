@@ -23,7 +23,9 @@ __all__ = ["CudaBackend", "unsupported"]
 _CAPABILITY = (9, 0)
 _LAYERS = 12
 
-#: ``Settings`` of onchip.cu.
+_PARTS = ("basics.cuh", "tiles.cuh", "network.cuh", "rule.cuh", "onchip.cu")
+
+#: ``Settings`` of basics.cuh.
 _SETTINGS = np.dtype(
     [
         *((name, np.float32) for name in ("lr_c", "keep", "noise", "beta", "rest", "p", "q")),
@@ -38,7 +40,7 @@ def _pointers(names: str) -> list[tuple[str, type[ctypes.c_void_p]]]:
 
 
 class _Arguments(ctypes.Structure):
-    """``Arguments`` of onchip.cu."""
+    """``Arguments`` of basics.cuh."""
 
     _fields_ = (
         *_pointers("parameters utilities scales settings segments begins told"),
@@ -177,8 +179,13 @@ def _kernel(chosen: Plan, loss: Loss, indexed: bool, device: torch.device) -> dr
 
 
 def _text(chosen: Plan, loss: Loss, indexed: bool) -> str:
-    template = resources.files("upgd.population.cuda").joinpath("onchip.cu").read_text(encoding="utf-8")
-    return source(chosen, loss, indexed, template)
+    return source(chosen, loss, indexed, template())
+
+
+def template() -> str:
+    """The kernel's text, without the constants in front."""
+    folder = resources.files("upgd.population.cuda")
+    return "\n".join(folder.joinpath(part).read_text(encoding="utf-8") for part in _PARTS)
 
 
 @functools.cache

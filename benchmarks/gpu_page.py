@@ -1,0 +1,65 @@
+"""Put the measured numbers on the page: ``python -m benchmarks.gpu_page`` reads docs/results/gpu.json, writes docs/gpu.md."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def rates(found: dict) -> str:
+    """The table of speeds."""
+    plain = found["rates"]["plain"]
+    lines = [
+        f"One {found['device']}, torch {found['torch']}.",
+        "",
+        "| | learner-steps/s | times the plain loop |",
+        "|---|---:|---:|",
+    ]
+    lines += [f"| {name} | {speed:,} | 1 |" for name, speed in plain.items()]
+    for part in ("on chip", "general"):
+        for name, speed in found["rates"][part].items():
+            base = plain["plain loop, ConvNet" if "ConvNet" in name else "plain loop"]
+            lines.append(f"| {part}: {name} | {speed:,} | {speed / base:,.0f} |")
+    return "\n".join(lines)
+
+
+def proof(found: dict) -> str:
+    """The table of accuracies, and how long it took."""
+    own = found["proof"]
+    lines = ["| method | mean online accuracy | spread of the 20 seeds |", "|---|---:|---:|"]
+    for run in own["runs"]:
+        for name, values in run["accuracy"].items():
+            lines.append(f"| {name} | {statistics.mean(values):.4f} | {statistics.stdev(values):.4f} |")
+    on_chip, adamw = own["runs"]
+    learners = on_chip["learners"]
+    alone = sum(run["learners"] for run in own["runs"]) * own["steps"] / own["plain_loop"] / 86400
+    lines += [
+        "",
+        f"The {learners} learners on chip took {on_chip['seconds']:.0f} s for {own['steps']:,} steps each, "
+        f"{learners * own['steps'] / on_chip['seconds']:,.0f} learner-steps/s with everything: drawing initial weights and "
+        f"streams, compiling, windows of 5 000 steps. AdamW's {adamw['learners']} in the general layer took "
+        f"{adamw['seconds']:.0f} s. The plain loop, measured in the same run, takes {own['plain_loop']:.0f} steps/s: it "
+        f"would need {alone:.1f} days.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    found = json.loads((DOCS / "results" / "gpu.json").read_text(encoding="utf-8"))
+    page = DOCS / "gpu.md"
+    text = page.read_text(encoding="utf-8")
+    for name, table in (("rates", rates(found)), ("proof", proof(found))):
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
+        text = re.sub(
+            pattern,
+            lambda match, table=table: match.group(1) + "\n" + table + "\n\n" + match.group(2),
+            text,
+            flags=re.DOTALL,
+        )
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+// What a thread has: tiles of weights in registers and shared memory; and their products with vectors.
+
+// ----------------------------------------------------------------------------------------------- what a block of threads has
+
+extern __shared__ __align__(16) float memory[];
+INLINE u64* barrier(int i) { return (u64*)(memory + BARRIERS) + i; }
+INLINE int first_of(int units, int grain, int rank) { return min(units, grain * (((units + grain - 1) / grain) * rank / CLUSTER)); }
+
+// A tile, 2 rows × 4 lanes, in registers or in shared memory: the same words for both.
+struct HeldTile {
+  float (&w)[2][4]; float (&u)[2][4];
+  INLINE void get_w(float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) v[r][k] = w[r][k]; }
+  INLINE void get_u(float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) v[r][k] = u[r][k]; }
+  INLINE void put_w(const float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) w[r][k] = v[r][k]; }
+  INLINE void put_u(const float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) u[r][k] = v[r][k]; }
+  INLINE void get_w_row(int r, float (&v)[4]) const { for (int k = 0; k < 4; ++k) v[k] = w[r][k]; }
+  INLINE void put_u_row(int r, const float (&v)[4]) const { for (int k = 0; k < 4; ++k) u[r][k] = v[k]; }
+};
+template <class B> struct SharedTile {
+  int offset;
+  INLINE void get_w(float (&v)[2][4]) const { get4(memory + B::W + offset, v[0]); get4(memory + B::W + offset + B::CHUNKS * 4, v[1]); }
+  INLINE void get_u(float (&v)[2][4]) const { get4(memory + B::U + offset, v[0]); get4(memory + B::U + offset + B::CHUNKS * 4, v[1]); }
+  INLINE void put_w(const float (&v)[2][4]) const { put4(memory + B::W + offset, v[0]); put4(memory + B::W + offset + B::CHUNKS * 4, v[1]); }
+  INLINE void put_u(const float (&v)[2][4]) const { put4(memory + B::U + offset, v[0]); put4(memory + B::U + offset + B::CHUNKS * 4, v[1]); }
+  INLINE void get_w_row(int r, float (&v)[4]) const { get4(memory + B::W + offset + r * B::CHUNKS * 4, v); }
+  INLINE void put_u_row(int r, const float (&v)[4]) const { put4(memory + B::U + offset + r * B::CHUNKS * 4, v); }
+};
+
+// Everything one thread knows.
+struct Thread : Registers {
+  int rank; u32 phases;
+  float x[BLOCKS_0][4], x_next[BLOCKS_0][4];  // the first layer's inputs at this thread's lanes, now and at the next step
+
+  template <int l> INLINE int rows() const { typedef Layer<l> L; return first_of(L::UNITS, L::GRAIN, rank + 1) - first_of(L::UNITS, L::GRAIN, rank); }
+  template <int l> INLINE int first() const { typedef Layer<l> L; return first_of(L::UNITS, L::GRAIN, rank); }
+  template <int l> INLINE int biases() const { typedef Layer<l> L; return L::BIAS < 0 ? 0 : first_of(L::OUTPUTS, L::BIAS_GRAIN, rank + 1) - first_bias<l>(); }
+  template <int l> INLINE int first_bias() const { typedef Layer<l> L; return first_of(L::OUTPUTS, L::BIAS_GRAIN, rank); }
+
+  INLINE void receive(int which, u32 bytes) {
+    if constexpr (CLUSTER == 1) { __syncthreads(); return; }
+    barrier_wait(barrier(which), phases >> which & 1);
+    phases ^= 1u << which;
+    if (threadIdx.x == 0) barrier_expect(barrier(which), bytes);
+  }
+};
+
+// The thread's number in a block of lanes: small blocks begin at different warps, so that no warp gets them all.
+template <class B> INLINE int worker() {
+  const int t = (int)threadIdx.x - B::SHIFT;
+  return B::SHIFT > 0 && t < 0 ? t + THREADS : t;
+}
+template <class B, class Visit> INLINE void each_tile(Thread& me, Visit visit) {
+  const int chunk = worker<B>() % B::CHUNKS, group = worker<B>() / B::CHUNKS;
+  const int pairs = (me.rows<B::LAYER>() + 1) / 2;
+  if (group >= B::GROUPS) return;
+  Held<B::LAYER, B::NUMBER>& held = me;
+#pragma unroll
+  for (int s = 0; s < B::HELD; ++s)
+    if (group + s * B::GROUPS < pairs) visit(group + s * B::GROUPS, chunk, HeldTile{held.w[s], held.u[s]});
+#pragma unroll 1
+  for (int pair = group + B::HELD * B::GROUPS; pair < pairs; pair += B::GROUPS)
+    visit(pair, chunk, SharedTile<B>{(pair - B::HELD * B::GROUPS) * 8 * B::CHUNKS + chunk * 4});
+}
+
+template <int l, class Visit> INLINE void each_block(Visit visit) {
+  visit(Block<l, 0>());
+  if constexpr (Layer<l>::BLOCKS == 2) visit(Block<l, 1>());
+}
+template <class Visit, int l = 0> INLINE void each_layer(Visit visit) {
+  visit(Layer<l>());
+  if constexpr (l + 1 < LAYERS) each_layer<Visit, l + 1>(visit);
+}
+
+// The vector along rows, and that along lanes at the thread's chunk; their product is the gradient.
+template <int l> INLINE const float* row_vector() {
+  if constexpr (Layer<l>::TURNED) return memory + Layer<l - 1>::H; else return memory + Layer<l>::D;
+}
+template <class B> INLINE void lane_vector(const Thread& me, int chunk, float (&v)[4]) {
+  if constexpr (B::LAYER == 0) { for (int k = 0; k < 4; ++k) v[k] = me.x[B::NUMBER][k]; }
+  else if constexpr (Layer<B::LAYER>::TURNED) get4(memory + Layer<B::LAYER>::D + B::FIRST + chunk * 4, v);
+  else get4(memory + Layer<B::LAYER - 1>::H + B::FIRST + chunk * 4, v);
+}
+
+// ------------------------------------------------------------------------------- products: rows with lanes, lanes with rows
+
+INLINE float dot4(const float (&w)[4], const float (&x)[4]) { return fmaf(w[3], x[3], fmaf(w[2], x[2], fmaf(w[1], x[1], __fmul_rn(w[0], x[0])))); }
+
+// Two rows' sums over a team of threads; the parts of a row lie side by side.
+template <class B> INLINE void put_parts(float a, float b, int pair, int chunk) {
+  constexpr int TEAM = B::TEAM, PARTS = Layer<B::LAYER>::PARTS;
+  float* part = memory + PART + 2 * pair * PARTS + B::FIRST_PART + chunk / TEAM;
+  if constexpr (TEAM == 1) { part[0] = a; part[PARTS] = b; }
+  else {
+    const u32 mask = B::CHUNKS % 32 == 0 ? ~0u : ((1u << TEAM) - 1) << (threadIdx.x & 31 & ~(TEAM - 1));
+    const bool upper = chunk & (TEAM / 2);
+    float v = upper ? b : a;
+    v += __shfl_xor_sync(mask, upper ? a : b, TEAM / 2);
+#pragma unroll
+    for (int o = TEAM / 4; o; o >>= 1) v += __shfl_xor_sync(mask, v, o);
+    if ((chunk & (TEAM / 2 - 1)) == 0) part[upper ? PARTS : 0] = v;
+  }
+}
+// done(row, j, sum) for every row, called by its eight threads j.
+template <int l, class Done> INLINE void rows_done(const Thread& me, Done done) {
+  constexpr int PARTS = Layer<l>::PARTS;
+  const int rows = me.rows<l>(), j = threadIdx.x & 7;
+#pragma unroll 1
+  for (int base = 0; base < Layer<l>::ROWS; base += THREADS / 8) {
+    const int row = base + threadIdx.x / 8;
+    float sum = 0.f;
+    if (row < rows)
+#pragma unroll
+      for (int q = 0; q < PARTS; q += 8) if (q + j < PARTS) sum += memory[PART + row * PARTS + q + j];
+    sum += __shfl_xor_sync(~0u, sum, 1); sum += __shfl_xor_sync(~0u, sum, 2); sum += __shfl_xor_sync(~0u, sum, 4);
+    if (row < rows) done(row, j, sum);
+  }
+}
+template <int l> INLINE void dots(Thread& me) {
+  each_block<l>([&](auto block) {
+    typedef decltype(block) B;
+    float v[4]; lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
+    each_tile<B>(me, [&](int pair, int chunk, auto tile) {
+      float w[2][4]; tile.get_w(w);
+      put_parts<B>(dot4(w[0], v), dot4(w[1], v), pair, chunk);
+    });
+  });
+}
+// Sums over the rows of all CTAs: value(w, u, row vector) → what to add. Ends with every CTA's sums in the buffer.
+template <int l, class Value> INLINE void sums(Thread& me, int which, int buffer, bool with_bias, Value value) {
+  typedef Layer<l> L;
+  each_block<l>([&](auto block) {
+    typedef decltype(block) B;
+    const int chunk = worker<B>() % B::CHUNKS, group = worker<B>() / B::CHUNKS;
+    float sum[4] = {0.f, 0.f, 0.f, 0.f};
+    each_tile<B>(me, [&](int pair, int, auto tile) { value(block, pair, tile, sum); });
+    if (group < B::USED_GROUPS) put4(memory + PART + group * L::PADDED + B::FIRST + chunk * 4, sum);
+  });
+  __syncthreads();
+  const int own = me.biases<l>(), from = me.first_bias<l>();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < CLUSTER * (L::PADDED / 4); i += THREADS) {
+    const int to = i / (L::PADDED / 4), lane = i % (L::PADDED / 4) * 4;
+    float sum[4] = {0.f, 0.f, 0.f, 0.f};
+    each_block<l>([&](auto block) {
+      typedef decltype(block) B;
+      if (lane >= B::FIRST && lane < B::FIRST + B::CHUNKS * 4)
+#pragma unroll
+        for (int g = 0; g < B::USED_GROUPS; ++g) { float v[4]; get4(memory + PART + g * L::PADDED + lane, v); for (int k = 0; k < 4; ++k) sum[k] += v[k]; }
+    });
+    if (with_bias)
+      for (int k = 0; k < 4; ++k) if (u32(lane + k - from) < u32(own)) sum[k] += memory[L::BIAS_W + lane + k - from];
+    send4(memory + buffer + me.rank * L::PADDED + lane, barrier(which), to, sum);
+  }
+  me.receive(which, CLUSTER * L::PADDED * 4);
+}
+template <int l> INLINE float received(int buffer, int lane) {
+  float sum = 0.f;
+#pragma unroll
+  for (int c = 0; c < CLUSTER; ++c) sum += memory[buffer + c * Layer<l>::PADDED + lane];
+  return sum;
+}
+template <int l> INLINE void weighted_sums(Thread& me, int which, int buffer, bool with_bias) {
+  sums<l>(me, which, buffer, with_bias, [&](auto, int pair, auto tile, float (&sum)[4]) {
+    const float a = row_vector<l>()[2 * pair], b = row_vector<l>()[2 * pair + 1];
+    float w[2][4]; tile.get_w(w);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sum[k] = fmaf(w[1][k], b, fmaf(w[0][k], a, sum[k]));
+  });
+}
+
