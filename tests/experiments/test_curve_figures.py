@@ -1,7 +1,11 @@
 """Curves over seeds: bands against scipy, joined windows by hand, pictures that can be told apart."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_records import record, seeds
 
 from upgd.experiments import Results, figures
@@ -76,6 +80,19 @@ def test_plot_draws_a_line_and_a_band_for_every_method_and_names_it_at_its_end()
     assert len(ax.collections) == 2
     names = {text.get_text(): text.xyann[1] for text in ax.texts if text.get_text() in ("SGD", "UPGD")}
     assert names["UPGD"] - names["SGD"] >= 0.06  # the ends are a hundredth apart, the names are not
+
+
+@given(st.lists(st.floats(0, 1), max_size=14))
+def test_labels_keep_their_order_their_distance_and_inside(heights):
+    placed = figures._apart(heights)
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    for lower, upper in pairwise(order):
+        assert placed[upper] - placed[lower] >= figures._LABEL_DISTANCE - 1e-9
+    assert all(-1e-9 <= place <= 1 + 1e-9 for place in placed)
+
+
+def test_a_label_with_room_stays_where_its_curve_ends():
+    assert figures._apart([0.9, 0.1, 0.5]) == [0.9, 0.1, 0.5]
 
 
 def test_saved_figures_are_the_same_byte_for_byte(tmp_path):

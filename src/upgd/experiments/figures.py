@@ -90,7 +90,7 @@ def curves(
     if entries is None:
         entries = [best(comparison, method).entry for method in comparison.methods]
     styles = looks or [_look(entry, entries) for entry in entries]
-    drawn = [(look, *of_seeds(entry, comparison.metric, _POINTS)) for look, entry in zip(styles, entries, strict=True)]
+    drawn = [(look, *of_seeds(entry, comparison.metric, points)) for look, entry in zip(styles, entries, strict=True)]
     drawn = [(look, steps, values) for look, steps, values in drawn if len(values)]
     for look, steps, values in drawn:
         _draw(ax, look, steps, values)
@@ -189,23 +189,32 @@ def _label(ax: "Axes", ends: Sequence[tuple[Look, float]]) -> None:
 
 
 def _apart(heights: Sequence[float]) -> list[float]:
-    """Heights near the given ones, in the same order, no two too close: groups that touch are spread around their mean."""
+    """Heights near the given ones, in the same order, no two too close: groups that touch are spread around their mean.
+
+    As long as there is room, all of them are between 0 and 1.
+    """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     groups: list[list[int]] = []
     centres: list[float] = []
     for i in order:
         groups.append([i])
-        centres.append(heights[i])
+        centres.append(_centre([heights[i]]))
         while len(groups) > 1 and _touch(groups[-2:], centres[-2:]):
             joined = groups.pop(-2) + groups.pop(-1)
             del centres[-2:]
             groups.append(joined)
-            centres.append(sum(heights[j] for j in joined) / len(joined))
+            centres.append(_centre([heights[j] for j in joined]))
     placed = dict.fromkeys(range(len(heights)), 0.0)
     for group, centre in zip(groups, centres, strict=True):
         for rank, i in enumerate(group):
             placed[i] = centre + (rank - (len(group) - 1) / 2) * _LABEL_DISTANCE
     return [placed[i] for i in range(len(heights))]
+
+
+def _centre(heights: Sequence[float]) -> float:
+    """Where a group's middle is: at the mean of its heights, or as near to that as keeps the group inside."""
+    half = min(0.5, (len(heights) - 1) / 2 * _LABEL_DISTANCE)
+    return min(max(sum(heights) / len(heights), half), 1 - half)
 
 
 def _touch(groups: Sequence[Sequence[int]], centres: Sequence[float]) -> bool:
