@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from upgd.experiments.declare import Experiment
 from upgd.experiments.results import Results, Table
 from upgd.experiments.running import run
+from upgd.experiments.variants import LABELS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,11 +51,11 @@ EXPERIMENTS = {
 }
 
 _STYLE = """
-body { font: 16px/1.55 system-ui, sans-serif; color: #222; max-width: 1080px; margin: 2.5rem auto; padding: 0 1.2rem }
+body { font: 16px/1.55 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2.5rem auto; padding: 0 1.2rem }
 h1 { font-size: 1.7rem; margin-bottom: .3rem } h2 { font-size: 1.15rem; margin-top: 2.2rem } p { max-width: 46rem }
 img { width: 100%; margin: 1.2rem 0 } .scroll { overflow-x: auto }
-table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; white-space: nowrap }
-th, td { text-align: right; padding: .35rem .7rem; border-bottom: 1px solid #e6e6e6 }
+table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; white-space: nowrap }
+th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid #e6e6e6 }
 th { color: #666; font-weight: 600 } th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left }
 footer { margin-top: 2.5rem; color: #777; font-size: .87rem } code { background: #f3f3f3; padding: .1rem .3rem }
 """
@@ -143,5 +144,6 @@ def _outer_accuracies(results: Sequence[Results]) -> tuple[str, str]:
     return (
         f"On the digits UPGD goes from {ours['first_quarter']:.0%} in the first quarter of the stream to "
         f"{ours['last_quarter']:.0%} in the last: what it keeps from one task makes the next easier.",
-        f"The best of the others, {html.escape(best['method'])}, ends at {best['last_quarter']:.0%}.",
+        f"The best of the others, {html.escape(LABELS.get(best['method'], best['method']))}, ends at "
+        f"{best['last_quarter']:.0%}.",
     )
