@@ -1,9 +1,10 @@
 """Experiments: declared in a few lines, run once, killed without loss, compared fairly.
 
 >>> import upgd.experiments as ex
->>> result = ex.run("output-permuted-digits", {"upgd": {"lr": 0.03}, "sgd": {"lr": 0.03}}, seeds=2, steps=100)
->>> sorted(result.frame())[:3]
-['accuracy', 'backend', 'beta_utility']
+>>> methods = {"upgd": {"lr": 0.03}, "sgd": {"lr": [0.1, 0.03]}}
+>>> result = ex.run("output-permuted-digits", methods, seeds=2, steps=100, backend="torch")
+>>> len(result), [best.entry.method for best in result.best()]
+(6, ['upgd', 'sgd'])
 """
 
 from upgd.experiments.declare import Experiment

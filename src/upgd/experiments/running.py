@@ -47,7 +47,8 @@ def run(
             change what they do; learners that the store has already are not run again for it.
 
     Example:
-        >>> result = run("output-permuted-digits", {"sgd": {"lr": 0.03}}, seeds=2, steps=40, options={"task_length": 20})
+        >>> small = {"seeds": 2, "steps": 40, "options": {"task_length": 20}, "backend": "torch"}
+        >>> result = run("output-permuted-digits", {"sgd": {"lr": 0.03}}, **small)
         >>> result.records[0].ends.tolist()
         [20, 40]
     """
