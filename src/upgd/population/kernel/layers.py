@@ -246,6 +246,7 @@ def protect(
     at_once = max(1, BLOCK // columns)
     # With ū = ½ + y:  1 − p·ū = (1 − p/2) − p·y, and the same for q.
     noise_flat, noise_bent = search[0] * (_f(1) - _f(0.5) * search[1]), search[0] * search[1]
+    both = gradient[1] == _f(1) and search[1] == _f(1)  # UPGD itself: (1 − ū) is common to gradient and noise
     # From the end to the beginning: what the first pass saw last is still in the cache.
     for block in range((tensor.rows - 1) // at_once, -1, -1):
         begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
@@ -262,18 +263,17 @@ def protect(
             scale = inverse[tensor.row + i]
             slope = gradient[0] * tensor.d[i]
             slope_flat, slope_bent = slope * (_f(1) - _f(0.5) * gradient[1]), slope * gradient[1]
-            if smallest[tensor.row + i] * scale >= _f(-1):
-                # |û/scale| ≤ 1, as nearly always: ū − ½ is a short polynomial.
+            near = smallest[tensor.row + i] * scale >= _f(-1)  # |û/scale| ≤ 1, as nearly always
+            if near and both:
                 for j in range(columns):
-                    x = u[j] * scale
-                    xx = x * x
-                    y = _f(-1.69512563e-4)
-                    y = fused(y, xx, _f(2.05409685e-3))
-                    y = fused(y, xx, _f(-2.08255044e-2))
-                    y = fused(y, xx, _f(2.49999434e-1))
+                    open_ = _f(0.5) - _sigmoid_above_half(u[j] * scale)
+                    w[j] = fused(-fused(slope, h[j], search[0] * z[j]), open_, decay * w[j])
+            elif near:
+                for j in range(columns):
+                    y = _sigmoid_above_half(u[j] * scale)
                     flat = fused(slope_flat, h[j], noise_flat * z[j])
                     bent = fused(slope_bent, h[j], noise_bent * z[j])
-                    w[j] = fused(x * y, bent, fused(decay, w[j], -flat))
+                    w[j] = fused(y, bent, fused(decay, w[j], -flat))
             else:
                 for j in range(columns):
                     y = _sigmoid(u[j] * scale) - _f(0.5)
@@ -282,6 +282,17 @@ def protect(
                     w[j] = fused(y, bent, fused(decay, w[j], -flat))
             if look_ahead:
                 next_dot[i] = dot(w, next_x, columns)
+
+
+@inlined
+def _sigmoid_above_half(x: float) -> float:
+    """sigmoid(x) − ½ for |x| ≤ 1."""
+    xx = x * x
+    y = _f(-1.69512563e-4)
+    y = fused(y, xx, _f(2.05409685e-3))
+    y = fused(y, xx, _f(-2.08255044e-2))
+    y = fused(y, xx, _f(2.49999434e-1))
+    return x * y
 
 
 @inlined
