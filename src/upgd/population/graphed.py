@@ -91,7 +91,8 @@ class GraphedBackend(TorchBackend):
     def _prepare(self, chunk: Chunk, loss: Loss) -> int:
         """Make places for chunks like this one, and graphs that know them; how many steps fit."""
         stretch = max(_UNROLLED, min(_STRETCH, _BYTES // self._bytes_per_step(chunk)))
-        tasks = 0 if chunk.permutation is None else chunk.permutation.shape[1]
+        # Room for some more tasks than this chunk has, lest one that has more is a reason to compile again.
+        tasks = 0 if chunk.permutation is None else max(4, 1 << (chunk.permutation.shape[1] - 1).bit_length())
         if "permutation" in self._fixed:
             tasks = max(tasks, self._fixed["permutation"].shape[1])
         shapes = {name: t.shape for name, t in self._places(chunk, stretch, tasks).items()}
