@@ -130,6 +130,8 @@ def test_an_interrupted_reproduction_goes_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         reproduce(chosen, interrupted)
     with Store.read(path) as store:
+        halfway = reproduce(chosen, stored(store))
+        assert (halfway.unsearched, halfway.missing) == (0, 6)
         search = len(store)
         units, later = left(chosen, store, 1, "cpu")
     assert search == 3
@@ -147,6 +149,8 @@ def test_an_interrupted_reproduction_goes_on(tmp_path):
 
 def test_what_is_left_before_anything_was_run():
     with Store.write(":memory:") as store:
+        nothing = reproduce(plan("ups-stationary-mnist", **SMALLEST), stored(store))
+        assert (nothing.unsearched, nothing.missing, nothing.findings) == (3, 6, {})
         units, later = left(plan("ups-stationary-mnist", **SMALLEST), store, 1, "cpu")
     assert sum(unit.learner_steps for unit in units) == 3 * 40
     assert later == 3 * 2 * 40

@@ -171,6 +171,8 @@ def _say_what_came_out(found: "Reproduction") -> None:
         names = {id(finding.entry): finding.arm.name for finding in own}
         scores = ", ".join(f"{names[id(row.entry)]} {row.mean:.4g}" for row in rows(comparison, comparison.entries))
         print(f"  {panel.title}, online {comparison.metric}: {scores}")
+    if found.unsearched:
+        print(f"  {found.unsearched:,} learners of the search are missing")
     if found.missing:
         print(f"  {found.missing:,} final runs are missing")
 

@@ -118,7 +118,7 @@ def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str,
                 mean, _ = band(values)
                 heights += [float(mean.min()), float(mean.max())]
     return {
-        problem: (min(heights) * 0.9 - 1e-9, max(heights) * 1.06 + 1e-9) if heights else None
+        problem: (min(heights) * 0.9, max(heights) * 1.06 + 1e-9) if heights else None
         for problem, heights in ranges.items()
     }
 
@@ -170,6 +170,10 @@ def _how(found: Reproduction, command: str) -> list[str]:
     if at_edge:
         lines.append(
             f"At the edge of what was tried, so that a wider grid may find better: {'; '.join(dict.fromkeys(at_edge))}"
+        )
+    if found.unsearched:
+        lines.append(
+            f"Not finished: {found.unsearched:,} learners of the search are missing; another setting may be better."
         )
     if found.missing:
         lines.append(f"Not finished: {found.missing:,} of the final runs are missing.")

@@ -131,11 +131,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What a plan has found."""
+    """What a plan has found.
+
+    Attributes:
+        plan: what was to be done.
+        findings: what came out for each curve that has something.
+        records: of the search and of the final runs.
+        unsearched: how many learners of the search there should be but are not.
+    """
 
     plan: Plan
     findings: Mapping[Arm, Finding]
-    records: Sequence[Record]  #: of the search and of the final runs
+    records: Sequence[Record]
+    unsearched: int = 0
 
     @property
     def missing(self) -> int:
@@ -201,7 +209,8 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
         compute: who computes, such as ``functools.partial(upgd.experiments.run, store="upgd.db")``.
         say: told what comes next.
     """
-    swept = _computed(plan.sweep(), compute, say, "search")
+    search = plan.sweep()
+    swept = _computed(search, compute, say, "search")
     searches = {arm: _of_arm(plan, arm, settings_of(arm, plan.grid), swept) for arm in plan.arms()}
     chosen = {arm: best(found, arm.method) for arm, found in searches.items() if found is not None}
     settings = {arm: _settings(one.entry) for arm, one in chosen.items()}
@@ -213,7 +222,8 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
         assert comparison is not None
         findings[arm] = Finding(arm, comparison, one, runs.entries[0] if runs else None)
     records = {record.key.digest: record for record in [*swept, *final]}
-    return Reproduction(plan, findings, list(records.values()))
+    unsearched = sum(len(experiment.learners()) for experiment in search) - len(swept)
+    return Reproduction(plan, findings, list(records.values()), unsearched)
 
 
 def _computed(
