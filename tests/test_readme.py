@@ -11,9 +11,10 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_example_runs_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    exec(compile(example, "README.md", "exec"), {})
+    assert "5_000" in example
+    exec(compile(example.replace("5_000", "1_000"), "README.md", "exec"), {})
     accuracy = float(capsys.readouterr().out.removeprefix("online accuracy: "))
-    assert accuracy > 0.4  # chance is 0.1
+    assert accuracy > 0.3  # chance is 0.1, and so is what the second task begins with
 
 
 def test_links_lead_somewhere() -> None:
