@@ -128,7 +128,8 @@ def _page(show: Show, picture: bytes) -> str:
 <img alt="Online curves of five methods on two changing problems" src="data:image/png;base64,{image}">
 {tables}
 <footer>Predictions are judged before the update. Each method has a good setting, found on a small grid with
-some of these seeds: a demonstration, no study. “To the best” and p: paired over seeds. The results are beside this page: <code>upgd table --store {store}</code></footer>
+some of these seeds: a demonstration, no study. “To the best” and p: paired over seeds.
+The results are beside this page: <code>upgd table --store {store}</code></footer>
 </body></html>
 """
 
