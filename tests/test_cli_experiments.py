@@ -72,6 +72,27 @@ def test_quiet_and_json(upgd):
     assert (line["method"], line["seeds"], line["metric"], line["learner_steps"]) == ("sgd", 2, "accuracy", 80)
 
 
+def test_the_studies_of_utility_take_no_method_and_leave_a_figure(upgd, folder):
+    few = ("--seeds", "2", "--steps", "20")
+    code, out, _ = upgd("run", "utility-quality-weights", *few)
+    assert code == 0
+    assert "| ReLU | global |" in out
+    assert (folder / "utility-quality-weights.png").stat().st_size > 10_000
+    code, out, _ = upgd("run", "utility-quality-features", *few, "--json")
+    correlations = json.loads(out)["tanh"]["local"]
+    assert (code, correlations["second order"] > 0.5) == (0, True)
+    assert abs(correlations["random"]) < 0.3
+    code, _, err = upgd("run", "utility-quality-weights", "--lr", "0.1")
+    assert code == 2
+    assert "takes --seeds and --steps only, not --lr" in err
+
+
+def test_run_needs_a_method(upgd):
+    code, _, err = upgd("run", "output-permuted-digits", "--lr", "0.1")
+    assert code == 2
+    assert "--method upgd" in err
+
+
 def test_seeds_may_be_named(upgd, folder):
     upgd("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.03", "--seeds", "3,7", *SMALL[2:])
     with Store.read(folder / "upgd.db") as store:

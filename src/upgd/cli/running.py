@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -20,7 +20,7 @@ __all__ = ["bench", "run", "sweep"]
 def run(
     problem: str,
     *,
-    method: str,
+    method: str | None = None,
     declaration: Declaration = Declaration(),  # noqa: B008  # frozen
     execution: Execution = Execution(),  # noqa: B008
     as_json: Json = False,
@@ -33,6 +33,10 @@ def run(
 
         upgd run output-permuted-digits --method upgd --lr 0.03 --beta-utility 0.9 --seeds 20 --option task_length=500
 
+    Two problems are a study of their own, take no method and leave a figure in this folder:
+
+        upgd run utility-quality-weights
+
     Parameters
     ----------
     problem
@@ -44,6 +48,10 @@ def run(
     """
     from upgd.experiments import Experiment
 
+    if problem in _STUDIES:
+        return _study(problem, method, declaration, as_json)
+    if method is None:
+        raise UsageError("say which method to run, such as --method upgd.")
     if "," in method:
         raise UsageError(f"`upgd run` takes one method, not {method!r}; `upgd sweep` takes several with --methods.")
     experiment = Experiment(problem, {method: declaration.settings()}, **declaration.rest())
@@ -112,6 +120,37 @@ def bench(*, device: str = "auto", as_json: Json = False) -> None:
             )
     if as_json:
         print(json.dumps(lines, indent=2))
+
+
+#: Problems in which approximations of utility are compared, not methods.
+_STUDIES: dict[str, Literal["weight", "feature"]] = {
+    "utility-quality-weights": "weight",
+    "utility-quality-features": "feature",
+}
+
+
+def _study(problem: str, method: str | None, declaration: Declaration, as_json: bool) -> int:
+    """Measure how well approximate utilities order things; print the correlations and save the figure."""
+    from pathlib import Path
+
+    from upgd.experiments.utility_quality import run as measure
+
+    given = {**declaration.settings(), **declaration.rest(), **({"method": method} if method else {})}
+    if extra := given.keys() - {"seeds", "steps"}:
+        raise UsageError(f"{problem} takes --seeds and --steps only, not --{min(extra).replace('_', '-')}.")
+    seeds = given.get("seeds", 20)
+    result = measure(
+        _STUDIES[problem], seeds=range(seeds) if isinstance(seeds, int) else seeds, steps=given.get("steps", 2_000)
+    )
+    if as_json:
+        print(json.dumps(result.summary(), indent=2))
+        return 0
+    figure = Path(f"{problem}.png")
+    result.plot().savefig(figure)
+    print("Rank correlation with the true utility, mean ± standard error over seeds:\n")
+    print(result.table())
+    print(f"\nThe curves are in {figure}.")
+    return 0
 
 
 def _declared(problem: str, methods: str | None, grid: str | None, declaration: Declaration) -> "Experiment":

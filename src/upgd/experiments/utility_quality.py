@@ -103,6 +103,16 @@ class UtilityQuality:
             lines.append([TITLES[activation], scope, *cells])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
+    def summary(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The same means as numbers: activation → scope → measure."""
+        return {
+            activation: {
+                scope: {measure: float(self.means(activation, scope, measure).mean()) for measure in MEASURES}
+                for scope in SCOPES
+            }
+            for activation in self.curves
+        }
+
     def settings(self) -> Iterator[tuple[str, str]]:
         """Every (activation, scope)."""
         return ((activation, scope) for activation in self.curves for scope in SCOPES)
