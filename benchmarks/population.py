@@ -61,7 +61,8 @@ def population(
         return taken / steps / learners
 
     seconds(2)  # compiles, or loads what was compiled
-    steps = max(3, int(SECONDS / learners / seconds(3)))
+    turn = 5 * SECONDS if threads else SECONDS  # threads want to get going
+    steps = max(3, int(turn / learners / seconds(20 if backend == "kernel" else 3)))
     name = f"{backend}, {learners} learner{'s' * (learners > 1)}"
     name += f", {threads} thread{'s' * (threads > 1)}" if threads else ""
     return Contender(name, lambda: seconds(steps))
