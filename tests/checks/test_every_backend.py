@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from upgd.networks import MLP, ConvNet
 from upgd.noise import Purpose, normals, words
@@ -200,6 +201,20 @@ def test_equals_the_torch_backend(backend, problem):
         for name in own.parameters(i):
             error = np.linalg.norm(mine[name] - true[name]) / np.linalg.norm(true[name])
             assert error < 1e-3, f"{name} of {learner}: {error}"
+
+
+def test_a_sequence_that_flattens_its_inputs_is_an_mlp(backend):
+    """… parameter by parameter, so its learners do what the MLP's do."""
+    sequence = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 10))
+    runs = [Population(network, EVERY_KIND, backend=backend).run(DIGITS, 30) for network in (sequence, MLP_OF_DIGITS)]
+    np.testing.assert_array_equal(runs[0].loss, runs[1].loss)
+
+
+def test_without_hidden_layers_feature_wise_learners_descend_the_gradient(backend):
+    network = MLP((64, 10))
+    feature_wise = [Learner(method="upgd", lr=0.01, wise="feature", scaling=scaling) for scaling in ("global", "local")]
+    result = Population(network, [*feature_wise, Learner(method="sgd", lr=0.01)], backend=backend).run(DIGITS, 30)
+    np.testing.assert_allclose(result.loss[:, :2], result.loss[:, 2:].repeat(2, 1), rtol=1e-5)
 
 
 def test_goes_on_where_another_backend_stopped(backend):

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_loop import PLAIN, Counters, Residual, SmallConvNet
 from torch import nn
@@ -93,7 +93,6 @@ def assert_equal_backends(network, learners, stream, steps, tolerance=2e-4):
 @given(problems(), st.sampled_from([*UTILITY, *PLAIN]), st.sampled_from([0.0, 0.9, 0.999]))
 def test_equals_the_torch_backend_on_any_network(problem, choice, beta):
     network, stream = problem
-    assume(choice.get("wise") != "feature" or len(network) > 1)  # features are what hidden layers have
     beta = {"beta_utility": beta} if choice["method"] in ("upgd", "upgd-nonprotecting", "ups") else {}
     assert_equal_backends(network, [Learner(**choice, **beta, seed=seed) for seed in (0, 1)], stream, 12)
 

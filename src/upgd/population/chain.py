@@ -118,9 +118,12 @@ class Chain:
 
         found, back = judge(h, target, loss, self._curvature)
         for at in reversed(range(len(self._layers))):
+            layer = self._layers[at]
             if self._features and at in self._gates:
                 self._look_at_gates(self._gates[at], outputs[at], back, found)
-            back = self._layers[at].backward(parameters, memories[at], back, found)
+            back = layer.backward(parameters, memories[at], back, found)
+            if isinstance(layer, Dense | Convolution) and layer.first:
+                break  # what comes before only arranges the inputs
         return found
 
     def _arranged(self, x: Tensor) -> Tensor:

@@ -215,6 +215,8 @@ def gates(group: Group, traces: Mapping[str, Tensor], step: int) -> Named:
 def _gates_of(unbiased: Named, kind: Kind) -> Named:
     if kind.scaling == "local":
         return {name: rules.gate(u, rules.local_scale(u, learner_dims=1)) for name, u in unbiased.items()}
+    if not unbiased:
+        return {}  # feature-wise, and no hidden layer
     scale = rules.global_scale(unbiased.values(), learner_dims=1)
     return {name: rules.gate(u, scale) for name, u in unbiased.items()}
 
