@@ -78,8 +78,8 @@ def on_ray(
                 submit(unit, snapshot)
                 watcher(unit, done, diverged)
         finally:
-            for reference in running:
-                ray.cancel(reference, force=True)
+            # With the driver go its tasks. To cancel them first would race with their answers, and Ray (2.60) then ends the
+            # whole process.
             ray.shutdown()
 
     return kind, slots, execute
