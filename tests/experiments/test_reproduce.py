@@ -1,5 +1,7 @@
 """The paper's experiments: complete, chosen fairly, resumed, and written down without a number typed by hand."""
 
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -12,6 +14,7 @@ from upgd.experiments.reproduce import left, plan, reproduce, stored
 from upgd.store import Store
 
 SWEEPS = [name for name, study in STUDIES.items() if study.panels]
+NOT_NEEDED = {"cyclopts", "matplotlib", "numba", "pandas", "plotly", "pooch", "ray", "rich", "scipy", "sklearn"}
 SMALLEST = {"scale": "smoke", "panels": ["weight-white"], "steps": 40}
 
 
@@ -117,6 +120,102 @@ def test_the_best_setting_runs_again_with_seeds_that_nobody_has_seen():
         assert sorted(finding.entry.records) == [3, 4, 5, 6]
 
 
+class TestShorterSearch:
+    def test_search_and_final_runs_have_their_lengths(self, tmp_path):
+        chosen, path = plan("ups-stationary-mnist", **SMALLEST, sweep_steps=20), tmp_path / "r.db"
+        with Store.write(":memory:") as store:
+            units, later = left(chosen, store, 1, "cpu")
+        assert sum(unit.learner_steps for unit in units) == 3 * 20
+        assert later == 3 * 2 * 40
+        found = reproduce(chosen, partial(run, store=path))
+        assert (found.unsearched, found.missing) == (0, 0)
+        assert sorted(one.key.steps for one in found.records) == [20] * 3 + [40] * 6
+        for finding in found.findings.values():
+            assert {one.key.steps for one in finding.best.entry.records.values()} == {20}
+            assert {one.key.steps for one in finding.entry.records.values()} == {40}
+            assert finding.comparison.steps == 40
+        with Store.read(path) as store:
+            assert left(chosen, store, 1, "cpu") == ([], 0)
+            assert reproduce(chosen, stored(store)).missing == 0
+
+    def test_the_best_early_is_chosen_although_another_is_better_late(self):
+        """lr 0.01 is best in short runs, 0.001 in long ones: the short ones decide."""
+
+        def compute(experiment):
+            early = experiment.steps == 100
+            return Results(
+                [
+                    record(
+                        learner.method,
+                        learner.settings(),
+                        seed=learner.seed,
+                        level=0.5 - abs(learner.lr - (0.01 if early else 0.001)),
+                        problem=experiment.problem,
+                        network=experiment.network,
+                        steps=experiment.steps,
+                        window=experiment.steps // 4,
+                    )
+                    for learner in experiment.learners()
+                ]
+            )
+
+        where = {"panels": ["weight-global"], "steps": 400}
+        for sweep_steps, lr in ((None, 0.001), (100, 0.01)):
+            found = reproduce(plan("input-permuted-mnist", **where, sweep_steps=sweep_steps), compute)
+            assert {finding.entry.settings["lr"] for finding in found.findings.values()} == {lr}
+
+    def test_the_search_is_never_longer_than_the_final_runs(self):
+        chosen = plan("ablation", "small", sweep_steps=5_000)
+        lengths = {experiment.problem: experiment.steps for experiment in chosen.sweep()}
+        assert lengths["input-permuted-mnist"] == 5_000
+        assert lengths["output-permuted-cifar10"] == chosen.scale.length("output-permuted-cifar10") == 2_500
+
+    def test_the_page_says_so(self):
+        from upgd.experiments.pages import _shorter_search
+
+        assert _shorter_search(plan("ups-stationary-mnist", **SMALLEST)) == ""
+        assert "chosen by runs of 20 steps instead of 40" in _shorter_search(
+            plan("ups-stationary-mnist", **SMALLEST, sweep_steps=20)
+        )
+
+
+def test_several_studies_with_torch_and_numpy_alone(tmp_path):
+    """The documented call, where nothing else is installed: twice, into one store; the second time nothing is left."""
+    path = tmp_path / "upgd.db"
+    script = f"""
+import sys
+
+class Absent:
+    names = {sorted(NOT_NEEDED)!r}
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+
+from functools import partial
+from upgd.experiments import run
+from upgd.experiments.reproduce import plan, reproduce
+
+def main():
+    for name in ("toy-changing-outputs", "ups-stationary-mnist"):
+        panels = ["weight-global"] if name.startswith("toy") else ["weight-white"]
+        chosen = plan(name, "smoke", panels=panels, sweep_steps=20)
+        found = reproduce(chosen, partial(run, store={str(path)!r}, progress=True), say=print)
+        print(name, found.unsearched, found.missing)
+
+main()
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines().count("toy-changing-outputs 0 0") == 2
+    assert done.stdout.splitlines().count("ups-stationary-mnist 0 0") == 2
+    with Store.read(path) as store:
+        problems = {one.key.problem for one in store.records()}
+    assert problems == {"toy-changing-outputs", "stationary-digits"}
+
+
 def test_an_interrupted_reproduction_goes_on(tmp_path):
     chosen, path = plan("ups-stationary-mnist", **SMALLEST), tmp_path / "r.db"
     calls = []
@@ -194,6 +293,7 @@ class TestPage:
         ({"name": "ablation", "grid": "fine"}, "grid must be one of"),
         ({"name": "ablation", "panels": ["left"]}, "ablation has no panel 'left'; choose among mnist-decay"),
         ({"name": "ablation", "steps": 0}, "steps must be at least 1, not 0"),
+        ({"name": "ablation", "sweep_steps": -5}, "sweep_steps must be at least 1, not -5"),
     ],
 )
 def test_mistakes_get_a_sentence(arguments, words):
@@ -219,17 +319,18 @@ class TestCommand:
 
     def test_it_runs_says_what_is_left_and_writes_again(self, upgd, tmp_path):
         pytest.importorskip("matplotlib", reason="figures need matplotlib")
-        what = "reproduce ups-stationary-mnist --scale smoke --panels weight-white --steps 40"
+        what = "reproduce ups-stationary-mnist --scale smoke --panels weight-white --sweep-steps 20 --steps 40"
         code, said = upgd(f"{what} --dry-run")
         assert code == 0
-        assert "left of the search: 3 learners, 120 learner-steps" in said.out
+        assert "left of the search: 3 learners, 60 learner-steps" in said.out
         assert not (tmp_path / "upgd.db").exists()
         code, said = upgd(f"{what} --quiet --workers 1")
         assert code == 0, said.err
         assert "Weight-wise, white noise, online accuracy:" in said.out
         page = tmp_path / "reproduced" / "ups-stationary-mnist.md"
         first = page.read_text(encoding="utf-8")
-        assert "Command: `upgd reproduce ups-stationary-mnist --scale smoke --panels weight-white --steps 40`" in first
+        assert f"Command: `upgd {what}`" in first
+        assert "**Settings were chosen by runs of 20 steps instead of 40:**" in first
         assert "nothing is left" in upgd(f"{what} --dry-run")[1].out
         page.unlink()
         assert upgd(f"{what} --write-only")[0] == 0

@@ -26,6 +26,7 @@ def reproduce(
     sweep_seeds: int | None = None,
     final_seeds: int | None = None,
     steps: int | None = None,
+    sweep_steps: int | None = None,
     data: tuple[str, ...] = (),
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("reproduced"),
     dry_run: Annotated[bool, Parameter(negative="")] = False,
@@ -59,6 +60,8 @@ def reproduce(
         Learners for each best setting; their seeds are new.
     steps
         How many samples each learner sees.
+    sweep_steps
+        How many it sees in the search, if fewer; what is best early need not be best late.
     data
         A data set that stands in for another, such as emnist=emnist-subset; may be given several times.
     output
@@ -88,6 +91,7 @@ def reproduce(
             sweep_seeds=sweep_seeds,
             final_seeds=final_seeds,
             steps=steps,
+            sweep_steps=sweep_steps,
             data=stand_ins,
         )
         for name in chosen
@@ -102,7 +106,7 @@ def reproduce(
             elif dry_run:
                 _say_what_is_left(plans[name], execution)
             else:
-                command = _command(name, scale, panels, grid, sweep_seeds, final_seeds, steps, data)
+                command = _command(name, scale, panels, grid, sweep_seeds, final_seeds, steps, sweep_steps, data)
                 _carry_out(plans[name], execution, output, command, write_only)
         except DataError as error:
             if len(chosen) == 1:
@@ -230,10 +234,18 @@ def _command(
     sweep_seeds: int | None,
     final_seeds: int | None,
     steps: int | None,
+    sweep_steps: int | None,
     data: tuple[str, ...],
 ) -> str:
     """What to type to get the same page."""
-    given = {"panels": panels, "grid": grid, "sweep-seeds": sweep_seeds, "final-seeds": final_seeds, "steps": steps}
+    given = {
+        "panels": panels,
+        "grid": grid,
+        "sweep-seeds": sweep_seeds,
+        "sweep-steps": sweep_steps,
+        "final-seeds": final_seeds,
+        "steps": steps,
+    }
     words = ["upgd", "reproduce", name, "--scale", scale]
     for option, value in given.items():
         words += [f"--{option}", str(value)] if value is not None else []

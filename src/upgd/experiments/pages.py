@@ -13,7 +13,7 @@ from upgd.experiments.bands import band, of_seeds
 from upgd.experiments.catalogue import Arm, Panel
 from upgd.experiments.compare import Comparison, Row, rows
 from upgd.experiments.progress import duration
-from upgd.experiments.reproduce import Finding, Reproduction
+from upgd.experiments.reproduce import Finding, Plan, Reproduction
 from upgd.experiments.results import settings_text
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ def _how(found: Reproduction, command: str) -> list[str]:
     lines = [
         f"Command: `{command}`",
         f"Search: {tried:,} settings, {plan.sweep_seeds} run{'s' * (plan.sweep_seeds != 1)} each; the best of each method by "
-        "the mean over all steps, those with fewer diverged runs first. The runs in the tables have other seeds.",
+        "the mean over all steps, those with fewer diverged runs first. The runs in the tables have other seeds."
+        + _shorter_search(plan),
         f"Computed on {', '.join(sorted({record.device for record in records})) or 'nothing yet'} in "
         f"{duration(sum(record.seconds for record in records))}, {sum(r.key.steps for r in records):,} learner-steps",
         f"Versions: {', '.join(sorted({f'upgd {r.package}, torch {r.torch}' for r in records}))}",
@@ -178,6 +179,15 @@ def _how(found: Reproduction, command: str) -> list[str]:
     if found.missing:
         lines.append(f"Not finished: {found.missing:,} of the final runs are missing.")
     return lines
+
+
+def _shorter_search(plan: Plan) -> str:
+    """How long the runs of the search were, where they were shorter than those in the tables."""
+    lengths = {(plan.place(arm, searching=True)[2], plan.place(arm)[2]) for arm in plan.arms()}
+    short = [f"{search:,} steps instead of {final:,}" for search, final in sorted(lengths) if search < final]
+    if not short:
+        return ""
+    return f" **Settings were chosen by runs of {' and '.join(short)}:** what is best early need not be best late."
 
 
 def _data(problems: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """The paper's experiments, from the first step to the page: search with few seeds, best setting of each curve, final runs.
 
 Everything is computed through a store: what is there is not computed again, so an interrupted reproduction goes on where it
-was. The final runs have seeds that the search has not seen.
+was. The final runs have seeds that the search has not seen. The search may be shorter than they are; what is best early
+need not be best late.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,7 @@ class Plan:
         grid: which settings are tried.
         sweep_seeds, final_seeds: how many learners for each setting that is tried, and for each best one.
         steps: how long each learner runs; None: as the scale says.
+        sweep_steps: how long it runs in the search, if that is less; None: as long.
         data: data sets that stand in for others.
     """
 
@@ -56,6 +58,7 @@ class Plan:
     sweep_seeds: int
     final_seeds: int | None
     steps: int | None
+    sweep_steps: int | None
     data: Mapping[str, str]
 
     def arms(self) -> list[Arm]:
@@ -72,7 +75,8 @@ class Plan:
                     for seed in range(self.sweep_seeds)
                 ]
                 for arm in self.arms()
-            }
+            },
+            searching=True,
         )
 
     def final(self, chosen: Mapping[Arm, Mapping[str, Any]]) -> list[Experiment]:
@@ -91,8 +95,8 @@ class Plan:
         count = self.final_seeds or paper.defaults(arm.problem).seeds
         return range(self.sweep_seeds, self.sweep_seeds + count)
 
-    def place(self, arm: Arm) -> tuple[str, str, int, Mapping[str, Any]]:
-        """Where an arm runs: problem, network, steps, and the problem's options."""
+    def place(self, arm: Arm, *, searching: bool = False) -> tuple[str, str, int, Mapping[str, Any]]:
+        """Where an arm runs, in the end or in the search: problem, network, steps, and the problem's options."""
         problem, network = arm.problem, arm.network
         kind, _, data = problem.rpartition("-")
         stand_ins = {**self.scale.data, **self.data}
@@ -101,13 +105,16 @@ class Plan:
         if self.scale.network is not None and network != "linear":
             _, colon, activation = network.partition(":")
             network = self.scale.network + colon + activation
-        return problem, network, self.steps or self.scale.length(arm.problem), self.scale.options
+        steps = self.steps or self.scale.length(arm.problem)
+        if searching and self.sweep_steps is not None:
+            steps = min(steps, self.sweep_steps)
+        return problem, network, steps, self.scale.options
 
-    def _experiments(self, learners: Mapping[Arm, Sequence[Learner]]) -> list[Experiment]:
+    def _experiments(self, learners: Mapping[Arm, Sequence[Learner]], *, searching: bool = False) -> list[Experiment]:
         """Arms that run on the same problem and network together: a device is used well when it is full."""
         together: dict[str, tuple[tuple[str, str, int, Mapping[str, Any]], list[Learner]]] = {}
         for arm, own in learners.items():
-            place = self.place(arm)
+            place = self.place(arm, searching=searching)
             together.setdefault(repr(place), (place, []))[1].extend(own)
         return [_Listed(*place, own) for place, own in together.values()]
 
@@ -167,6 +174,7 @@ def plan(
     sweep_seeds: int | None = None,
     final_seeds: int | None = None,
     steps: int | None = None,
+    sweep_steps: int | None = None,
     data: Mapping[str, str] | None = None,
 ) -> Plan:
     """What to do for a study; whatever is not given is the scale's.
@@ -181,7 +189,8 @@ def plan(
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, not {scale!r}")
     if grid is not None and grid not in get_args(GridName):
         raise ValueError(f"grid must be one of {', '.join(get_args(GridName))}, not {grid!r}")
-    for what, number in (("sweep_seeds", sweep_seeds), ("final_seeds", final_seeds), ("steps", steps)):
+    numbers = {"sweep_seeds": sweep_seeds, "final_seeds": final_seeds, "steps": steps, "sweep_steps": sweep_steps}
+    for what, number in numbers.items():
         if number is not None and number < 1:
             raise ValueError(f"{what} must be at least 1, not {number}")
     study, size = STUDIES[name], SCALES[scale]
@@ -197,6 +206,7 @@ def plan(
         sweep_seeds=sweep_seeds or size.sweep_seeds,
         final_seeds=final_seeds or size.final_seeds,
         steps=steps,
+        sweep_steps=sweep_steps,
         data=dict(data or {}),
     )
 
@@ -211,13 +221,15 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
     """
     search = plan.sweep()
     swept = _computed(search, compute, say, "search")
-    searches = {arm: _of_arm(plan, arm, settings_of(arm, plan.grid), swept) for arm in plan.arms()}
+    searches = {
+        arm: _of_arm(plan.place(arm, searching=True), arm, settings_of(arm, plan.grid), swept) for arm in plan.arms()
+    }
     chosen = {arm: best(found, arm.method) for arm, found in searches.items() if found is not None}
     settings = {arm: _settings(one.entry) for arm, one in chosen.items()}
     final = _computed(plan.final(settings), compute, say, "final runs")
     findings = {}
     for arm, one in chosen.items():
-        runs = _of_arm(plan, arm, [settings[arm]], final, plan.seeds(arm))
+        runs = _of_arm(plan.place(arm), arm, [settings[arm]], final, plan.seeds(arm))
         comparison = runs or searches[arm]
         assert comparison is not None
         findings[arm] = Finding(arm, comparison, one, runs.entries[0] if runs else None)
@@ -240,10 +252,14 @@ def _computed(
 
 
 def _of_arm(
-    plan: Plan, arm: Arm, settings: Sequence[Mapping[str, Any]], records: Sequence[Record], seeds: Sequence[int] = ()
+    place: tuple[str, str, int, Mapping[str, Any]],
+    arm: Arm,
+    settings: Sequence[Mapping[str, Any]],
+    records: Sequence[Record],
+    seeds: Sequence[int] = (),
 ) -> Comparison | None:
-    """The records of an arm, of these settings and seeds, as something that can be compared."""
-    problem, network, steps, _ = plan.place(arm)
+    """The records of an arm at a place, of these settings and seeds, as something that can be compared."""
+    problem, network, steps, _ = place
     wanted = {repr(_plain(Learner(method=arm.method, **one).settings())) for one in settings}
     own = [
         record
