@@ -1,10 +1,13 @@
 """The package as a whole: what importing it costs and needs, and the examples in its docstrings."""
 
+import ast
 import doctest
 import importlib
+import pickle
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,19 +18,86 @@ import upgd.optim
 HEAVY = ["scipy", "numba", "cyclopts", "rich", "pooch", "matplotlib", "plotly", "ray", "pandas"]
 
 
-def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+def run(code: str, cwd: Path | None = None) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=cwd).stdout
 
 
-def test_importing_needs_torch_and_numpy_alone() -> None:
+def test_public_names_need_torch_and_numpy_alone() -> None:
     before = "import sys, torch; before = set(sys.modules)"
-    loaded = run(f"{before}; import upgd; print([m for m in {HEAVY} if m in set(sys.modules) - before])")
+    loaded = run(f"{before}; from upgd import *; print([m for m in {HEAVY} if m in set(sys.modules) - before])")
     assert loaded.strip() == "[]"
 
 
-def test_public_names_exist() -> None:
-    for name in upgd.__all__:
-        assert hasattr(upgd, name)
+def test_importing_loads_nothing_but_the_standard_library() -> None:
+    loaded = run("import sys, upgd; print([m for m in ('torch', 'numpy', 'upgd.optim') if m in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["run", "--help"], ["data", "list"], ["runs", "--store", "nowhere.db"], ["sweep"]],
+    ids=" ".join,
+)
+def test_commands_that_compute_nothing_do_not_load_torch(arguments: list[str], tmp_path: Path) -> None:
+    code = f"""
+import sys
+from upgd.cli import main
+try:
+    main({arguments})
+except SystemExit:
+    print("torch" in sys.modules)
+"""
+    assert run(code, cwd=tmp_path).splitlines()[-1] == "False"
+
+
+PUBLIC = [*upgd.__all__, "curvature", "monitor", "noise", "optim", "rules"]
+
+
+def test_a_public_name_is_there_when_it_is_asked_for() -> None:
+    """… although no other has been used before, in each of the ways to ask."""
+    run(f"""
+import sys
+
+def forget():
+    for name in [name for name in sys.modules if name.split(".")[0] == "upgd"]:
+        del sys.modules[name]
+
+for name in {PUBLIC}:
+    forget()
+    import upgd
+    assert name in dir(upgd)
+    assert getattr(upgd, name) is getattr(upgd, name)
+    forget()
+    found = {{}}
+    exec(f"from upgd import {{name}}; import upgd", found)
+    assert found[name] is getattr(found["upgd"], name)
+""")
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'upgd' has no attribute 'SGD'"):
+        upgd.SGD  # noqa: B018
+    assert not hasattr(upgd, "__wrapped__")
+
+
+def test_type_checkers_and_readers_of_the_source_see_the_same_names() -> None:
+    """What stands under TYPE_CHECKING is what is looked up."""
+    tree = ast.parse(Path(upgd.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [(line.module, alias.name) for line in block.body for alias in line.names]
+    assert {name for _, name in imports} | {"__version__"} == set(upgd.__all__)
+    for module, name in imports:
+        assert getattr(upgd, name) is getattr(importlib.import_module(module), name)
+
+
+def test_pickles_find_the_classes_in_a_fresh_interpreter(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = upgd.UPGD(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    (tmp_path / "optimizer.pickle").write_bytes(pickle.dumps(optimizer))
+    code = "import pickle; print(pickle.load(open('optimizer.pickle', 'rb')).gates().popitem()[1].numel())"
+    assert run(code, cwd=tmp_path) == "1\n"
 
 
 def test_the_version_is_the_installed_one() -> None:

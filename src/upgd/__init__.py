@@ -1,9 +1,13 @@
 """Learning from streams that never stop changing."""
 
-from upgd import utility
-from upgd.curvature import HesScale
-from upgd.monitor import Monitor
-from upgd.optim import PGD, UPGD, UPS, FeatureUPGD, FeatureUPS, ShrinkAndPerturb
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from upgd import utility
+    from upgd.curvature import HesScale
+    from upgd.monitor import Monitor
+    from upgd.optim import PGD, UPGD, UPS, FeatureUPGD, FeatureUPS, ShrinkAndPerturb
 
 __version__ = "0.1.0"
 
@@ -19,3 +23,20 @@ __all__ = [
     "__version__",
     "utility",
 ]
+
+# Torch takes a second or two to load, and `upgd --help` does not need it: each name is looked up when it is first used.
+_MODULES = ("curvature", "monitor", "noise", "optim", "rules", "utility")
+_HOMES = {"HesScale": "upgd.curvature", "Monitor": "upgd.monitor"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"upgd.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'upgd' has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(_HOMES.get(name, "upgd.optim")), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

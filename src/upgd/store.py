@@ -24,7 +24,6 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 __all__ = ["MIGRATIONS", "Key", "Record", "Store", "StoreError"]
@@ -129,7 +128,7 @@ class Record:
     backend: str = "torch"
     seconds: float = 0.0
     package: str = field(default_factory=lambda: _package_version())
-    torch: str = field(default_factory=lambda: str(torch.__version__))
+    torch: str = field(default_factory=lambda: _torch_version())
     finished: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     diagnostics: Mapping[str, list[Any]] | None = None
     id: int | None = None
@@ -434,3 +433,9 @@ def _package_version() -> str:
     from upgd import __version__
 
     return __version__
+
+
+def _torch_version() -> str:
+    import torch  # here, because those who only read results can do without
+
+    return str(torch.__version__)
