@@ -273,7 +273,18 @@ class TestPage:
         assert "\nWe agree.\n" in page
         assert "Command: `upgd reproduce toy-changing-outputs --scale smoke`" in page
         for ending in ("png", "svg", "pdf"):
-            assert (tmp_path / f"toy-changing-outputs.{ending}").stat().st_size > 5_000
+            assert (tmp_path / f"toy-changing-outputs-weight-global.{ending}").stat().st_size > 5_000
+
+    def test_it_says_how_much_of_the_paper_was_run(self):
+        from upgd.experiments.pages import _scale
+
+        assert _scale(plan("toy-changing-inputs")) == (
+            "Scale: 20 runs of 1,000,000 steps for each curve (as in the paper). "
+            "Settings tried: all combinations of the paper's values."
+        )
+        less = _scale(plan("toy-changing-inputs", steps=100_000, final_seeds=10, grid="coarse"))
+        assert "10 runs of 100,000 steps for each curve (in the paper 20 of 1,000,000)" in less
+        assert "a handful" in less
 
     def test_data_are_named_with_their_checksum(self):
         from upgd.data import load

@@ -9,11 +9,17 @@ from upgd.experiments import paper
 from upgd.experiments.declare import listed
 from upgd.experiments.variants import LABELS
 
-__all__ = ["SCALES", "STUDIES", "UTILITY_QUALITY", "Arm", "GridName", "Panel", "Scale", "Study", "settings_of"]
+__all__ = ["GRIDS", "SCALES", "STUDIES", "UTILITY_QUALITY", "Arm", "GridName", "Panel", "Scale", "Study", "settings_of"]
 
-#: ``paper``: all combinations of the paper's values. ``star``: the best setting known from public sources, and all that
-#: differ from it in one hyperparameter. ``coarse``: a handful of combinations. ``tiny``: two learning rates.
 GridName = Literal["paper", "star", "coarse", "tiny"]
+
+#: Which settings are tried.
+GRIDS: dict[GridName, str] = {
+    "paper": "all combinations of the paper's values",
+    "star": "the best setting known from public sources, and all that differ from it in one hyperparameter",
+    "coarse": "a handful of combinations of the paper's values",
+    "tiny": "two learning rates",
+}
 
 #: The study that is no sweep: it measures approximations, see :mod:`upgd.experiments.utility_quality`.
 UTILITY_QUALITY = "utility-quality"

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upgd.experiments import figures
+from upgd.experiments import figures, paper
 from upgd.experiments.bands import band, of_seeds
-from upgd.experiments.catalogue import Arm, Panel
+from upgd.experiments.catalogue import GRIDS, Arm, Panel
 from upgd.experiments.compare import Comparison, Row, rows
 from upgd.experiments.progress import duration
 from upgd.experiments.reproduce import Finding, Plan, Reproduction
@@ -28,11 +28,9 @@ _PAGE = """\
 
 {about}
 
-{notes}![{title}: online curves]({name}.png)
+{notes}{scale} Curves are means over task windows, with 95 % confidence bands over runs.
 
-Curves are means over task windows, with 95 % confidence bands over runs. {scale}
-
-{tables}
+{panels}
 
 ## How
 
@@ -41,7 +39,7 @@ Curves are means over task windows, with 95 % confidence bands over runs. {scale
 
 
 def write_page(found: Reproduction, folder: Path, command: str) -> Path:
-    """Write the page, and its figure as PNG, SVG and PDF.
+    """Write the page, and the figure of each panel as PNG, SVG and PDF.
 
     Args:
         found: what came out.
@@ -53,7 +51,8 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     study, name = found.plan.study, found.plan.study.name
-    figures.save(draw(found), folder / name)
+    for key, figure in draw(found).items():
+        figures.save(figure, folder / f"{name}-{key}")
     notes = folder / f"{name}.notes.md"
     page = folder / f"{name}.md"
     page.write_text(
@@ -63,8 +62,8 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
             command=command,
             about=study.about,
             notes=notes.read_text(encoding="utf-8").strip() + "\n\n" if notes.exists() else "",
-            scale=f"Scale: {found.plan.scale.words}.",
-            tables="\n\n".join(_table(found, panel) for panel in found.plan.panels),
+            scale=_scale(found.plan),
+            panels="\n\n".join(_panel(found, panel) for panel in found.plan.panels),
             how="\n".join(f"- {line}" for line in _how(found, command)),
         ),
         encoding="utf-8",
@@ -72,33 +71,27 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
     return page
 
 
-def draw(found: Reproduction) -> "Figure":
-    """The figure: a panel for each of the study's, in rows of two."""
+def draw(found: Reproduction) -> "dict[str, Figure]":
+    """A figure for each panel that has something to show, by the panel's key."""
     from matplotlib.figure import Figure
 
+    drawn = {}
     shown = [(panel, *found.panel(panel)) for panel in found.plan.panels]
-    columns = min(2, len(shown))
-    lines = -(-len(shown) // columns)
-    figure = Figure(figsize=(7.2 * columns, 4.2 * lines), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)  # type: ignore[union-attr, call-arg]
-    places = figure.subplots(lines, columns, squeeze=False).ravel()
     limits = _limits([(comparison, own) for _, comparison, own in shown if comparison is not None])
-    for ax, (panel, comparison, own) in zip(places, shown, strict=False):
+    for panel, comparison, own in shown:
         if comparison is None:
-            ax.set_title(f"{panel.title}: not run yet", loc="left")
-            ax.set_axis_off()
             continue
+        drawn[panel.key] = figure = Figure(figsize=(8, 4.4), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr, call-arg]
         figures.curves(
             comparison,
             comparison.entries,
-            ax=ax,
+            ax=figure.subplots(),
             title=panel.title,
             looks=[_look(finding.arm) for finding in own],
             limits=limits[comparison.problem],
         )
-    for ax in places[len(shown) :]:
-        ax.set_axis_off()
-    return figure
+    return drawn
 
 
 def _look(arm: Arm) -> figures.Look:
@@ -123,7 +116,8 @@ def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str,
     }
 
 
-def _table(found: Reproduction, panel: Panel) -> str:
+def _panel(found: Reproduction, panel: Panel) -> str:
+    """A panel's figure and table."""
     comparison, own = found.panel(panel)
     if comparison is None:
         return f"## {panel.title}\n\nNot run yet."
@@ -133,7 +127,8 @@ def _table(found: Reproduction, panel: Panel) -> str:
     lines += [_row(names[id(row.entry)], row) for row in rows(comparison, comparison.entries)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     title = f"{comparison.problem}, network {comparison.network}, {comparison.steps:,} steps"
-    return f"## {panel.title}\n\nOnline {comparison.metric} over all steps; {title}:\n\n{table}"
+    figure = f"![{panel.title}: online {comparison.metric}]({found.plan.study.name}-{panel.key}.svg)"
+    return f"## {panel.title}\n\n{figure}\n\nOnline {comparison.metric} over all steps; {title}:\n\n{table}"
 
 
 def _row(name: str, row: Row) -> list[str]:
@@ -150,6 +145,20 @@ def _row(name: str, row: Row) -> list[str]:
     ]
 
 
+def _scale(plan: Plan) -> str:
+    """How much was run, and how much the paper ran."""
+    if plan.scale.network is not None:
+        return f"Scale: {plan.scale.words}."
+    lengths: dict[str, None] = {}
+    for arm in plan.arms():
+        theirs = paper.defaults(arm.problem)
+        ours, steps = len(plan.seeds(arm)), plan.place(arm)[2]
+        same = (ours, steps) == (theirs.seeds, theirs.steps)
+        as_in = "as in the paper" if same else f"in the paper {theirs.seeds} of {theirs.steps:,}"
+        lengths[f"{ours} runs of {steps:,} steps for each curve ({as_in})"] = None
+    return f"Scale: {'; '.join(lengths)}. Settings tried: {GRIDS[plan.grid]}."
+
+
 def _how(found: Reproduction, command: str) -> list[str]:
     plan, records = found.plan, found.records
     tried = sum(finding.best.tried for finding in found.findings.values())
@@ -158,8 +167,9 @@ def _how(found: Reproduction, command: str) -> list[str]:
         f"Search: {tried:,} settings, {plan.sweep_seeds} run{'s' * (plan.sweep_seeds != 1)} each; the best of each method by "
         "the mean over all steps, those with fewer diverged runs first. The runs in the tables have other seeds."
         + _shorter_search(plan),
-        f"Computed on {', '.join(sorted({record.device for record in records})) or 'nothing yet'} in "
-        f"{duration(sum(record.seconds for record in records))}, {sum(r.key.steps for r in records):,} learner-steps",
+        f"Computed on {', '.join(sorted({record.device for record in records})) or 'nothing yet'}: "
+        f"{sum(r.key.steps for r in records):,} learner-steps in {duration(sum(record.seconds for record in records))}, the "
+        "times of all processes added",
         f"Versions: {', '.join(sorted({f'upgd {r.package}, torch {r.torch}' for r in records}))}",
         *(f"Data: {line}" for line in _data(sorted({record.key.problem for record in records}))),
     ]

@@ -7,9 +7,9 @@ need not be best late.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
-from upgd.experiments.catalogue import SCALES, STUDIES, Arm, GridName, Panel, Scale, Study, settings_of
+from upgd.experiments.catalogue import GRIDS, SCALES, STUDIES, Arm, GridName, Panel, Scale, Study, settings_of
 from upgd.experiments.compare import Best, Comparison, Entry, best, comparisons
 from upgd.experiments.declare import Experiment
 from upgd.experiments.results import Results
@@ -187,8 +187,8 @@ def plan(
         raise ValueError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
     if scale not in SCALES:
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, not {scale!r}")
-    if grid is not None and grid not in get_args(GridName):
-        raise ValueError(f"grid must be one of {', '.join(get_args(GridName))}, not {grid!r}")
+    if grid is not None and grid not in GRIDS:
+        raise ValueError(f"grid must be one of {', '.join(GRIDS)}, not {grid!r}")
     numbers = {"sweep_seeds": sweep_seeds, "final_seeds": final_seeds, "steps": steps, "sweep_steps": sweep_steps}
     for what, number in numbers.items():
         if number is not None and number < 1:
@@ -202,7 +202,7 @@ def plan(
         study=study,
         scale=size,
         panels=tuple(known[key] for key in panels or known),
-        grid=grid or size.grid,  # type: ignore[arg-type]  # checked above
+        grid=grid or size.grid,
         sweep_seeds=sweep_seeds or size.sweep_seeds,
         final_seeds=final_seeds or size.final_seeds,
         steps=steps,
