@@ -87,6 +87,22 @@ def test_stand_ins_replace_only_their_data_set():
     assert problems == {"input-permuted-mnist", "output-permuted-my-letters", "output-permuted-cifar10"}
 
 
+def test_only_some_values_are_tried():
+    whole = plan("toy-changing-inputs", panels=["weight-global"])
+    some = plan("toy-changing-inputs", panels=["weight-global"], only={"lr": [0.01], "sigma": (0.1, 0.01)})
+    for arm in whole.arms():
+        wanted = [
+            settings
+            for settings in whole.settings(arm)
+            if settings["lr"] == 0.01 and settings.get("sigma", 0.1) in (0.1, 0.01)
+        ]
+        assert some.settings(arm) == wanted != []
+    with pytest.raises(
+        ValueError, match=r"leaves nothing to try of UPGD, which has \{'lr': \[0.0001, 0.001, 0.01, 0.1\]"
+    ):
+        plan("toy-changing-inputs", panels=["weight-global"], only={"lr": [0.02]}).sweep()
+
+
 def planted(experiment, seeds_seen):
     """Learners whose score depends on their settings alone: the best lr is 0.001, the best σ 0.01."""
     seeds_seen.append({learner.seed for learner in experiment.learners()})
@@ -284,7 +300,9 @@ class TestPage:
         )
         less = _scale(plan("toy-changing-inputs", steps=100_000, final_seeds=10, grid="coarse"))
         assert "10 runs of 100,000 steps for each curve (in the paper 20 of 1,000,000)" in less
-        assert "a handful" in less
+        assert less.endswith("Settings tried: a handful of combinations of the paper's values.")
+        some = _scale(plan("toy-changing-inputs", only={"sigma": (0.1, 0.01)}))
+        assert some.endswith("values, limited to σ 0.1, σ 0.01.")
 
     def test_data_are_named_with_their_checksum(self):
         from upgd.data import load
@@ -304,6 +322,7 @@ class TestPage:
         ({"name": "ablation", "grid": "fine"}, "grid must be one of"),
         ({"name": "ablation", "panels": ["left"]}, "ablation has no panel 'left'; choose among mnist-decay"),
         ({"name": "ablation", "steps": 0}, "steps must be at least 1, not 0"),
+        ({"name": "ablation", "only": {"betas": [0.9]}}, "only must be about lr, .*, not 'betas'"),
         ({"name": "ablation", "sweep_steps": -5}, "sweep_steps must be at least 1, not -5"),
     ],
 )
@@ -346,6 +365,18 @@ class TestCommand:
         page.unlink()
         assert upgd(f"{what} --write-only")[0] == 0
         assert page.read_text(encoding="utf-8") == first
+
+    def test_only_some_values(self, upgd, tmp_path):
+        pytest.importorskip("matplotlib", reason="figures need matplotlib")
+        what = "reproduce ups-stationary-mnist --scale smoke --grid paper --panels weight-white --steps 20"
+        code, said = upgd(f"{what} --only sigma=0.1,0.01 --only beta-utility=0.9 --quiet --workers 1")
+        assert code == 0, said.err
+        page = (tmp_path / "reproduced" / "ups-stationary-mnist.md").read_text(encoding="utf-8")
+        assert "--steps 20 --only sigma=0.1,0.01 --only beta-utility=0.9`" in page
+        assert "Search: 6 settings, 1 run each" in page  # two σ for UPS, global and local, and the control
+        code, said = upgd(f"{what} --only sigma")
+        assert code != 0
+        assert "--only takes NAME=VALUES, such as sigma=0.1,0.01, not 'sigma'" in said.err
 
     def test_data_that_are_not_there_are_asked_for(self, upgd):
         code, said = upgd("reproduce input-permuted-mnist --scale small")

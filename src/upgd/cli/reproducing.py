@@ -23,6 +23,7 @@ def reproduce(
     scale: Literal["paper", "small", "smoke"] = "paper",
     panels: str | None = None,
     grid: Literal["paper", "star", "coarse", "tiny"] | None = None,
+    only: tuple[str, ...] = (),
     sweep_seeds: int | None = None,
     final_seeds: int | None = None,
     steps: int | None = None,
@@ -54,6 +55,8 @@ def reproduce(
     grid
         paper: all combinations of the paper's values; star: the best known setting, and all that differ from it in one
         hyperparameter; coarse: a handful; tiny: two learning rates.
+    only
+        Of a hyperparameter only these values of the grid, such as sigma=0.1,0.01; may be given several times.
     sweep_seeds
         Learners for each setting of the search.
     final_seeds
@@ -88,6 +91,7 @@ def reproduce(
             scale,
             panels=keys,
             grid=grid,
+            only=dict(_values(text) for text in only),
             sweep_seeds=sweep_seeds,
             final_seeds=final_seeds,
             steps=steps,
@@ -106,7 +110,7 @@ def reproduce(
             elif dry_run:
                 _say_what_is_left(plans[name], execution)
             else:
-                command = _command(name, scale, panels, grid, sweep_seeds, final_seeds, steps, sweep_steps, data)
+                command = _command(name, scale, panels, grid, only, sweep_seeds, final_seeds, steps, sweep_steps, data)
                 _carry_out(plans[name], execution, output, command, write_only)
         except DataError as error:
             if len(chosen) == 1:
@@ -226,11 +230,20 @@ def _pair(text: str) -> tuple[str, str]:
     return name, other
 
 
+def _values(text: str) -> tuple[str, list[float]]:
+    name, _, values = text.partition("=")
+    try:
+        return name.strip().replace("-", "_"), [float(value) for value in values.split(",")]
+    except ValueError:
+        raise UsageError(f"--only takes NAME=VALUES, such as sigma=0.1,0.01, not {text!r}.") from None
+
+
 def _command(
     name: str,
     scale: str,
     panels: str | None,
     grid: str | None,
+    only: tuple[str, ...],
     sweep_seeds: int | None,
     final_seeds: int | None,
     steps: int | None,
@@ -249,6 +262,7 @@ def _command(
     words = ["upgd", "reproduce", name, "--scale", scale]
     for option, value in given.items():
         words += [f"--{option}", str(value)] if value is not None else []
-    for pair in data:
-        words += ["--data", pair]
+    for option, pairs in (("only", only), ("data", data)):
+        for pair in pairs:
+            words += [f"--{option}", pair]
     return shlex.join(words)

@@ -156,8 +156,8 @@ def _few(name: str, choices: tuple[Any, ...], grid: GridName) -> tuple[Any, ...]
 #: What is tried at the scale of minutes.
 _COARSE: dict[str, tuple[Any, ...]] = {
     "lr": (1.0, 0.01, 0.001),
-    "beta_utility": (0.9, 0.999),
-    "sigma": (0.1, 0.01, 0.001, 0.0001),
+    "beta_utility": (0.999,),
+    "sigma": (0.1, 0.01, 0.001),
     "weight_decay": (0.01, 0.001, 0.0),
     "betas": ((0.9, 0.999),),
     "eps": (1e-8,),

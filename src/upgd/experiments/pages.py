@@ -156,7 +156,9 @@ def _scale(plan: Plan) -> str:
         same = (ours, steps) == (theirs.seeds, theirs.steps)
         as_in = "as in the paper" if same else f"in the paper {theirs.seeds} of {theirs.steps:,}"
         lengths[f"{ours} runs of {steps:,} steps for each curve ({as_in})"] = None
-    return f"Scale: {'; '.join(lengths)}. Settings tried: {GRIDS[plan.grid]}."
+    only = [f"{settings_text({name: value})}" for name, values in plan.only.items() for value in values]
+    limited = f", limited to {', '.join(only)}" if only else ""
+    return f"Scale: {'; '.join(lengths)}. Settings tried: {GRIDS[plan.grid]}{limited}."
 
 
 def _how(found: Reproduction, command: str) -> list[str]:

@@ -23,6 +23,9 @@ __all__ = ["Finding", "Plan", "Reproduction", "left", "plan", "reproduce", "stor
 #: Computes what an experiment lacks and gives its results; some may be missing.
 Compute = Callable[[Experiment], Results]
 
+#: The hyperparameters of which a search can be told to try only some values.
+_NUMBERS = ("lr", "beta_utility", "sigma", "weight_decay", "eps")
+
 
 class _Listed(Experiment):
     """An experiment whose learners are listed one by one."""
@@ -45,6 +48,7 @@ class Plan:
         study, scale: what, and how much of it.
         panels: which of the study's panels.
         grid: which settings are tried.
+        only: of these hyperparameters only these values.
         sweep_seeds, final_seeds: how many learners for each setting that is tried, and for each best one.
         steps: how long each learner runs; None: as the scale says.
         sweep_steps: how long it runs in the search, if that is less; None: as long.
@@ -55,6 +59,7 @@ class Plan:
     scale: Scale
     panels: tuple[Panel, ...]
     grid: GridName
+    only: Mapping[str, tuple[float, ...]]
     sweep_seeds: int
     final_seeds: int | None
     steps: int | None
@@ -65,13 +70,26 @@ class Plan:
         """All curves, none twice."""
         return self.study.arms(panel.key for panel in self.panels)
 
+    def settings(self, arm: Arm) -> list[dict[str, Any]]:
+        """The settings to try for an arm."""
+        tried = settings_of(arm, self.grid)
+        wanted = [
+            settings
+            for settings in tried
+            if all(settings[name] in values for name, values in self.only.items() if name in settings)
+        ]
+        if not wanted:
+            values = {name: sorted({settings[name] for settings in tried}) for name in self.only if name in tried[0]}
+            raise ValueError(f"only={dict(self.only)} leaves nothing to try of {arm.name}, which has {values}")
+        return wanted
+
     def sweep(self) -> list[Experiment]:
         """The search."""
         return self._experiments(
             {
                 arm: [
                     Learner(method=arm.method, seed=seed, **settings)
-                    for settings in settings_of(arm, self.grid)
+                    for settings in self.settings(arm)
                     for seed in range(self.sweep_seeds)
                 ]
                 for arm in self.arms()
@@ -171,6 +189,7 @@ def plan(
     *,
     panels: Sequence[str] = (),
     grid: str | None = None,
+    only: Mapping[str, Sequence[float]] | None = None,
     sweep_seeds: int | None = None,
     final_seeds: int | None = None,
     steps: int | None = None,
@@ -189,6 +208,9 @@ def plan(
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, not {scale!r}")
     if grid is not None and grid not in GRIDS:
         raise ValueError(f"grid must be one of {', '.join(GRIDS)}, not {grid!r}")
+    for hyperparameter in only or {}:
+        if hyperparameter not in _NUMBERS:
+            raise ValueError(f"only must be about {', '.join(_NUMBERS)}, not {hyperparameter!r}")
     numbers = {"sweep_seeds": sweep_seeds, "final_seeds": final_seeds, "steps": steps, "sweep_steps": sweep_steps}
     for what, number in numbers.items():
         if number is not None and number < 1:
@@ -203,6 +225,7 @@ def plan(
         scale=size,
         panels=tuple(known[key] for key in panels or known),
         grid=grid or size.grid,
+        only={hyperparameter: tuple(values) for hyperparameter, values in (only or {}).items()},
         sweep_seeds=sweep_seeds or size.sweep_seeds,
         final_seeds=final_seeds or size.final_seeds,
         steps=steps,
@@ -221,9 +244,7 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
     """
     search = plan.sweep()
     swept = _computed(search, compute, say, "search")
-    searches = {
-        arm: _of_arm(plan.place(arm, searching=True), arm, settings_of(arm, plan.grid), swept) for arm in plan.arms()
-    }
+    searches = {arm: _of_arm(plan.place(arm, searching=True), arm, plan.settings(arm), swept) for arm in plan.arms()}
     chosen = {arm: best(found, arm.method) for arm, found in searches.items() if found is not None}
     settings = {arm: _settings(one.entry) for arm, one in chosen.items()}
     final = _computed(plan.final(settings), compute, say, "final runs")
