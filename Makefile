@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 # Two workers fit the smallest machine we test on; each of torch's threads would only fight the other worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-slow test-gpu lint format bench docs clean
+SANITIZER ?= compute-sanitizer
+
+.PHONY: help setup demo test test-slow test-gpu sanitize-gpu lint format bench docs clean
 
 help:  ## show what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +32,12 @@ test-gpu:  ## run the checks that need a GPU, and print its speeds; asks for tor
 	PYTHONPATH=src:. $(PYTHON) tests/optim/gpu_checks.py
 	PYTHONPATH=src:. $(PYTHON) tests/gpu_main.py
 	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu random kernel
+
+# The sanitizer slows kernels down many times, so it gets the run that takes every path in few steps, compiled beforehand.
+sanitize-gpu:  ## look for memory errors and races in the GPU's kernel; asks for NVIDIA's compute-sanitizer
+	PYTHONPATH=src:. $(PYTHON) tests/gpu_main.py kernels_compile
+	PYTHONPATH=src:. $(SANITIZER) --tool memcheck --error-exitcode 1 $(PYTHON) tests/gpu_main.py --small
+	PYTHONPATH=src:. $(SANITIZER) --tool racecheck --error-exitcode 1 $(PYTHON) tests/gpu_main.py --small
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

@@ -1,28 +1,78 @@
-"""Run the GPU checks with torch and numpy alone: ``PYTHONPATH=src python3 tests/gpu_main.py [NAME …]``."""
+"""Run the GPU checks with torch and numpy alone: ``PYTHONPATH=src python3 tests/gpu_main.py [--jobs N] [--small] [NAME …]``.
 
+Most of a check's time goes to the truth on the CPU and to compilers, so several checks run at once, each in a process of its
+own. ``--small`` is one check that takes every path of the kernel in few steps, in this process: for compute-sanitizer.
+"""
+
+import argparse
+import multiprocessing
+import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "population"))
 
+import general_on_gpu  # noqa: F401 (here and below: they put their checks among CHECKS)
+import population_on_gpu  # noqa: F401
 import torch
-from population_on_gpu import CHECKS
+from gpu_cases import CHECKS
+
+FIRST = "kernels_compile"
+SMALL = "every_path_in_few_steps"
 
 
-def main(names: list[str]) -> int:
-    print(f"torch {torch.__version__} on {torch.cuda.get_device_name()}", flush=True)
-    failed = []
-    for name in names or CHECKS:
-        begin = time.perf_counter()
-        try:
-            outcome = CHECKS[name]()
-        except Exception:
-            failed.append(name)
-            outcome = "FAILED\n" + traceback.format_exc(limit=-3)
-        print(f"{name} ({time.perf_counter() - begin:.1f} s)\n    " + outcome.replace("\n", "\n    "), flush=True)
-    print(f"{len(names or CHECKS) - len(failed)} passed, {len(failed)} failed: {', '.join(failed) or 'none'}")
+def outcome(name: str, device: str) -> tuple[bool, str]:
+    """Whether a check passed, and its report."""
+    begin = time.perf_counter()
+    try:
+        passed, words = True, CHECKS[name].run(device)
+    except Exception:
+        passed, words = False, "FAILED\n" + traceback.format_exc(limit=-3)
+    return passed, f"{name} ({time.perf_counter() - begin:.1f} s)\n    " + words.replace("\n", "\n    ")
+
+
+def outcomes(names: Sequence[str], device: str, jobs: int) -> Iterator[tuple[bool, str]]:
+    """The checks' outcomes, as they come. What needs kernels waits until they are compiled."""
+    if jobs == 1:
+        yield from (outcome(name, device) for name in names)
+        return
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+
+        def submitted(kernels: bool) -> list[Future[tuple[bool, str]]]:
+            some = [name for name in names if name != FIRST and CHECKS[name].needs_kernels == kernels]
+            return [pool.submit(outcome, name, device) for name in some]
+
+        waiting = submitted(kernels=False)
+        if FIRST in names:
+            yield outcome(FIRST, device)
+        for future in as_completed(waiting + submitted(kernels=True)):
+            yield future.result()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(CHECKS)}")
+    parser.add_argument("--jobs", type=int, default=4, help="how many checks at once")
+    parser.add_argument("--small", action="store_true", help=f"{SMALL} alone")
+    parser.add_argument("--device", default="cuda", help="cpu tries out the checks where there is no GPU")
+    given = parser.parse_args(arguments)
+    names = [SMALL] if given.small else given.names or list(CHECKS)
+    if unknown := set(names) - CHECKS.keys():
+        parser.error(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(CHECKS)}")
+    begin = time.perf_counter()
+    where = torch.cuda.get_device_name() if given.device == "cuda" else given.device
+    print(f"torch {torch.__version__} on {where}", flush=True)
+    failed = 0
+    for passed, report in outcomes(names, given.device, 1 if len(names) == 1 else given.jobs):
+        failed += not passed
+        print(report, flush=True)
+    print(f"{len(names) - failed} passed, {failed} failed, in {time.perf_counter() - begin:.0f} s", flush=True)
     return bool(failed)
 
 

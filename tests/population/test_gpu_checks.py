@@ -1,0 +1,216 @@
+"""The GPU checks run where there is no GPU, made small, and they see mistakes."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import general_on_gpu
+import gpu_cases
+import long_runs
+import numpy as np
+import population_on_gpu
+import pytest
+import torch
+from gpu_cases import CHECKS, NETWORKS, Problem, Run, Samples, both, compared
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from upgd.networks import MLP
+from upgd.population import Learner, Population
+from upgd.population.cuda import backend as on_chip
+
+MAIN = Path(__file__).parents[1] / "gpu_main.py"
+LONG = [name for name in CHECKS if name.startswith("long_runs")]
+
+
+@pytest.fixture
+def made_small(monkeypatch) -> None:
+    """Small networks in place of large ones, and some learners of every list."""
+    monkeypatch.setitem(NETWORKS, "784-300-150-10", (MLP((50, 9, 7, 10)), Samples((50,), 10, images=True)))
+    monkeypatch.setitem(NETWORKS, "784-300-150-47", (MLP((50, 9, 7, 47)), Samples((50,), 47, images=True)))
+    monkeypatch.setitem(NETWORKS, "16-300-150-1", (MLP((16, 40, 30, 1), "identity"), Samples((16,), 1, "mse")))
+    monkeypatch.setattr(general_on_gpu, "STEPS", 10)
+    monkeypatch.setattr(population_on_gpu, "STEPS", 10)
+    monkeypatch.setattr(population_on_gpu, "SOME_RULES", population_on_gpu.SOME_RULES[::3])
+    for name, learners in general_on_gpu.LEARNERS.items():
+        monkeypatch.setitem(general_on_gpu.LEARNERS, name, learners[::7])
+    monkeypatch.setattr(long_runs, "STEPS", 50)
+    monkeypatch.setattr(long_runs, "SEEDS", 3)
+    for part in (long_runs.ON_CHIP, long_runs.GENERAL):
+        for name in list(part)[1:]:
+            monkeypatch.delitem(part, name)
+
+
+@pytest.mark.usefixtures("made_small")
+@pytest.mark.parametrize("name", [name for name in CHECKS if name not in LONG])
+def test_every_check_runs(name: str) -> None:
+    assert CHECKS[name].run("cpu")
+
+
+@pytest.mark.usefixtures("made_small")
+@pytest.mark.parametrize("name", LONG)
+def test_the_long_checks_run(monkeypatch, name: str) -> None:
+    """Over some steps, held to another backend's."""
+    right = long_runs.measured({**long_runs.ON_CHIP, **long_runs.GENERAL}, long_runs.STEPS, backend="torch")
+    monkeypatch.setattr(long_runs, "reference", lambda: (right, {}))
+    assert "means within 2 standard errors" in CHECKS[name].run("cpu")
+
+
+def test_all_at_once() -> None:
+    names = ["kernels_compile", "first_steps_of_adamw", "kinds_side_by_side"]
+    command = [sys.executable, MAIN, "--device", "cpu", "--jobs", "2", *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(name in done.stdout for name in names)
+    assert "3 passed, 0 failed" in done.stdout
+
+
+def test_a_failed_check_fails_the_run() -> None:
+    """Without a GPU, every check that asks for one fails."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    program = "import gpu_main; print(gpu_main.outcome('state_goes_on', 'cuda'))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=MAIN.parent)
+    assert done.stdout.startswith("(False, 'state_goes_on"), done.stdout + done.stderr
+
+
+def test_the_kernels_to_come_can_be_planned(monkeypatch) -> None:
+    """... on an H200, in clusters of each size that is asked for."""
+    monkeypatch.setattr(on_chip.driver, "shared_bytes", lambda device: 232_448)
+    monkeypatch.setattr(on_chip.driver, "active_clusters", lambda device, cluster, *_: 120 // cluster)
+    texts = population_on_gpu.texts(torch.device("cuda", 0))
+    on_chip._plans.cache_clear()
+    for size in (1, 2, 4, 8, 16):
+        assert any(f"CLUSTER = {size}," in text for text in texts)
+
+
+# ------------------------------------------------------------------------------------------------- equal, or a mistake
+
+
+PROBLEM: Problem = (MLP((12, 9, 7, 4), "tanh"), Samples((12,), 4))
+METHODS = {
+    "sgdw": Learner(method="sgdw", lr=0.01, weight_decay=0.1),
+    "pgd": Learner(method="pgd", lr=0.01, sigma=0.1),
+    "upgd": Learner(method="upgd", lr=0.01, sigma=0.1, beta_utility=0.9, weight_decay=0.1),
+    "local": Learner(method="upgd", lr=0.01, sigma=0.1, beta_utility=0.9, scaling="local", noise="anticorrelated"),
+    "second order": Learner(method="upgd", lr=0.01, sigma=0.1, beta_utility=0.9, order=2),
+    "features": Learner(method="upgd", lr=0.01, sigma=0.1, beta_utility=0.9, wise="feature"),
+    "adamw": Learner(method="adamw", lr=0.01, eps=1e-3, weight_decay=0.1),
+}
+MISTAKES = [
+    *((name, {"lr": 0.01002}) for name in METHODS),
+    *((name, {"sigma": 0.1002}) for name in ("pgd", "upgd", "local", "second order", "features")),
+    *((name, {"beta_utility": 0.9002}) for name in ("upgd", "local", "second order", "features")),
+    *((name, {"weight_decay": 0.101}) for name in ("sgdw", "upgd", "adamw")),
+    *(("adamw", more) for more in ({"betas": (0.9002, 0.999)}, {"betas": (0.9, 0.99902)}, {"eps": 1.02e-3})),
+]
+
+
+EVERYBODY = [replace(learner, seed=seed) for learner in METHODS.values() for seed in (0, 1)]
+
+
+def run_of(learners: Sequence[Learner], steps: int = 20) -> Run:
+    return gpu_cases.on_the_device(PROBLEM, learners, steps, "cpu", "torch")
+
+
+@pytest.fixture(scope="module")
+def right() -> tuple[Run, Run]:
+    return gpu_cases.on_the_cpu(PROBLEM, EVERYBODY, 20)
+
+
+def test_equal_runs_are_equal(right: tuple[Run, Run]) -> None:
+    assert "second_moment" in compared(*right, run_of(EVERYBODY))
+
+
+@pytest.mark.parametrize(("name", "mistake"), MISTAKES)
+def test_a_small_mistake_in_one_method_is_seen_among_the_others(
+    name: str, mistake: dict, right: tuple[Run, Run]
+) -> None:
+    wrong = [replace(own, **mistake) if replace(own, seed=0) == METHODS[name] else own for own in EVERYBODY]
+    assert wrong != EVERYBODY
+    with pytest.raises(AssertionError):
+        compared(*right, run_of(wrong))
+
+
+def test_a_part_that_is_missing_is_seen(monkeypatch) -> None:
+    truth, rounded, there = both(PROBLEM, [METHODS["adamw"]], 2, "cpu", "torch")
+    state = there.population.state()
+    lost = {name: tensor for name, tensor in state.items() if "second_moment" not in name}
+    monkeypatch.setattr(there.population, "state", lambda: lost)
+    with pytest.raises(AssertionError, match="no second_moment"):
+        compared(truth, rounded, there)
+
+
+def test_nothing_that_is_not_a_number_passes(monkeypatch) -> None:
+    truth, rounded, there = both(PROBLEM, [METHODS["upgd"]], 2, "cpu", "torch")
+    state = there.population.state()
+    next(tensor for name, tensor in state.items() if ".utility." in name)[0, 0] = float("nan")
+    monkeypatch.setattr(there.population, "state", lambda: state)
+    with pytest.raises(AssertionError, match="utility"):
+        compared(truth, rounded, there)
+
+
+def test_one_bit_is_seen() -> None:
+    one, other = (Population(PROBLEM[0], [METHODS["upgd"]], backend="torch") for _ in range(2))
+    gpu_cases.assert_same_bits(one, other, "two")
+    state = other.state()
+    name = next(name for name in state if "parameters" in name)
+    state[name].view(torch.int32)[0, 0, 0] ^= 1
+    other.restore(state)
+    with pytest.raises(AssertionError, match=name):
+        gpu_cases.assert_same_bits(one, other, "two")
+    with pytest.raises(AssertionError, match="weight"):
+        gpu_cases.assert_same_learner(gpu_cases.of_learner(one, 0), gpu_cases.of_learner(other, 0), "it")
+
+
+# ----------------------------------------------------------------------------------------------------------- long runs
+
+
+def test_twins_pass_for_one_another() -> None:
+    known, _ = long_runs.reference()
+    for left_out in range(long_runs.TWINS):
+        others = [twin for twin in range(long_runs.TWINS) if twin != left_out]
+        right, found = (
+            {name: {m: values[:, which] for m, values in of.items()} for name, of in known.items()}
+            for which in (others, [left_out])
+        )
+        assert long_runs.compared(right, found)
+
+
+@pytest.mark.parametrize("mistake", long_runs.MISTAKES)
+def test_a_mistake_shows_in_the_long_run(mistake: str) -> None:
+    known, mistakes = long_runs.reference()
+    method, _ = long_runs.MISTAKES[mistake]
+    assert long_runs.compared(known, known)
+    with pytest.raises(AssertionError):
+        long_runs.compared(known, {**known, method: mistakes[mistake]})
+
+
+@pytest.mark.parametrize("method", ["upgd, local", "upgd, not protecting", "upgd, feature-wise", "upgd, second order"])
+def test_one_method_does_not_pass_for_another(method: str) -> None:
+    known, _ = long_runs.reference()
+    with pytest.raises(AssertionError):
+        long_runs.compared(known, {**known, "upgd": known[method]})
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_score_is_students_t(seed: int) -> None:
+    """Equal means that differ by chance are few standard errors apart, the more seldom the more."""
+    random = np.random.default_rng(seed)
+    of_seeds = random.normal(0.9, 0.1, (200, long_runs.SEEDS, 1))
+    one, other = (of_seeds + random.normal(0, 0.01, (200, long_runs.SEEDS, long_runs.TWINS)) for _ in range(2))
+    right, found = ({str(i): {"loss": values} for i, values in enumerate(all_of)} for all_of in (one, other))
+    sizes = np.abs(list(long_runs.scores(right, found).values()))
+    assert 0.85 < (sizes < 2).mean() < 0.995  # 0.937 is expected of 16 degrees of freedom
+    assert 0.5 < (sizes**2).mean() < 2
+
+
+def test_no_number_is_no_success() -> None:
+    known, _ = long_runs.reference()
+    diverged = {m: np.where(np.arange(long_runs.TWINS) == 1, np.nan, values) for m, values in known["pgd"].items()}
+    with pytest.raises(AssertionError):
+        long_runs.compared(known, {**known, "pgd": diverged})
