@@ -111,8 +111,9 @@ def update(
 
 
 def _maximum(utility: Tensor, learner_dims: int) -> Tensor:
-    within_learner = tuple(range(learner_dims, utility.ndim))
-    return utility.amax(within_learner) if within_learner else utility
+    if utility.ndim > learner_dims + 1:  # row by row: a compiler can do that while it computes the row
+        utility = utility.flatten(learner_dims + 1).amax(-1)
+    return utility.amax(-1) if utility.ndim > learner_dims else utility
 
 
 def _per_learner(value: Value, like: Tensor) -> Value:

@@ -251,3 +251,12 @@ def test_an_error_in_a_worker_comes_up_here(tmp_path):
     with pytest.raises(TypeError, match="its options are") as raised:
         list(in_processes(Settings(backend="torch"), 1)([unit], lambda *_: None))
     assert "in a worker" in raised.value.__notes__[0]
+
+
+def test_kinds_share_a_unit_only_on_a_gpu():
+    """A GPU computes several groups at the same time; a CPU's cores share the work better in small units."""
+    experiment = Experiment("x", {"sgd": {"lr": 0.1}, "adamw": {"lr": 0.1}, "upgd": {"lr": 0.1}}, seeds=3)
+    assert [len(unit.learners) for unit in plan(whole(experiment), 1, 8)] == [3, 3, 3]
+    mixed = plan(whole(experiment), 1, 8, mixed=True)
+    assert [len(unit.learners) for unit in mixed] == [5, 4]
+    assert sorted(one.method for unit in mixed for one in unit.learners) == sorted(["sgd", "adamw", "upgd"] * 3)

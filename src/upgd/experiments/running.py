@@ -121,7 +121,8 @@ def pending(
     if checkpoints is not None:
         begun = checkpoints.unfinished(missing, lambda digests: digests <= there)
         missing = _without(missing, there.union(*(unit.digests for unit in begun)))
-    return begun + (plan(missing, workers, most_learners(device)) if missing.learners else [])
+    mixed = device.startswith("cuda")  # a GPU has room for several groups at the same time
+    return begun + (plan(missing, workers, most_learners(device), mixed=mixed) if missing.learners else [])
 
 
 def _without(unit: Unit, digests: set[str]) -> Unit:

@@ -86,18 +86,20 @@ def whole(experiment: Experiment) -> Unit:
     )
 
 
-def plan(unit: Unit, workers: int, most: int) -> list[Unit]:
+def plan(unit: Unit, workers: int, most: int, *, mixed: bool = False) -> list[Unit]:
     """Divide a unit into units of at most ``most`` learners, with work for all workers, the largest first.
 
-    Learners whose computation has the same shape stay together: that is what a device does side by side.
+    Learners whose computation has the same shape stay together. Those of different shapes share a unit only if units are
+    ``mixed``: for a device that works on several groups at the same time.
     """
     kinds: dict[Any, list[Learner]] = {}
     for learner in unit.learners:
         kinds.setdefault(learner.kind, []).append(learner)
     size = max(1, min(most, -(-len(unit.learners) // workers)))
+    together = [[learner for learners in kinds.values() for learner in learners]] if mixed else kinds.values()
     units = [
         Unit(unit.problem, unit.options, unit.network, unit.steps, tuple(piece))
-        for learners in kinds.values()
+        for learners in together
         for piece in _even_pieces(learners, -(-len(learners) // size))
     ]
     return sorted(units, key=lambda one: -len(one.learners))

@@ -17,6 +17,7 @@ from upgd.population.blocks import Pace, Supply
 from upgd.population.choose import BackendName, choose
 from upgd.population.diagnostics import Diagnostics, look, stacked
 from upgd.population.interrupt import interrupts_wait
+from upgd.population.lanes import Lanes
 from upgd.population.result import Floats, Result
 from upgd.population.spec import Learner, groups
 from upgd.streams.contract import Stream
@@ -85,6 +86,7 @@ class Population:
         self.backends = tuple(joined[i] for i in self._order.tolist())
 
         self._tallies = [Tally.empty(len(group), self._device) for group, _ in self._groups]
+        self._lanes = Lanes(self._backends, self._tallies, self._device)
         self._curves: dict[str, list[Floats]] = {"loss": [], "accuracy": []}
         self._looks: list[tuple[int, list[dict[str, Floats]]]] = []
         self._window: int | None = None
@@ -240,11 +242,7 @@ class Population:
         before = time.perf_counter()
         chunk = self._supply.take(stream, self.step, length, end)
         self._whole = False
-        for backend, tally in zip(self._backends, self._tallies, strict=True):
-            if bool((tally.diverged_at < 0).any()):
-                backend.advance(chunk, stream.loss, tally)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        self._lanes.advance(chunk, stream.loss)
         self._pace.adapt(chunk.length, time.perf_counter() - before)
         self.step += chunk.length
         if self.step % self._window == 0:

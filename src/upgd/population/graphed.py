@@ -2,9 +2,9 @@
 
 Everything that a step reads or writes lies at fixed places: the learners' state, a stretch of the stream, the tally, and two
 counters that the graph itself moves on. The step is :class:`.TorchBackend`'s own, except that what depends on the learner
-and the step alone (powers of β, keys of the noise) is computed before it: a fused kernel would compute it for every weight,
-in double precision, again and again. The step is traced once; ``torch.compile``
-then fuses it where Triton is at hand (``UPGD_COMPILE=0`` turns that off: for short runs compiling costs more than it saves).
+and the step alone (powers of β, keys of the noise) is computed for a whole stretch at once: in a step it would be two hundred
+tiny kernels. The step is traced once; ``torch.compile`` then fuses it where Triton is at hand (``UPGD_COMPILE=0`` turns that
+off: for short runs compiling costs more than it saves).
 """
 
 import logging
@@ -49,12 +49,17 @@ class GraphedBackend(TorchBackend):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(network, group, parameters, device, dtype)
-        # What the rule casts to the computation's type anyway, cast once; the averages need all bits of β (see _before).
+        # What the rule casts to the computation's type anyway, cast once; 1 − β and 1 − βᵗ need all bits of β.
         cast = {
             name: getattr(self._group, name).to(dtype) for name in ("lr", "sigma", "weight_decay", "c", "p", "q", "eps")
         }
         self._group = replace(self._group, **cast)
         self._betas = {"plain": (), "utility": ("beta",), "adamw": ("beta1", "beta2")}[group.kind.rule]
+        #: β and 1 − β: what an average keeps of the old, and takes of the new.
+        self._shares = {
+            name: (getattr(self._group, name).to(dtype), (1 - getattr(self._group, name)).to(dtype))
+            for name in self._betas
+        }
         self._device = device
         self._fixed: Named = {}
         self._now: Named = {}  #: the same, while a step is being traced
@@ -116,11 +121,9 @@ class GraphedBackend(TorchBackend):
         for name in ("offset", "clock"):
             places[name] = torch.zeros(1, dtype=torch.long, device=self._device)
         for name in self._betas:
-            for what in ("kept", "new", "correction"):
-                places[f"{what}.{name}"] = torch.ones(learners, dtype=self._dtype, device=self._device)
-        if self._kind.noise != "none":
-            for name in ("keys", "keys before"):
-                places[name] = torch.zeros(learners, 4, dtype=torch.int32, device=self._device)
+            places[f"correction.{name}"] = torch.ones(stretch, learners, dtype=self._dtype, device=self._device)
+        if self._kind.noise != "none":  # those of the step before, too
+            places["keys"] = torch.zeros(stretch + 1, learners, 4, dtype=torch.int32, device=self._device)
         for name, tensor in (("targets", chunk.targets), ("dense", chunk.dense), ("index", chunk.index)):
             if tensor is not None:
                 places[name] = tensor.new_zeros(learners, stretch, *tensor.shape[2:])
@@ -138,8 +141,14 @@ class GraphedBackend(TorchBackend):
         self._fixed["task"][:length] = chunk.task[steps]
         if chunk.permutation is not None:
             self._fixed["permutation"][:, : chunk.permutation.shape[1]] = chunk.permutation[rows]
+        start = chunk.start + begin
+        taken = torch.arange(start, start + length + 1, device=self._device).unsqueeze(1)
+        for name in self._betas:
+            self._fixed[f"correction.{name}"][:length] = 1 - getattr(self._group, name) ** taken[1:]
+        if self._kind.noise != "none":
+            self._fixed["keys"][: length + 1] = learner_keys(self._group.seeds, taken)
         self._fixed["offset"].zero_()
-        self._fixed["clock"].fill_(chunk.start + begin)
+        self._fixed["clock"].fill_(start)
 
     # --------------------------------------------------------------------------------------------------------- the step
 
@@ -148,10 +157,10 @@ class GraphedBackend(TorchBackend):
         changing = [tensor for named in self._state.values() for tensor in named.values()]
         tensors = [*self._fixed.values(), *changing]
         if self._device.type != "cuda":
-            return {count: _repeated(lambda: self._whole(self._take, tensors), count) for count in (1, _UNROLLED)}
+            return {count: _repeated(lambda: self._take(*tensors), count) for count in (1, _UNROLLED)}
         before = [t.clone() for t in tensors]
         step = self._compiled(tensors)
-        graphs = {count: _captured(lambda: self._whole(step, tensors), count) for count in (1, _UNROLLED)}
+        graphs = {count: _captured(lambda: step(*tensors), count) for count in (1, _UNROLLED)}
         for tensor, old in zip(tensors, before, strict=True):  # tracing and warming up took some steps
             tensor.copy_(old)
         return {count: graph.replay for count, graph in graphs.items()}
@@ -170,29 +179,13 @@ class GraphedBackend(TorchBackend):
             log.info("torch.compile does not help here (%s: %s)", type(error).__name__, str(error).split("\n")[0])
             return self._take
 
-    def _whole(self, step: Step, tensors: list[Tensor]) -> None:
-        self._before()
-        step(*tensors)
-
-    def _before(self) -> None:
-        """What depends on the learner and the step alone."""
-        step = self._fixed["clock"][0] + 1
-        for name in self._betas:
-            beta = getattr(self._group, name)
-            self._fixed[f"kept.{name}"].copy_(beta)
-            self._fixed[f"new.{name}"].copy_(1 - beta)
-            self._fixed[f"correction.{name}"].copy_(1 - beta**step)
-        if self._kind.noise != "none":
-            self._fixed["keys"].copy_(learner_keys(self._group.seeds, step))
-            if self._kind.noise == "anticorrelated":
-                self._fixed["keys before"].copy_(learner_keys(self._group.seeds, step - 1))
-
     def _trace(self, previous: Tensor, instant: Tensor, beta: str) -> Tensor:
-        kept, new = (_of_learners(self._now[f"{what}.{beta}"], previous) for what in ("kept", "new"))
+        kept, new = (_of_learners(share, previous) for share in self._shares[beta])
         return kept * previous + new * instant
 
     def _unbiased(self, traced: Tensor, beta: str, step: int) -> Tensor:
-        return traced / _of_learners(self._now[f"correction.{beta}"], traced)
+        correction = self._now[f"correction.{beta}"].index_select(0, self._now["offset"])
+        return traced / _of_learners(correction[0], traced)
 
     def _take(self, *tensors: Tensor) -> None:
         """One step, in place."""
@@ -228,14 +221,16 @@ class GraphedBackend(TorchBackend):
         """ξ by parameter; every entry on its own, which a compiler can fuse with its use."""
         if self._kind.noise == "none":
             return {}
+        offset = self._now["offset"]
+        before, keys = (self._now["keys"].index_select(0, offset + later)[0] for later in (0, 1))
         noises, begin = {}, 0
         for name, parameter in self._parameters.items():
             shape = parameter.shape[1:]
             index = torch.arange(begin, begin + shape.numel(), dtype=torch.int32, device=self._device).view(shape)
             begin += shape.numel()
-            noises[name] = learner_normals_at(self._now["keys"], index, dtype=self._dtype)
+            noises[name] = learner_normals_at(keys, index, dtype=self._dtype)
             if self._kind.noise == "anticorrelated":
-                previous = learner_normals_at(self._now["keys before"], index, dtype=self._dtype)
+                previous = learner_normals_at(before, index, dtype=self._dtype)
                 noises[name] = noise.anticorrelated(noises[name], torch.where(clock > 0, previous, 0))
         return noises
 
@@ -249,14 +244,15 @@ def _repeated(function: Callable[[], None], count: int) -> Callable[[], None]:
 
 
 def _captured(step: Callable[[], None], count: int) -> torch.cuda.CUDAGraph:
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+    # On a stream of its own: graphs that were captured on one stream share working memory, and must not run side by side.
+    own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    own.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(own):
         for _ in range(2):
             step()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(own)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=own):
         for _ in range(count):
             step()
     return graph

@@ -53,6 +53,7 @@ class TorchBackend:
         self._model = _model(network, group.kind, device, dtype)
         self._parameters: Named = {name: p.to(device, dtype, copy=True) for name, p in parameters.items()}
         self._state: dict[str, Named] = {"parameters": self._parameters}
+        self._goes_on = torch.ones(len(group), dtype=torch.bool, device=device)  #: who takes the current step
         if group.kind.rule == "adamw":
             self._state["first_moment"] = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
             self._state["second_moment"] = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
@@ -89,14 +90,16 @@ class TorchBackend:
         tally.correct += found.correct
         diverged = (tally.diverged_at < 0) & ~found.loss.isfinite()
         tally.diverged_at.copy_(torch.where(diverged, stream_step, tally.diverged_at))
-        goes_on = tally.diverged_at < 0
+        self._goes_on = tally.diverged_at < 0
 
         step = stream_step + 1
         adamw = self._kind.rule == "adamw"
         changed = self._adamw(found, step) if adamw else self._perturbed_descent(found, noises, step)
         for part, named in self._state.items():
-            for name, old in named.items():
-                named[name] = torch.where(_of_learners(goes_on, old), changed[part][name], old)
+            named.update(changed[part])
+
+    def _unless_diverged(self, new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(_of_learners(self._goes_on, old), new, old)
 
     # ---------------------------------------------------------------------------------------- the rule of upgd.rules
 
@@ -109,10 +112,11 @@ class TorchBackend:
             settings = {"lr": g.lr, "weight_decay": g.weight_decay}
             gradient = found.gradient[name]
             if self._is_output(name):
-                new[name] = rules.update(weight, gradient, **settings)
+                updated = rules.update(weight, gradient, **settings)
             else:
                 settings |= {"sigma": g.sigma, "c": g.c, "p": g.p, "q": g.q}
-                new[name] = rules.update(weight, gradient, gates.get(name, 0.0), noises.get(name, 0.0), **settings)
+                updated = rules.update(weight, gradient, gates.get(name, 0.0), noises.get(name, 0.0), **settings)
+            new[name] = self._unless_diverged(updated, weight)
         return {"parameters": new, "utility": traces}
 
     def _gates(self, found: Derivatives, step: int) -> tuple[Named, Named]:
@@ -123,7 +127,9 @@ class TorchBackend:
         traces, unbiased = {}, {}
         for name, judged in self._judged().items():
             instant = rules.utility(judged, gradient[name], curvature.get(name))
-            traces[name] = self._trace(self._state["utility"][name], instant, "beta")
+            # What is kept is what the gates look at, so that there is one tensor and not two.
+            old = self._state["utility"][name]
+            traces[name] = self._unless_diverged(self._trace(old, instant, "beta"), old)
             unbiased[name] = self._unbiased(traces[name], "beta", step)
         gates = _gates_of(unbiased, self._kind)
         return traces, self._spread(gates) if feature_wise else gates
@@ -197,11 +203,13 @@ class TorchBackend:
         new: dict[str, Named] = {part: {} for part in self._state}
         for name, weight in self._parameters.items():
             gradient = found.gradient[name]
-            first = self._trace(self._state["first_moment"][name], gradient, "beta1")
-            second = self._trace(self._state["second_moment"][name], gradient**2, "beta2")
+            moments = self._state["first_moment"][name], self._state["second_moment"][name]
+            first = self._unless_diverged(self._trace(moments[0], gradient, "beta1"), moments[0])
+            second = self._unless_diverged(self._trace(moments[1], gradient**2, "beta2"), moments[1])
             size = self._unbiased(second, "beta2", step).sqrt() + _of_learners(g.eps, weight)
             kept = _of_learners(1 - g.lr * g.weight_decay, weight) * weight
-            new["parameters"][name] = kept - _of_learners(g.lr, weight) * self._unbiased(first, "beta1", step) / size
+            updated = kept - _of_learners(g.lr, weight) * self._unbiased(first, "beta1", step) / size
+            new["parameters"][name] = self._unless_diverged(updated, weight)
             new["first_moment"][name], new["second_moment"][name] = first, second
         return new
 

@@ -111,15 +111,15 @@ class CudaBackend:
         with torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
             kernel = _kernel(self._plan, loss, chunk.index is not None, self._device)
-            segments, begins = schedule(len(self._parameters), chunk.length, kernel.active)
+            segments, begins = _schedule(len(self._parameters), chunk.length, kernel.active, self._device)
             self._telling += 1
             tensors = {
                 "parameters": self._parameters,
                 "utilities": self._utilities,
                 "scales": self._scales,
                 "settings": self._settings,
-                "segments": torch.from_numpy(segments).to(self._device),
-                "begins": torch.from_numpy(begins).to(self._device),
+                "segments": segments,
+                "begins": begins,
                 "told": self._told,
                 "pixel": _pixels(chunk.white, self._device),
                 "source": chunk.source,
@@ -195,6 +195,13 @@ def _plans(layers: tuple[Dense, ...], kind: Kind, device: torch.device) -> tuple
     plans = [p for cluster in CLUSTERS if (p := plan(layers, kind, cluster, limit))]
     active = [(p, driver.active_clusters(device, p.cluster, THREADS, p.shared_bytes)) for p in plans]
     return tuple((p, count) for p, count in active if count)
+
+
+@functools.lru_cache(maxsize=64)
+def _schedule(learners: int, steps: int, clusters: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Remembered on the device: putting it there would have to wait for the kernels before."""
+    segments, begins = schedule(learners, steps, clusters)
+    return torch.from_numpy(segments).to(device), torch.from_numpy(begins).to(device)
 
 
 @functools.cache
