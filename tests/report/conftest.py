@@ -7,8 +7,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))  # for made_records
 
-pytest.importorskip("plotly", reason="the page needs plotly: pip install 'upgd[report]'")
-
 #: As it is called where it may be installed.
 _BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 #: No window, no sandbox (containers run as root), and none of the browser's own errands on the network.
@@ -32,8 +30,11 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Open an address and wait until all charts are drawn; what the page says to its console and asks for is kept."""
+    """Open an address and wait for the charts in sight; what the page says to its console and asks for is kept."""
     pages = []
+
+    def settle(page):
+        page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
 
     def open_(address, **options):
         page = browser.new_page(**options)
@@ -42,8 +43,9 @@ def open_page(browser):
         page.on("console", lambda message: page.complaints.append(message.text))
         page.on("pageerror", lambda error: page.complaints.append(str(error)))
         page.on("request", lambda request: page.requests_made.append(request.url))
+        page.settle = lambda: settle(page)
         page.goto(address)
-        page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
+        page.settle()
         return page
 
     yield open_

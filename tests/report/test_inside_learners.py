@@ -70,10 +70,15 @@ def test_the_page_has_means_over_seeds_in_chart_and_table(store):
 def test_figures_and_histograms_are_drawn(store, open_page, tmp_path):
     page = open_page(write(store, tmp_path / "report.html").as_uri())
     looks = page.locator('[data-chart="looks"]')
+    looks.scroll_into_view_if_needed()
+    looks.locator(".scatterlayer .trace").nth(1).wait_for(state="attached")
     assert looks.locator(".scatterlayer .trace").count() == 2
     page.get_by_role("button", name="SGD", exact=True).click()
+    looks.scroll_into_view_if_needed()
+    looks.locator(".scatterlayer .trace").nth(1).wait_for(state="detached")
     assert looks.locator(".scatterlayer .trace").count() == 1
     looks.locator("select").first.select_option("gate_histogram/layers.0.weight")
-    looks.locator(".heatmaplayer image, .heatmaplayer path").first.wait_for(state="attached")
+    looks.locator(".scatterlayer .trace").nth(9).wait_for(state="attached")
+    assert looks.locator(".scatterlayer .trace").count() == 10  # a share for each bin
     assert looks.locator("select").nth(1).locator("option").all_inner_texts() == ["UPGD"]
     assert page.complaints == []

@@ -29,24 +29,47 @@ def address(tmp_path_factory):
 
 def lines(page):
     """The colours of the curves that the first chart shows."""
-    return page.eval_on_selector_all(
-        '[data-chart="curves"][data-of="comparison-1"] .scatterlayer .trace path.js-line',
+    chart = page.locator('[data-chart="curves"]').first
+    chart.scroll_into_view_if_needed()
+    chart.locator(".main-svg").first.wait_for(state="attached")
+    page.settle()
+    return chart.locator(".scatterlayer .trace path.js-line").evaluate_all(
         "paths => paths.filter(p => parseFloat(getComputedStyle(p).strokeWidth) > 1).map(p => p.style.stroke)",
     )
 
 
-def test_charts_are_drawn_without_complaints_or_requests(open_page, address):
-    page = open_page(address)
-    assert len(lines(page)) == 3
-    assert page.locator('[data-chart="sensitivity"] .js-plotly-plot').count() == 2  # lr and sigma
-    assert page.locator(".heatmaplayer image, .heatmaplayer path").count() > 0
+def drawn(page):
+    """Of every chart, from the top down, whether it is there."""
+    return page.eval_on_selector_all(".chart", "all => all.map((chart) => chart.querySelector('.main-svg') !== null)")
+
+
+def test_charts_are_drawn_as_they_come_near_without_complaints_or_requests(open_page, address):
+    page = open_page(address, viewport={"width": 800, "height": 400})
+    assert drawn(page) == sorted(drawn(page), reverse=True)
+    assert not all(drawn(page))
+    for top in range(0, page.evaluate("document.documentElement.scrollHeight"), 300):
+        page.evaluate("top => scrollTo({ top, behavior: 'instant' })", top)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")  # it may notice now
+        page.settle()
+    assert len(drawn(page)) == 4  # curves of two problems; lr and sigma of the first
+    assert all(drawn(page))
     assert page.complaints == []
     assert [url for url in page.requests_made if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_boxes_keep_their_places_while_charts_come(open_page, address):
+    page = open_page(address, viewport={"width": 800, "height": 400})
+    before = page.evaluate("document.documentElement.scrollHeight")
+    page.evaluate("scrollTo({ top: 1e6, behavior: 'instant' })")
+    page.locator(".chart").last.locator(".main-svg").first.wait_for(state="attached")
+    page.settle()
+    assert page.evaluate("document.documentElement.scrollHeight") == before
 
 
 def test_switching_a_method_off_hides_its_line_and_on_shows_it(open_page, address):
     page = open_page(address)
     before = lines(page)
+    assert len(before) == 3
     button = page.get_by_role("button", name="UPGD", exact=True).first
     button.focus()
     page.keyboard.press("Space")
@@ -79,12 +102,21 @@ def test_names_stay_text(open_page, address):
     assert page.complaints == []
 
 
-def test_the_heat_map_shows_another_pair_when_asked(open_page, address):
+def test_the_heat_map_has_the_best_of_every_pair_and_shows_another_method_when_asked(open_page, address):
     page = open_page(address)
-    field = page.locator('[data-of="comparison-1"].pairs').get_by_label("method")
+    pairs = page.locator('[data-of="comparison-1"].pairs')
+    assert pairs.locator("th").all_inner_texts() == ["0.01", "0.1", "0.01", "0.1"]
+    # A curve rises from half its level to the level; the two seeds are 0.01 apart.
+    means = [f"{0.75 * (0.6 - lr - sigma) + 0.005:.4g}" for lr, sigma in itertools.product((0.01, 0.1), (0.01, 0.1))]
+    assert [float(cell) for cell in pairs.locator("tbody td").all_inner_texts()] == [float(mean) for mean in means]
+    assert float(pairs.locator("td.top").inner_text()) == max(map(float, means))
+    field = pairs.get_by_label("method")
     assert field.locator("option").all_inner_texts() == ["UPGD", "Shrink & Perturb"]
+    field.focus()
     field.select_option("1")
-    assert page.locator('[data-of="comparison-1"].pairs').get_by_label("method").input_value() == "1"
+    assert pairs.get_by_label("method").input_value() == "1"
+    assert pairs.locator("caption").inner_text().startswith("Shrink & Perturb")
+    assert pairs.get_by_label("method").evaluate("field => field === document.activeElement")
     assert page.complaints == []
 
 
@@ -101,9 +133,43 @@ def test_both_themes_and_a_phone_show_something(open_page, address, scheme, tmp_
     assert len(_colours(path)) > 30
 
 
+def test_a_finger_on_a_chart_scrolls_the_page(open_page, address):
+    page = open_page(address, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    chart = page.locator('[data-chart="curves"]').first
+    chart.scroll_into_view_if_needed()
+    box, before = chart.bounding_box(), page.evaluate("scrollY")
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    finger = page.context.new_cdp_session(page)
+    finger.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [{"x": x, "y": y}]})
+    for up in range(20, 220, 20):
+        finger.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [{"x": x, "y": y - up}]})
+    finger.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    page.wait_for_function("before => scrollY > before + 100", arg=before, timeout=10_000)
+
+
+def test_on_paper_all_charts_are_drawn_in_light_colours(open_page, address):
+    page = open_page(address, color_scheme="dark", viewport={"width": 800, "height": 400})
+    blue, light_blue = "rgb(0, 114, 178)", "rgb(61, 155, 224)"
+    assert light_blue in lines(page)
+    page.emulate_media(media="print", color_scheme="dark")
+    page.locator("html.paper").wait_for()
+    assert all(drawn(page))
+    assert blue in lines(page)
+    assert page.locator("details.on-paper:not([open])").count() == 0
+    wide = "all => all.every((svg) => svg.getBoundingClientRect().right <= 690 + document.body.offsetWidth / 2)"
+    assert page.eval_on_selector_all(".main-svg", wide)
+    page.emulate_media(media="screen", color_scheme="dark")
+    page.locator("html:not(.paper)").wait_for()
+    assert light_blue in lines(page)
+    assert page.locator("details[open]").count() == 0
+    assert page.complaints == []
+
+
 def test_it_prints(open_page, address):
-    page = open_page(address, color_scheme="dark")
+    page = open_page(address, color_scheme="dark", viewport={"width": 800, "height": 400})
     assert len(page.pdf(format="A4")) > 20_000
+    assert all(drawn(page))
+    page.settle()
     assert page.complaints == []
 
 

@@ -1,19 +1,24 @@
 """The page as text: complete, escaped, and right."""
 
+import hashlib
 import json
+import math
 import re
 import shlex
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_records import record, seeds
 
 from upgd.report import write
 from upgd.report.colours import colours, contrast
-from upgd.report.content import sections
-from upgd.report.page import content, render
+from upgd.report.content import _rounded, sections
+from upgd.report.page import content, plotly, render
 from upgd.store import Store
 
 EVIL = '<script>alert("1")</script>'
@@ -59,7 +64,7 @@ def test_a_table_has_what_the_chart_shows():
     html = content([*seeds(3, "sgd", level=0.5), *seeds(3, "upgd", level=0.7)], STORE)
     scores = {name: np.linspace(level / 2, level, 4).mean() + 0.01 for name, level in (("SGD", 0.5), ("UPGD", 0.7))}
     for name, score in scores.items():
-        assert re.search(rf'<th scope="row">{name}</th>.*?{score:.4g} ± ', html)
+        assert re.search(rf'<th scope="row"><span[^>]*></span>{name}</th>.*?{score:.4g} ± ', html)
 
 
 def test_names_from_the_store_stay_text():
@@ -157,3 +162,21 @@ def test_colours_can_be_seen_on_both_pages():
         assert contrast(pair.light, "#ffffff") >= 2
         assert contrast(pair.dark, "#12161c") >= 5
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=20))
+def test_numbers_are_rounded_to_five_digits(values):
+    for value, short in zip(values, _rounded(values), strict=True):
+        if math.isfinite(value):
+            assert short == pytest.approx(value, rel=0.5001e-4)
+            if 1e-15 < abs(value) < 1e15:
+                assert float(f"{short:.5g}") == short  # JSON has no more than these digits
+        else:
+            assert short is None
+
+
+def test_plotly_is_what_its_makers_published():
+    """The npm package plotly.js-basic-dist-min, version 4.1.1; a new version needs a new number here."""
+    bundle = (files("upgd.report") / "plotly/plotly-basic.min.js").read_bytes()
+    assert hashlib.sha256(bundle).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+    assert "</script" not in plotly()

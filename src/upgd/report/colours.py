@@ -10,6 +10,19 @@ __all__ = ["Colours", "colours", "contrast"]
 #: For methods that have no colour of their own.
 _OTHERS = ("#44AA99", "#AA4499", "#999933", "#117733", "#DDCC77", "#661100", "#6699CC")
 _DARK_PAGE = "#12161c"
+#: The same hues on a dark page, far enough from it and from one another.
+_ON_DARK = {
+    "upgd": "#3d9be0",
+    "upgd-nonprotecting": "#a6d8f5",
+    "ups": "#9d8ff0",
+    "ups-even": "#cfcfcf",
+    "sgd": "#8f8f8f",
+    "sgdw": "#ee6a2c",
+    "adamw": "#14b287",
+    "pgd": "#f0b3d4",
+    "anti-pgd": "#d0679a",
+    "shrink-and-perturb": "#f2b52e",
+}
 
 
 class Colours(NamedTuple):
@@ -25,7 +38,7 @@ def colours(methods: Sequence[str]) -> dict[str, Colours]:
     chosen = {}
     for method in dict.fromkeys(methods):
         light = COLOURS.get(method) or next(others)
-        chosen[method] = Colours(light, _lightened(light))
+        chosen[method] = Colours(light, _ON_DARK.get(method) or _lightened(light))
     return chosen
 
 

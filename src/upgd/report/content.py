@@ -4,9 +4,11 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from upgd.experiments.bands import band, of_seeds
 from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons, rows
@@ -16,10 +18,11 @@ from upgd.experiments.variants import Variant, best_of_variants, by_variant
 from upgd.report.colours import Colours, colours
 from upgd.store import Record
 
-__all__ = ["Section", "Setting", "inside", "sections"]
+__all__ = ["Section", "Setting", "sections"]
 
-#: A curve on the page has at most this many points.
+#: A curve on the page has at most this many points, and a number this many digits: more than a screen shows.
 _POINTS = 150
+_DIGITS = 5
 _SWITCHES = ("wise", "scaling", "order", "noise")
 
 
@@ -64,6 +67,18 @@ class Section:
         of_entry = {id(best.entry): variant for variant, best in self.best.items()}
         return [of_entry[id(row.entry)] for row in self.rows]
 
+    @cached_property
+    def colours(self) -> dict[Variant, Colours]:
+        """The variants' colours; variants of one method share them, and differ in their dashes."""
+        tints = colours([variant.method for variant in self.best])
+        return {variant: tints[variant.method] for variant in self.best}
+
+    @cached_property
+    def looks(self) -> dict[Variant, dict[str, Any]]:
+        """What looks inside the learners of the best settings have shown; without the variants that nobody looked into."""
+        found = {variant: _inside(self.best[variant].entry) for variant in self.ranked}
+        return {variant: figures for variant, figures in found.items() if figures}
+
     def verdict(self) -> str:
         """What came out, in a sentence or two."""
         ahead, first = self.rows[0], self.ranked[0].label
@@ -85,11 +100,10 @@ class Section:
 
     def chart(self) -> dict[str, Any]:
         """What the page's program draws."""
-        tints = colours([variant.method for variant in self.best])
         return {
             "metric": self.comparison.metric,
             "steps": self.comparison.steps,
-            "methods": [self._method(variant, tints[variant.method]) for variant in self.ranked],
+            "methods": [self._method(variant) for variant in self.ranked],
         }
 
     def commands(self, store: str) -> list[tuple[str, str]]:
@@ -104,28 +118,26 @@ class Section:
                 lines.append((what, self._command("sweep --methods", own[variant].entries, store)))
         return lines
 
-    def _method(self, variant: Variant, tint: Colours) -> dict[str, Any]:
+    def _method(self, variant: Variant) -> dict[str, Any]:
         steps, values = of_seeds(self.best[variant].entry, self.comparison.metric, _POINTS)
         mean, reach = band(values) if len(values) else (values, values)
         own = [setting for setting in self.settings if setting.variant == variant]
         names = [name for name in SETTINGS if name in own[0].settings and name not in _SWITCHES]
         return {
             "name": variant.label,
-            "light": tint.light,
-            "dark": tint.dark,
+            **self.colours[variant]._asdict(),
             "dash": variant.dash,
             "seeds": len(values),
             "setting": settings_text(self.best[variant].entry.settings),
             "x": [int(step) for step in steps],
-            "y": _rounded(mean.ravel()),
-            "low": _rounded((mean - reach).ravel()),
-            "high": _rounded((mean + reach).ravel()),
+            "y": _rounded(mean),
+            "low": _rounded(mean - reach),
+            "high": _rounded(mean + reach),
             "names": names,
             "tried": [
-                [*(_value(setting.settings[name]) for name in names), _finite(setting.score), setting.diverged]
-                for setting in own
+                [*(_value(setting.settings[name]) for name in names), *_rounded([setting.score])] for setting in own
             ],
-            "inside": inside(self.best[variant].entry),
+            "inside": self.looks.get(variant, {}),
         }
 
     def _command(self, verb: str, entries: Sequence[Entry], store: str) -> str:
@@ -167,7 +179,7 @@ def _setting(variant: Variant, entry: Entry, comparison: Comparison, best: bool)
     return Setting(variant, entry.settings, mean, len(scores), len(moments), min(moments, default=None), best)
 
 
-def inside(entry: Entry) -> dict[str, Any]:
+def _inside(entry: Entry) -> dict[str, Any]:
     """What looks inside the learners have shown, as means over seeds by name; ``step`` is when. Empty where nobody looked."""
     looks = [
         record.diagnostics for record in entry.records.values() if record.diagnostics and record.diverged_at is None
@@ -177,18 +189,20 @@ def inside(entry: Entry) -> dict[str, Any]:
         return {}
     shared = [name for name in looks[0] if name != "step" and all(name in one for one in looks)]
     means = {name: np.array([one[name] for one in looks], np.float64).mean(0) for name in shared}
-    return {"step": looks[0]["step"]} | {
-        name: _rounded(mean) if mean.ndim == 1 else [_rounded(part) for part in mean] for name, mean in means.items()
-    }
+    return {"step": looks[0]["step"]} | {name: _rounded(mean) for name, mean in means.items()}
 
 
-def _rounded(values: Iterable[float]) -> list[float | None]:
-    """Five digits: more than a screen shows, half the bytes."""
-    return [_finite(float(f"{value:.5g}")) for value in values]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _rounded(values: ArrayLike) -> list[Any]:
+    """A few digits of each number, in lists like the array; None where it is not finite, for which JSON has no word."""
+    exact = np.asarray(values, np.float64)
+    size = np.log10(np.abs(exact), out=np.zeros_like(exact), where=np.isfinite(exact) & (exact != 0))
+    digits = _DIGITS - 1 - np.floor(size)
+    # Powers of ten from 1 on are exact, so that what comes out is the number next to a short decimal.
+    above, below = 10.0 ** np.maximum(digits, 0), 10.0 ** np.maximum(-digits, 0)
+    short = np.rint(exact * above / below) * below / above
+    listed = short.astype(object)
+    listed[~np.isfinite(short)] = None
+    return list(listed.tolist())
 
 
 def _value(value: Any) -> Any:

@@ -3,51 +3,127 @@
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 620px)");
+  const touch = matchMedia("(pointer: coarse)");
   const hidden = new Map(); // section → names of the methods that are switched off
-  const chosen = new Map(); // chart → what its reader has chosen
+  const chosen = new Map(); // what a reader has chosen, by section and kind of chart
   let data = {};
   let printing = false;
 
-  const colour = (method) => (dark.matches && !printing ? method.dark : method.light);
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  // Plotly reads text as a kind of HTML; names are text.
-  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  // --- When charts are drawn: as they come near the screen, and all of them before the page is printed.
+
+  const charts = new Map(); // element → what draws it
+  const stale = new Set(); // charts that do not show yet what they should
+  const near = new Set(); // charts on the screen, or less than half a screen away from it
+  const watcher = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) isIntersecting ? near.add(target) : near.delete(target);
+    drawNear();
+  }, { rootMargin: "50% 0px" });
+
+  function chart(element, draw) {
+    charts.set(element, draw);
+    stale.add(element);
+    watcher.observe(element);
+  }
+  function drawOne(element) {
+    stale.delete(element);
+    charts.get(element)();
+    performance.mark("upgd: chart");
+  }
+  // One chart at a time: the page answers while it draws.
+  let drawing = false;
+  function drawNear() {
+    if (drawing) return;
+    const next = [...near].find((element) => stale.has(element));
+    document.body.dataset.drawn = next ? "no" : "yes";
+    if (!next) return;
+    drawing = true;
+    drawOne(next);
+    setTimeout(() => {
+      drawing = false;
+      drawNear();
+    });
+  }
+  function redraw(elements = charts.keys()) {
+    for (const element of elements) stale.add(element);
+    drawNear();
+  }
+
+  // --- Small things that all charts share.
+
+  const sectionOf = (element) => element.closest("section").id;
   const off = (section) => hidden.get(section) ?? hidden.set(section, new Set()).get(section);
   const shown = (section) => data[section].methods.filter((method) => !off(section).has(method.name));
-  const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value));
+  const colour = (method) => (dark.matches && !printing ? method.dark : method.light);
   const faint = (hex, share) => hex + Math.round(share * 255).toString(16).padStart(2, "0");
-  const create = (tag, attributes = {}, text = "") => {
+  const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value));
+  // Plotly reads text as a kind of HTML; names are text.
+  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const create = (tag, attributes = {}, ...children) => {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-    element.textContent = text;
+    element.append(...children);
     return element;
   };
 
-  const layout = (extra) => ({
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, autosize: true,
-    font: { family: "system-ui, sans-serif", size: narrow.matches ? 11 : 13, color: css("--soft") },
-    margin: { l: 52, r: 14, t: 10, b: 44 },
-    hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink") }, namelength: -1 },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--accent") },
-    ...extra,
-  });
-  const axis = (extra) => ({
-    gridcolor: css("--grid"), linecolor: css("--line"), zerolinecolor: css("--grid"), automargin: true, ...extra,
-  });
-  const options = {
-    responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-    displayModeBar: "hover",
-  };
-  const draw = (element, traces, extra) => Plotly.react(element, traces, layout(extra), options);
+  let tones = {}; // of the theme, read once: every look at a computed style lets the browser compute all of them
+  function readTones() {
+    const style = getComputedStyle(document.documentElement);
+    const names = ["card", "ink", "soft", "line", "grid", "accent", "cold", "warm"];
+    tones = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  }
+  function mixed(one, other, share) {
+    const parts = [one, other].map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
+    return `rgb(${parts[0].map((part, i) => Math.round(part + (parts[1][i] - part) * share)).join()})`;
+  }
 
+  const axis = (extra) => ({
+    gridcolor: tones.grid, linecolor: tones.line, zerolinecolor: tones.grid, fixedrange: touch.matches, ...extra,
+  });
+  const stepAxis = (section) => axis({
+    title: { text: "step", standoff: 8 }, range: [0, data[section].steps], showgrid: false, hoverformat: ",d",
+  });
+  function draw(element, traces, extra) {
+    const small = element.closest(".multiples") !== null;
+    const layout = {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, autosize: !printing,
+      font: { family: "system-ui, sans-serif", size: small || narrow.matches ? 11 : 13, color: tones.soft },
+      margin: small ? { l: 44, r: 10, t: 8, b: 42 } : { l: 50, r: 16, t: 10, b: 44 },
+      hovermode: "x unified", dragmode: touch.matches ? false : "zoom", // a finger scrolls the page
+      hoverlabel: { bgcolor: tones.card, bordercolor: tones.line, font: { color: tones.ink }, namelength: -1 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: tones.soft, activecolor: tones.accent },
+      ...extra,
+    };
+    if (printing) [layout.width, layout.height] = small ? [220, 190] : [690, 300]; // as page.css has it for paper
+    Plotly.react(element, traces, layout, {
+      responsive: true, displaylogo: false, displayModeBar: small || touch.matches ? false : "hover",
+      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    });
+  }
+
+  function select(label, entries, current, onChange) {
+    const field = create("select", {}, ...entries.map((entry, i) => create("option", { value: i }, entry)));
+    field.value = current;
+    field.addEventListener("change", () => onChange(Number(field.value)));
+    return create("label", {}, label, field);
+  }
+  // New fields in the place of the old ones; the keyboard stays where it was.
+  function replaceFields(box, fields) {
+    const focused = [...box.querySelectorAll("select")].indexOf(document.activeElement);
+    box.replaceChildren(...fields);
+    if (focused >= 0) box.querySelectorAll("select")[Math.min(focused, fields.length - 1)].focus();
+  }
+
+  // --- Curves.
+
+  const finite = (values) => values.filter((value) => value !== null);
   function spansDecades(section) {
-    const all = data[section].methods.flatMap((method) => method.y).filter((value) => value !== null);
+    const all = finite(data[section].methods.flatMap((method) => method.y));
     return data[section].metric === "loss" && Math.min(...all) > 0 && Math.max(...all) > 30 * Math.min(...all);
   }
 
   function curves(element) {
-    const section = element.dataset.of;
-    const traces = shown(section).flatMap((method) => {
+    const section = sectionOf(element);
+    const lines = (method) => {
       const tint = colour(method);
       const line = {
         name: plain(method.name), x: method.x, y: method.y, mode: method.x.length > 1 ? "lines" : "markers",
@@ -60,27 +136,33 @@
         fill: "toself", fillcolor: faint(tint, 0.16), line: { width: 0 }, mode: "lines", hoverinfo: "skip",
       };
       return [band, line];
-    });
-    draw(element, traces, {
-      hovermode: "x unified",
-      xaxis: axis({ title: { text: "step" }, range: [0, data[section].steps], showgrid: false, hoverformat: ",d" }),
-      yaxis: axis({ type: spansDecades(section) ? "log" : "linear" }),
-    });
+    };
+    chart(element, () => draw(element, shown(section).flatMap(lines), {
+      xaxis: stepAxis(section), yaxis: axis({ type: spansDecades(section) ? "log" : "linear" }),
+    }));
   }
 
+  // --- Hyperparameters, one at a time and in pairs.
+
+  const WORDS = {
+    lr: "learning rate", beta_utility: "β, memory of utility", sigma: "σ, perturbation", weight_decay: "weight decay",
+    betas: "AdamW's β₁/β₂", eps: "AdamW's ε",
+  };
+  const worded = (name) => WORDS[name] ?? name;
+  const isBetter = (section) => (data[section].metric === "accuracy" ? (a, b) => a > b : (a, b) => a < b);
+
   // The best score for each value of a hyperparameter, or each pair of values of two.
-  function bestBy(method, metric, columns) {
-    const better = metric === "accuracy" ? (a, b) => a > b : (a, b) => a < b;
+  function bestBy(method, better, columns) {
     const found = new Map();
     for (const row of method.tried) {
       const key = columns.map((column) => short(row[column])).join("\u0000");
       const score = row[method.names.length];
-      const before = found.get(key);
-      if (before === undefined || before === null || (score !== null && better(score, before))) found.set(key, score);
+      const before = found.get(key) ?? null;
+      if (before === null || (score !== null && better(score, before))) found.set(key, score);
     }
     return found;
   }
-  function values(methods, name) {
+  function valuesOf(methods, name) {
     const all = new Set();
     for (const method of methods) {
       const column = method.names.indexOf(name);
@@ -88,229 +170,213 @@
     }
     return [...all].sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(b)));
   }
-  const severalValues = (method) => method.names.filter((name) => values([method], name).length > 1);
+  const severalValues = (method) => method.names.filter((name) => valuesOf([method], name).length > 1);
 
-  const WORDS = {
-    lr: "learning rate", beta_utility: "β, memory of utility", sigma: "σ, perturbation", weight_decay: "weight decay",
-    betas: "AdamW's β₁/β₂", eps: "AdamW's ε",
-  };
-  const worded = (name) => WORDS[name] ?? name;
+  // All charts of a section have one scale: the steeper, the more it matters.
+  function scoreAxis(section) {
+    const log = spansDecades(section);
+    const all = finite(data[section].methods.flatMap((method) => method.tried.map((row) => row[method.names.length])));
+    const ends = [Math.min(...all), Math.max(...all)].map((end) => (log ? Math.log10(end) : end));
+    const room = 0.06 * (ends[1] - ends[0]) || 0.05;
+    return axis({ type: log ? "log" : "linear", ...(all.length && { range: [ends[0] - room, ends[1] + room] }) });
+  }
 
   function sensitivity(element) {
-    const section = element.dataset.of;
+    const section = sectionOf(element);
     const { metric, methods } = data[section];
-    const names = [...new Set(methods.flatMap(severalValues))];
-    element.replaceChildren(...names.map((name) => create("div", {
-      class: "chart", role: "img", "data-name": name,
-      "aria-label": `Chart: best ${metric} against ${worded(name)}; the table of all settings has the numbers.`,
-    })));
-    for (const chart of element.children) {
-      const name = chart.dataset.name;
-      const ticks = values(methods, name).map((value) => plain(short(value)));
-      const traces = shown(section).filter((method) => severalValues(method).includes(name)).flatMap((method) => {
+    const able = new Map(methods.map((method) => [method, severalValues(method)]));
+    const names = [...new Set([...able.values()].flat())];
+    element.replaceChildren(...names.map((name) => {
+      const ticks = valuesOf(methods, name).map((value) => plain(short(value)));
+      const box = create("div", {
+        class: "chart", role: "img", "data-name": name,
+        "aria-label": `Chart: best ${metric} against ${worded(name)}; the table of all settings has the numbers.`,
+      });
+      const lines = (method) => {
         const column = method.names.indexOf(name);
-        const best = bestBy(method, metric, [column]);
-        const own = values([method], name).map(short);
-        const all = method.tried.map((row) => [plain(short(row[column])), row[method.names.length]]);
+        const best = bestBy(method, isBetter(section), [column]);
+        const own = valuesOf([method], name).map(short);
         return [{
-          x: all.map(([x]) => x), y: all.map(([, y]) => y), mode: "markers", hoverinfo: "skip",
-          marker: { color: faint(colour(method), 0.28), size: 5 },
+          x: method.tried.map((row) => plain(short(row[column]))), y: method.tried.map((row) => row[method.names.length]),
+          mode: "markers", hoverinfo: "skip", marker: { color: faint(colour(method), 0.28), size: 5 },
         }, {
           name: plain(method.name), x: own.map(plain), y: own.map((value) => best.get(value)), mode: "lines+markers",
           line: { color: colour(method), width: 2, dash: method.dash }, marker: { color: colour(method), size: 7 },
           hovertemplate: "%{y:.4g}",
         }];
-      });
-      draw(chart, traces, {
-        hovermode: "x unified", margin: { l: 48, r: 8, t: 8, b: 44 },
-        xaxis: axis({ type: "category", categoryorder: "array", categoryarray: ticks, title: { text: plain(worded(name)) }, showgrid: false }),
-        yaxis: axis({ type: spansDecades(section) ? "log" : "linear" }),
-      });
-    }
+      };
+      const traces = () => shown(section).filter((method) => able.get(method).includes(name)).flatMap(lines);
+      chart(box, () => draw(box, traces(), {
+        xaxis: axis({
+          type: "category", categoryorder: "array", categoryarray: ticks, showgrid: false,
+          title: { text: plain(worded(name)), standoff: 8 }, automargin: ticks.join("").length > 18,
+          range: [-0.35, ticks.length - 0.65],
+        }),
+        yaxis: scoreAxis(section),
+      }));
+      return box;
+    }));
   }
 
-  const pairsOf = (method) => {
-    const names = severalValues(method);
-    return names.flatMap((one, i) => names.slice(i + 1).map((other) => [one, other]));
-  };
-  function select(label, entries, current, onChange) {
-    const field = create("select");
-    entries.forEach((entry, i) => field.append(create("option", { value: i }, entry)));
-    field.value = current;
-    field.addEventListener("change", () => onChange(Number(field.value)));
-    const whole = create("label", {}, label);
-    whole.append(field);
-    return whole;
-  }
+  // A heat map is a table with coloured cells: sharp at any size, and it can be read aloud.
   function pairs(element) {
-    const section = element.dataset.of;
+    const section = sectionOf(element);
+    const pairsOf = (method) => severalValues(method).flatMap((one, i, all) => all.slice(i + 1).map((other) => [one, other]));
     const able = data[section].methods.filter((method) => pairsOf(method).length);
     element.hidden = !able.length;
     if (!able.length) return;
-    const choice = chosen.get(section) ?? { method: 0, pair: 0 };
-    const method = able[choice.method] ?? able[0];
+    const choice = chosen.get(`${section} pairs`) ?? { method: able[0].name, pair: 0 };
+    const method = able.find((one) => one.name === choice.method) ?? able[0];
     const all = pairsOf(method);
-    const [across, up] = all[choice.pair] ?? all[0];
+    const at = Math.min(choice.pair, all.length - 1);
     const again = (change) => {
-      chosen.set(section, { ...choice, ...change });
+      chosen.set(`${section} pairs`, { ...choice, ...change });
       pairs(element);
     };
-    const box = element.querySelector(".choices");
-    const focused = [...box.querySelectorAll("select")].indexOf(document.activeElement);
-    box.replaceChildren(
-      select("method", able.map((one) => one.name), able.indexOf(method), (i) => again({ method: i, pair: 0 })),
-      select("pair", all.map((pair) => pair.map(worded).join(" × ")), Math.max(0, all.findIndex(([a, b]) => a === across && b === up)), (i) => again({ pair: i })),
-    );
-    if (focused >= 0) box.querySelectorAll("select")[focused].focus();
-    const [xs, ys] = [across, up].map((name) => values([method], name).map(short));
-    const best = bestBy(method, data[section].metric, [method.names.indexOf(across), method.names.indexOf(up)]);
-    const z = ys.map((y) => xs.map((x) => best.get(`${x}\u0000${y}`) ?? null));
-    const text = ys.map((y) => xs.map((x) => {
-      const score = best.get(`${x}\u0000${y}`);
-      return score === undefined ? "" : score === null ? "diverged" : score.toPrecision(3);
-    }));
-    draw(element.querySelector(".chart"), [{
-      type: "heatmap", x: xs.map(plain), y: ys.map(plain), z, text, texttemplate: "%{text}", xgap: 3, ygap: 3,
-      colorscale: [[0, css("--cold")], [1, css("--warm")]], textfont: { color: css("--ink") }, reversescale: data[section].metric === "loss", showscale: false,
-      hovertemplate: `${plain(worded(across))} %{x}<br>${plain(worded(up))} %{y}<br>%{text}<extra></extra>`,
-    }], {
-      xaxis: axis({ type: "category", title: { text: plain(worded(across)) }, showgrid: false }),
-      yaxis: axis({ type: "category", title: { text: plain(worded(up)) }, showgrid: false }),
-    });
+    replaceFields(element.querySelector(".choices"), [
+      select("method", able.map((one) => one.name), able.indexOf(method), (i) => again({ method: able[i].name, pair: 0 })),
+      select("pair", all.map((pair) => pair.map(worded).join(" × ")), at, (i) => again({ pair: i })),
+    ]);
+    // The longer one goes down: a phone has more room there.
+    const [down, across] = [...all[at]].sort((a, b) => valuesOf([method], b).length - valuesOf([method], a).length);
+    element.querySelector(".heat").replaceChildren(heatMap(section, method, down, across));
+  }
+  function heatMap(section, method, down, across) {
+    const [rows, columns] = [down, across].map((name) => valuesOf([method], name).map(short));
+    const best = bestBy(method, isBetter(section), [down, across].map((name) => method.names.indexOf(name)));
+    const scores = finite([...best.values()]);
+    const [low, high] = [Math.min(...scores), Math.max(...scores)];
+    const top = data[section].metric === "accuracy" ? high : low;
+    const cell = (score) => {
+      if (score === undefined) return create("td");
+      if (score === null) return create("td", { class: "diverged" }, "diverged");
+      const made = create("td", score === top ? { class: "top" } : {}, score.toPrecision(4));
+      made.style.setProperty("--share", `${Math.round((100 * (score - low)) / (high - low || 1))}%`);
+      return made;
+    };
+    return create("table", {},
+      create("caption", {}, `${method.name}: ${worded(down)} (down) × ${worded(across)} (across)`),
+      create("thead", {}, create("tr", {}, create("td"), ...columns.map((x) => create("th", { scope: "col" }, x)))),
+      create("tbody", {}, ...rows.map((y) => create("tr", {},
+        create("th", { scope: "row" }, y), ...columns.map((x) => cell(best.get(`${y}\u0000${x}`)))))));
   }
 
-  // Figures from inside the learners: numbers as lines; histograms, one method at a time, as heat maps.
+  // --- Figures from inside the learners: numbers as lines; histograms, one method at a time, as stacked shares.
+
   function looks(element) {
-    const section = element.dataset.of;
+    const section = sectionOf(element);
     const seen = data[section].methods.filter((method) => method.inside.step);
     const names = [...new Set(seen.flatMap((method) => Object.keys(method.inside)))].filter((name) => name !== "step");
-    const choice = chosen.get(`${section} looks`) ?? { name: Math.max(0, names.indexOf("sample_plasticity")), method: 0 };
-    const again = (change) => {
-      chosen.set(`${section} looks`, { ...choice, ...change });
-      looks(element);
+    const usual = names.includes("sample_plasticity") ? "sample_plasticity" : names[0];
+    const box = element.querySelector(".chart");
+    const current = () => {
+      const choice = chosen.get(`${section} looks`) ?? {};
+      const name = names.includes(choice.name) ? choice.name : usual;
+      const able = seen.filter((method) => name in method.inside);
+      const method = able.find((one) => one.name === choice.method) ?? able[0];
+      return { name, able, method, histogram: Array.isArray(method.inside[name][0]) };
     };
-    const name = names[choice.name] ?? names[0];
-    const able = seen.filter((method) => name in method.inside);
-    const method = able[choice.method] ?? able[0];
-    const histogram = Array.isArray(method.inside[name][0]);
-    const box = element.querySelector(".choices");
-    const focused = [...box.querySelectorAll("select")].indexOf(document.activeElement);
-    const fields = [select("figure", names, names.indexOf(name), (i) => again({ name: i }))];
-    if (histogram) fields.push(select("method", able.map((one) => one.name), able.indexOf(method), (i) => again({ method: i })));
-    box.replaceChildren(...fields);
-    if (focused >= 0) box.querySelectorAll("select")[Math.min(focused, fields.length - 1)].focus();
-    const xaxis = axis({ title: { text: "step" }, range: [0, data[section].steps], showgrid: false, hoverformat: ",d" });
-    const chart = element.querySelector(".chart");
-    if (!histogram) {
-      const lines = shown(section).filter((one) => able.includes(one)).map((one) => ({
+    const choose = (change) => {
+      chosen.set(`${section} looks`, { ...chosen.get(`${section} looks`), ...change });
+      fields();
+      redraw([box]);
+    };
+    const fields = () => {
+      const { name, able, method, histogram } = current();
+      const figure = select("figure", names, names.indexOf(name), (i) => choose({ name: names[i] }));
+      const whose = () => select("method", able.map((one) => one.name), able.indexOf(method), (i) => choose({ method: able[i].name }));
+      replaceFields(element.querySelector(".choices"), histogram ? [figure, whose()] : [figure]);
+    };
+    fields();
+    chart(box, () => {
+      const { name, able, method, histogram } = current();
+      const lines = histogram ? shares(method, name) : shown(section).filter((one) => able.includes(one)).map((one) => ({
         name: plain(one.name), x: one.inside.step, y: one.inside[name], mode: "lines+markers", hovertemplate: "%{y:.4g}",
         line: { color: colour(one), width: 2.2, dash: one.dash }, marker: { color: colour(one), size: 5 },
       }));
-      draw(chart, lines, { hovermode: "x unified", xaxis, yaxis: axis({}) });
-      return;
-    }
+      const yaxis = histogram ? { title: { text: "share by gate ū: light 0, dark 1" }, range: [0, 1], tickformat: ".0%" } : {};
+      draw(box, lines, { xaxis: stepAxis(section), yaxis: axis({ automargin: true, ...yaxis }) });
+    });
+  }
+  function shares(method, name) {
     const bins = method.inside[name][0].length;
-    draw(chart, [{
-      type: "heatmap", x: method.inside.step, y: [...Array(bins).keys()].map((i) => (i + 0.5) / bins),
-      z: [...Array(bins).keys()].map((i) => method.inside[name].map((shares) => shares[i])), showscale: false,
-      colorscale: [[0, css("--cold")], [1, css("--warm")]],
-      hovertemplate: "step %{x:,d}<br>gate %{y:.2f}<br>share %{z:.3f}<extra></extra>",
-    }], { xaxis, yaxis: axis({ title: { text: "gate ū" }, range: [0, 1] }) });
+    return [...Array(bins).keys()].map((i) => ({
+      name: `${short(i / bins)}–${short((i + 1) / bins)}`, x: method.inside.step, stackgroup: "gates",
+      y: method.inside[name].map((look) => look[i]), mode: "lines", line: { width: 0 },
+      fillcolor: mixed(tones.cold, tones.warm, i / (bins - 1 || 1)), hovertemplate: "%{y:.1%}",
+    }));
   }
 
-  const DASHES = { solid: "", dash: "5 3", longdash: "9 3", dot: "2 2", dashdot: "6 2 2 2" };
+  // --- Switches: which methods the charts of a section show.
+
   function switches(box) {
-    const section = box.dataset.of;
+    const section = sectionOf(box);
+    const redrawSection = () => redraw([...charts.keys()].filter((element) => sectionOf(element) === section));
     const buttons = data[section].methods.map((method) => {
-      const button = create("button", { type: "button", "aria-pressed": !off(section).has(method.name), title: method.setting });
-      button.innerHTML = `<svg width="26" height="8" aria-hidden="true"><line x1="1" y1="4" x2="25" y2="4" stroke="${colour(method)}" stroke-width="3" stroke-dasharray="${DASHES[method.dash] ?? ""}"/></svg>`;
-      button.append(method.name);
+      const swatch = create("span", { class: `swatch ${method.dash}`, "aria-hidden": "true" });
+      swatch.style.cssText = `--light: ${method.light}; --dark: ${method.dark}`;
+      const button = create("button", { type: "button", "aria-pressed": !off(section).has(method.name), title: method.setting }, swatch, method.name);
       button.addEventListener("click", () => {
         const names = off(section);
         names.has(method.name) ? names.delete(method.name) : names.add(method.name);
         button.setAttribute("aria-pressed", !names.has(method.name));
-        drawSection(section);
+        if (all) all.textContent = names.size ? "Show all" : "Hide all";
+        redrawSection();
       });
       return button;
     });
-    if (buttons.length > 2) {
-      const all = create("button", { type: "button" }, off(section).size ? "Show all" : "Hide all");
+    const all = buttons.length > 2 && create("button", { type: "button" }, off(section).size ? "Show all" : "Hide all");
+    if (all) {
       all.addEventListener("click", () => {
         const names = off(section);
-        names.size ? names.clear() : data[section].methods.forEach((method) => names.add(method.name));
+        if (names.size) names.clear();
+        else data[section].methods.forEach((method) => names.add(method.name));
         switches(box);
         box.lastElementChild.focus();
-        drawSection(section);
+        redrawSection();
       });
       buttons.push(all);
     }
     box.replaceChildren(...buttons);
   }
 
-  const KINDS = { curves, sensitivity, pairs, looks };
-  function drawSection(section) {
-    for (const element of document.querySelectorAll(`[data-chart][data-of="${section}"]`)) KINDS[element.dataset.chart](element);
-  }
-  // One section at a time: the page answers while it draws.
-  let turn = 0;
-  function drawAll(now = false) {
-    const mine = ++turn;
-    const left = Object.keys(data);
-    for (const box of document.querySelectorAll(".switches")) switches(box);
-    const next = () => {
-      const section = left.shift();
-      if (mine !== turn) return;
-      if (section === undefined) {
-        document.body.dataset.drawn = "yes";
-        return;
-      }
-      drawSection(section);
-      now ? next() : setTimeout(next);
-    };
-    next();
-  }
-  function load() {
+  // --- The page as a whole: set up, in another theme, on paper.
+
+  const KINDS = { switches, curves, sensitivity, pairs, looks };
+  function setUp() {
+    watcher.disconnect();
+    for (const known of [charts, stale, near]) known.clear();
     data = JSON.parse(document.getElementById("data").textContent);
-    drawAll();
+    readTones();
+    for (const element of document.querySelectorAll("[data-chart]")) KINDS[element.dataset.chart](element);
+    if (!charts.size) document.body.dataset.drawn = "yes";
   }
-
-  dark.addEventListener("change", () => drawAll());
-  narrow.addEventListener("change", () => drawAll());
-  addEventListener("beforeprint", () => {
+  function inAnotherLook() {
+    readTones();
+    redraw();
+  }
+  let unfolded = []; // by us, for paper
+  function toPaper() {
+    if (printing) return;
     printing = true;
-    document.querySelectorAll("details").forEach((details) => { details.open = true; });
-    drawAll(true);
-  });
-  addEventListener("afterprint", () => {
-    printing = false;
-    drawAll();
-  });
-  load();
-
-  if (document.body.dataset.live === "yes") {
-    let version = null;
-    const news = (text) => { document.getElementById("news").textContent = text; };
-    const look = async () => {
-      try {
-        const answer = await fetch("news", { cache: "no-store" });
-        const latest = await answer.text();
-        if (version !== null && latest !== version) {
-          const fresh = await (await fetch("content", { cache: "no-store" })).text();
-          const open = [...document.querySelectorAll("details")].map((details) => details.open);
-          const at = scrollY;
-          document.querySelectorAll(".js-plotly-plot").forEach((chart) => Plotly.purge(chart));
-          document.getElementById("page").innerHTML = fresh;
-          document.querySelectorAll("details").forEach((details, i) => { details.open = open[i] ?? false; });
-          scrollTo({ top: at, behavior: "instant" });
-          load();
-        }
-        version = latest;
-        news("Live: this page follows the sweep.");
-      } catch {
-        news("The server has stopped; this is the last that it showed.");
-      }
-      setTimeout(look, 2000);
-    };
-    look();
+    document.documentElement.classList.add("paper");
+    unfolded = [...document.querySelectorAll("details.on-paper:not([open])")];
+    for (const details of unfolded) details.open = true;
+    readTones();
+    charts.forEach((_, element) => drawOne(element));
   }
+  function fromPaper() {
+    if (!printing) return;
+    printing = false;
+    document.documentElement.classList.remove("paper");
+    for (const details of unfolded) details.open = false;
+    inAnotherLook();
+  }
+  dark.addEventListener("change", inAnotherLook);
+  narrow.addEventListener("change", inAnotherLook);
+  addEventListener("beforeprint", toPaper);
+  addEventListener("afterprint", fromPaper);
+  matchMedia("print").addEventListener("change", ({ matches }) => (matches ? toPaper() : fromPaper()));
+  addEventListener("upgd: fresh", setUp);
+  setUp();
 })();

@@ -1,7 +1,7 @@
 """The pieces of the page, from numbers to HTML. Every text goes through :func:`html.escape`."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -9,7 +9,8 @@ from pathlib import Path
 from upgd.experiments.compare import Row
 from upgd.experiments.progress import duration
 from upgd.experiments.results import settings_text
-from upgd.report.content import Section, Setting, inside
+from upgd.experiments.variants import Variant
+from upgd.report.content import Section, Setting
 from upgd.store import Record
 
 __all__ = ["overview", "section"]
@@ -82,8 +83,8 @@ def _curves(one: Section, anchor: str) -> str:
     label = f"Chart: online {noun} against step. Means over all steps: {ends}. The table after it has the numbers."
     return (
         f"<figure><figcaption>Online {noun} of every method at its best setting: mean over seeds and 95 % band, means "
-        f'over task windows</figcaption><div class="switches" role="group" aria-label="Show or hide methods" '
-        f'data-of="{anchor}"></div><div class="chart" data-chart="curves" data-of="{anchor}" role="img" '
+        f'over task windows</figcaption><div class="switches" data-chart="switches" role="group" '
+        f'aria-label="Show or hide methods"></div><div class="chart" data-chart="curves" data-of="{anchor}" role="img" '
         f'aria-label="{escape(label)}"></div></figure>'
     )
 
@@ -93,7 +94,14 @@ def _table(one: Section) -> str:
     head = ["method", "setting", "mean ± s.e.", "first quarter", "last quarter", "to the best", "p", "seeds"]
     lines = [_row(variant.label, row, diverged) for variant, row in zip(one.ranked, one.rows, strict=True)]
     caption = f"Online {one.comparison.metric}, mean over all steps; differences by a paired t-test over common seeds"
-    return _tabular(caption, [*head, *(["diverged"] * diverged)], lines, words=2)
+    swatches = [_swatch(one, variant) for variant in one.ranked]
+    return _tabular(caption, [*head, *(["diverged"] * diverged)], lines, words=2, marks=swatches)
+
+
+def _swatch(one: Section, variant: Variant) -> str:
+    """A piece of the variant's line."""
+    light, dark = one.colours[variant]
+    return f'<span class="swatch {variant.dash}" style="--light: {light}; --dark: {dark}" aria-hidden="true"></span>'
 
 
 def _row(label: str, row: Row, diverged: bool) -> list[str]:
@@ -127,9 +135,8 @@ def _sensitivity(one: Section, anchor: str) -> str:
         "hyperparameters; faint points are all settings.</p>"
         f'<div class="multiples" data-chart="sensitivity" data-of="{anchor}"></div>'
         f'<figure class="pairs" data-chart="pairs" data-of="{anchor}" hidden><figcaption>Two hyperparameters at a time: '
-        'the best over all others</figcaption><div class="choices"></div>'
-        '<div class="chart" role="img" aria-label="Heat map of two hyperparameters; the table of all settings has the '
-        'numbers."></div></figure>'
+        'the best over all others</figcaption><div class="choices"></div><div class="heat scroll" tabindex="0" role="region" '
+        'aria-label="Heat map of two hyperparameters"></div></figure>'
         f"<details><summary>All {len(ordered):,} settings</summary>{table}</details>"
     )
 
@@ -159,13 +166,12 @@ def _divergences(one: Section) -> str:
     return (
         f"<h3>Divergences</h3><p>{count:,} of {len(one.records):,} learners stopped to be finite, in {len(diverged):,} "
         "settings. A setting with fewer of them is ranked before one with more.</p>"
-        f"<details><summary>Which, and when</summary>{table}</details>"
+        f'<details class="on-paper"><summary>Which, and when</summary>{table}</details>'
     )
 
 
 def _inside(one: Section, anchor: str) -> str:
-    found = {variant: inside(one.best[variant].entry) for variant in one.ranked}
-    found = {variant: looks for variant, looks in found.items() if looks}
+    found = one.looks
     if not found:
         return ""
     scalars = {name for looks in found.values() for name in looks if not isinstance(looks[name][-1], list)} - {"step"}
@@ -188,19 +194,21 @@ def _commands(one: Section, store: str) -> str:
         f'<div class="command"><span>{escape(what)}</span><pre tabindex="0"><code>{escape(command)}</code></pre></div>'
         for what, command in one.commands(store)
     )
-    return f"<h3>Do it again</h3><details><summary>Commands</summary>{lines}</details>"
+    return f'<h3>Do it again</h3><details class="on-paper"><summary>Commands</summary>{lines}</details>'
 
 
-def _tabular(caption: str, head: Sequence[str], lines: Iterable[Sequence[str]], words: int) -> str:
-    """A table; the first ``words`` columns are text, the others numbers."""
+def _tabular(
+    caption: str, head: Sequence[str], lines: Sequence[Sequence[str]], words: int, marks: Sequence[str] = ()
+) -> str:
+    """A table; the first ``words`` columns are text, the others numbers. Marks are HTML in front of the lines."""
     kinds = ["" if column < words else ' class="number"' for column in range(len(head))]
     columns = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(head, kinds, strict=True))
     body = "".join(
         "<tr>"
-        + f'<th scope="row">{escape(line[0])}</th>'
+        + f'<th scope="row">{mark}{escape(line[0])}</th>'
         + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(line[1:], kinds[1:], strict=True))
         + "</tr>"
-        for line in lines
+        for mark, line in zip(marks or [""] * len(lines), lines, strict=True)
     )
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table><caption>{escape(caption)}'

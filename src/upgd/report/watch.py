@@ -28,7 +28,6 @@ class Watch:
     def __init__(self, store: str | Path, port: int = 0, problem: str | None = None) -> None:
         self.store = Path(store)
         self.problem = problem
-        plotly()  # says what is missing before anybody opens the page
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         except (OSError, OverflowError) as error:

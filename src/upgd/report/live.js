@@ -1,0 +1,29 @@
+"use strict";
+// While a sweep runs: asks this machine's server for news, and shows them. What was unfolded stays so.
+(() => {
+  let version = null;
+  const say = (text) => { document.getElementById("news").textContent = text; };
+  const text = async (address) => (await fetch(address, { cache: "no-store" })).text();
+
+  function show(fresh) {
+    const open = [...document.querySelectorAll("details")].map((details) => details.open);
+    const at = scrollY;
+    document.querySelectorAll(".js-plotly-plot").forEach((chart) => Plotly.purge(chart));
+    document.getElementById("page").innerHTML = fresh;
+    document.querySelectorAll("details").forEach((details, i) => { details.open = open[i] ?? false; });
+    dispatchEvent(new Event("upgd: fresh"));
+    scrollTo({ top: at, behavior: "instant" });
+  }
+  async function look() {
+    try {
+      const latest = await text("news");
+      if (version !== null && latest !== version) show(await text("content"));
+      version = latest;
+      say("Live: this page follows the sweep.");
+    } catch {
+      say("The server has stopped; this is the last that it showed.");
+    }
+    setTimeout(look, 2000);
+  }
+  look();
+})();
