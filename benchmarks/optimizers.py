@@ -24,6 +24,8 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "UPGD local": lambda params: upgd.UPGD(params, scaling="local", foreach=True),
     "UPGD anticorrelated": lambda params: upgd.UPGD(params, noise="anticorrelated", foreach=True),
     "UPGD for-loop": lambda params: upgd.UPGD(params, foreach=False),
+    "AdaUPGD σ=0": lambda params: upgd.AdaUPGD(params, sigma=0.0, foreach=True),
+    "AdaUPGD": lambda params: upgd.AdaUPGD(params, foreach=True),
     "PGD": lambda params: upgd.PGD(params, 0.01, sigma=0.1, foreach=True),
 }
 

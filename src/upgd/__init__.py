@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from upgd import utility
     from upgd.curvature import HesScale
     from upgd.monitor import Monitor
-    from upgd.optim import PGD, UPGD, UPS, FeatureUPGD, FeatureUPS, ShrinkAndPerturb
+    from upgd.optim import PGD, UPGD, UPS, AdaUPGD, FeatureUPGD, FeatureUPS, ShrinkAndPerturb
 
 __version__ = "0.1.0"
 
@@ -15,6 +15,7 @@ __all__ = [
     "PGD",
     "UPGD",
     "UPS",
+    "AdaUPGD",
     "FeatureUPGD",
     "FeatureUPS",
     "HesScale",

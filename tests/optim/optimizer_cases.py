@@ -32,6 +32,10 @@ OPTIMIZERS: dict[str, Build] = {
     "UPGD-local": _weightwise(upgd.UPGD, lr=0.01, sigma=0.01, scaling="local"),
     "UPGD-nonprotecting": _weightwise(upgd.UPGD, lr=0.01, sigma=0.01, protect_gradient=False),
     "UPGD-anticorrelated": _weightwise(upgd.UPGD, lr=0.01, sigma=0.01, noise="anticorrelated"),
+    "AdaUPGD": _weightwise(upgd.AdaUPGD, lr=0.003, sigma=0.01),
+    "AdaUPGD-W-local-anticorrelated": _weightwise(
+        upgd.AdaUPGD, lr=0.003, sigma=0.01, weight_decay=0.1, scaling="local", noise="anticorrelated"
+    ),
     "UPS": _weightwise(upgd.UPS, lr=1.0, sigma=0.01),
     "PGD": _weightwise(upgd.PGD, lr=0.01, sigma=0.01),
     "Anti-PGD": _weightwise(upgd.PGD, lr=0.01, sigma=0.01, noise="anticorrelated"),

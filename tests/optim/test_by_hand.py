@@ -54,10 +54,14 @@ def by_hand(
     local: bool,
     second: bool,
     anti: bool,
+    betas: tuple[float, float] | None = None,
+    eps: float = 0.0,
 ) -> list[list[float]]:
     weights = [w.flatten().tolist() for w in SUPPLIED.start]
     traces = [[0.0] * len(w) for w in weights]
     last = [[0.0] * len(w) for w in weights]
+    firsts = [[0.0] * len(w) for w in weights]
+    seconds = [[0.0] * len(w) for w in weights]
     for t in range(1, STEPS + 1):
         gradients, curvatures, draws = (
             [x.flatten().tolist() for x in series[t - 1]]
@@ -78,7 +82,13 @@ def by_hand(
                     scaled = corrected[k][i] / (norm if local else eta)
                     gate = 1 / (1 + math.exp(-scaled))
                     xi = draws[k][i] - (last[k][i] if anti else 0.0)
-                    step = c * gradients[k][i] * (1 - p * gate) + sigma * xi * (1 - q * gate)
+                    descent = gradients[k][i]
+                    if betas is not None:
+                        firsts[k][i] = betas[0] * firsts[k][i] + (1 - betas[0]) * descent
+                        seconds[k][i] = betas[1] * seconds[k][i] + (1 - betas[1]) * descent**2
+                        size = math.sqrt(seconds[k][i] / (1 - betas[1] ** t)) + eps
+                        descent = firsts[k][i] / (1 - betas[0] ** t) / size
+                    step = c * descent * (1 - p * gate) + sigma * xi * (1 - q * gate)
                     weights[k][i] = (1 - lr * wd) * weights[k][i] - lr * step
                     last[k][i] = draws[k][i]
     return weights
@@ -140,6 +150,32 @@ def test_upgd(
 
     rule = {"lr": 0.02, "beta": 0.97, "sigma": 0.3, "wd": 0.05, "c": 1.0, "p": float(protect), "q": 1.0}
     expected = by_hand(**rule, local=local, second=second, anti=anti)
+    check(run(monkeypatch, build, second), expected)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(("local", "second", "anti", "protect"), VARIANTS)
+def test_ada_upgd(
+    monkeypatch: pytest.MonkeyPatch, local: bool, second: bool, anti: bool, protect: bool, foreach: bool
+) -> None:
+    def build(params: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        return upgd.AdaUPGD(
+            params,
+            lr=0.02,
+            betas=(0.8, 0.99),
+            eps=0.01,
+            beta_utility=0.97,
+            sigma=0.3,
+            weight_decay=0.05,
+            scaling="local" if local else "global",
+            noise="anticorrelated" if anti else "white",
+            protect_gradient=protect,
+            foreach=foreach,
+            **kwargs,
+        )
+
+    rule = {"lr": 0.02, "beta": 0.97, "sigma": 0.3, "wd": 0.05, "c": 1.0, "p": float(protect), "q": 1.0}
+    expected = by_hand(**rule, local=local, second=second, anti=anti, betas=(0.8, 0.99), eps=0.01)
     check(run(monkeypatch, build, second), expected)
 
 

@@ -26,12 +26,12 @@ def work(rank: int, world: int, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
-    for scaling in ("global", "local"):
+    for cls, scaling in ((upgd.UPGD, "global"), (upgd.UPGD, "local"), (upgd.AdaUPGD, "global")):
         whole, sharded = model(), model()
         for part in (sharded[0], sharded[2], sharded):
             fully_shard(part, mesh=mesh)
         optimizers = [
-            upgd.UPGD(m.parameters(), lr=0.1, sigma=0.0, scaling=scaling, weight_decay=0.1) for m in (whole, sharded)
+            cls(m.parameters(), lr=0.1, sigma=0.0, scaling=scaling, weight_decay=0.1) for m in (whole, sharded)
         ]
         generator = torch.Generator().manual_seed(1)
         for _ in range(5):

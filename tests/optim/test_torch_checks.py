@@ -72,6 +72,15 @@ INFOS = [
         **COMMON,
     ),
     OptimizerInfo(
+        upgd.AdaUPGD,
+        optim_inputs_func=_inputs(
+            {"lr": 0.01, "sigma": 0.0},
+            [*GATED, {"protect_gradient": False}, {"weight_decay": 0.1}, {"betas": (0.0, 0.9)}, {"eps": 1e-3}],
+        ),
+        optim_error_inputs_func=_errors(*BAD_GATED, ({"betas": (1.0, 0.999)}, "betas"), ({"eps": 0.0}, "eps")),
+        **COMMON,
+    ),
+    OptimizerInfo(
         upgd.UPS,
         optim_inputs_func=_inputs({"sigma": 0.0}, GATED),
         optim_error_inputs_func=_errors(*BAD_GATED),

@@ -270,18 +270,19 @@ class LiveMemory(TorchDispatchMode):
 @pytest.mark.parametrize("noise", ["white", "anticorrelated"])
 @pytest.mark.parametrize("shapes", [[(1500, 1000)], [(500, 1000)] * 3])
 @pytest.mark.parametrize("scaling", ["global", "local"])
-def test_memory(noise: str, shapes: list[tuple[int, ...]], scaling: str) -> None:
-    """One tensor of state per parameter (two with anticorrelated noise); one temporary the size of the parameters, and
-    beside it no more than a few blocks."""
+@pytest.mark.parametrize(("cls", "averages"), [(upgd.UPGD, 1), (upgd.AdaUPGD, 3)])
+def test_memory(noise: str, shapes: list[tuple[int, ...]], scaling: str, cls: Any, averages: int) -> None:
+    """One tensor of state per parameter and average (one more with anticorrelated noise); one temporary the size of the
+    parameters, and beside it no more than a few blocks."""
     params = random_parameters(*shapes, dtype=torch.float32)
     size = sum(param.nbytes for param in params)
-    optimizer = upgd.UPGD(params, sigma=0.1, scaling=scaling, noise=noise, foreach=True)
+    optimizer = cls(params, sigma=0.1, scaling=scaling, noise=noise, foreach=True)
     optimizer.step()
     kept = sum(value.nbytes for state in optimizer.state.values() for value in state.values() if value.numel() > 1)
-    assert kept == size * (2 if noise == "anticorrelated" else 1)
+    assert kept == size * (averages + (noise == "anticorrelated"))
     with LiveMemory() as memory:
         optimizer.step()
-    block = 4 * upgd.optim._weightwise._BLOCK_ENTRIES["cpu"]
+    block = 4 * upgd.optim._phases._BLOCK_ENTRIES["cpu"]
     assert size <= memory.peak <= size + 3 * block
     assert 3 * block < size
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 CHOICES = {"scaling": ("global", "local"), "noise": ("white", "anticorrelated")}
 
@@ -17,6 +18,9 @@ def check_group(group: dict[str, Any]) -> None:
         beta = group["beta_utility"]
         if not _is_number(beta) or not 0 <= beta < 1:
             raise ValueError(f"beta_utility must be in [0, 1), but it is {beta!r}; try beta_utility=0.999.")
+    if "betas" in group:
+        check_betas(group["betas"])
+        check_eps(group["eps"])
     for name, choices in CHOICES.items():
         if name in group and group[name] not in choices:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, but it is {group[name]!r}.")
@@ -35,6 +39,18 @@ def check_at_least_zero(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a number of at least 0, but it is {value!r}; use {name}=0.0 to do without.")
 
 
+def check_betas(betas: Any) -> None:
+    pair = isinstance(betas, tuple | list) and len(betas) == 2
+    if not pair or not all(_is_number(beta) and 0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), but it is {betas!r}; try betas=(0.9, 0.999).")
+
+
+def check_eps(eps: Any) -> None:
+    # torch's Adam takes 0, too, and then makes 0 / 0 of a gradient that has been zero so far.
+    if not _is_number(eps) or not eps > 0:
+        raise ValueError(f"eps must be a number above 0, but it is {eps!r}; try eps=1e-8.")
+
+
 def check_curvature(curvature: Any) -> None:
     if curvature is not None and not callable(getattr(curvature, "diagonal", None)):
         raise TypeError(
@@ -48,6 +64,14 @@ def check_parameter(param: Tensor) -> None:
         raise TypeError(
             f"params must be real, but one of shape {tuple(param.shape)} is {param.dtype}: utility has no meaning for "
             "complex numbers; optimize torch.view_as_real(param) instead."
+        )
+
+
+def check_dense(param: Tensor, optimizer: Optimizer) -> None:
+    if param.grad is not None and param.grad.is_sparse:
+        raise RuntimeError(
+            f"{type(optimizer).__name__} does not support sparse gradients, but a parameter of shape "
+            f"{tuple(param.shape)} has one; build the layer with sparse=False."
         )
 
 

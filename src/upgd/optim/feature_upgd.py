@@ -1,21 +1,15 @@
 """Utility-based perturbed gradient descent and search, feature-wise."""
 
-from collections.abc import Callable
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from upgd import noise, rules
 from upgd.optim import features as hidden
-from upgd.optim._weightwise import (
-    Result,
-    WeightwiseOptimizer,
-    _capture_health_check,
-    _global_scales,
-    _on,
-    _utility_dtype,
-)
+from upgd.optim._arguments import check_dense
+from upgd.optim._phases import global_scales, on, utility_dtype
+from upgd.optim._weightwise import WeightwiseOptimizer
 
 
 class FeatureCurvature(Protocol):
@@ -66,33 +60,15 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "features": self.features}
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], Result]) -> Result: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Result] | None = None) -> Result | None:
-        """Update the parameters once.
-
-        Args:
-            closure: evaluates the model again and returns the loss, as for every torch optimizer; optional.
-        """
-        _capture_health_check(self)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-
+    def _advance(self) -> None:
         groups = {param: group for group in self.param_groups for param in group["params"]}
-        self._check_gradients(groups)
+        for param in groups:
+            check_dense(param, self)
         gates = self._gates(groups, self._trace(groups))
         for param, group in groups.items():
             if param.grad is not None and param.numel():
                 plain = group["foreach"] is False
                 (_update_plain if plain else _update_in_place)(self, param, group, gates.get(param))
-        return loss
 
     @torch.no_grad()
     def gates(self) -> dict[Tensor, Tensor]:
@@ -110,14 +86,6 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
         unbiased = [self._unbiased(f, groups) if self._carrier(f) is not None else None for f in self.features]
         of_params = self._gates(groups, unbiased)
         return {f.params[0]: of_params[f.params[0]].flatten() for f in self.features if f.params[0] in of_params}
-
-    def _check_gradients(self, groups: dict[Tensor, dict[str, Any]]) -> None:
-        for param in groups:
-            if param.grad is not None and param.grad.is_sparse:
-                raise RuntimeError(
-                    f"{type(self).__name__} does not support sparse gradients, but a parameter of shape "
-                    f"{tuple(param.shape)} has one; build the layer with sparse=False."
-                )
 
     def _carrier(self, feature: hidden.Feature) -> Tensor | None:
         """The parameter in whose state the features' utility is: the weights, or the bias if those are frozen."""
@@ -141,7 +109,7 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
                 carrier = trainable[0]
                 where = carrier.device if groups[carrier]["capturable"] else torch.device("cpu")
                 self.state[carrier]["step"] = torch.zeros((), dtype=torch.float32, device=where)
-                self.state[carrier]["utility"] = torch.zeros_like(feature.grad, dtype=_utility_dtype(carrier))
+                self.state[carrier]["utility"] = torch.zeros_like(feature.grad, dtype=utility_dtype(carrier))
             state, group = self.state[carrier], groups[carrier]
             state["step"] += 1
             state["utility"].copy_(
@@ -170,7 +138,7 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
 
     def _gates(self, groups: dict[Tensor, dict[str, Any]], unbiased: list[Tensor | None]) -> dict[Tensor, Tensor]:
         """The gates ū of the parameters that enter features, in the shape that multiplies them."""
-        scale = _global_scales([u.amax() for u in unbiased if u is not None])
+        scale = global_scales([u.amax() for u in unbiased if u is not None])
         gates: dict[Tensor, Tensor] = {}
         for feature, u in zip(self.features, unbiased, strict=True):
             if u is None:
@@ -200,10 +168,10 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
 
 def _update_plain(optimizer: FeaturewiseOptimizer, param: Tensor, group: dict[str, Any], gate: Tensor | None) -> None:
     """Update one parameter by the rule: the truth. Without a gate it is plain gradient descent."""
-    wide = _utility_dtype(param)
+    wide = utility_dtype(param)
     assert param.grad is not None
     grad = param.grad.to(wide)
-    settings = {"lr": _on(group["lr"], param.device), "weight_decay": group["weight_decay"]}
+    settings = {"lr": on(group["lr"], param.device), "weight_decay": group["weight_decay"]}
     gates: dict[str, Any] = {}
     if gate is not None:
         c, p, q = optimizer._switches(group)
@@ -217,9 +185,9 @@ def _update_in_place(
     optimizer: FeaturewiseOptimizer, param: Tensor, group: dict[str, Any], gate: Tensor | None
 ) -> None:
     """The same without temporaries of the parameter's size."""
-    wide = _utility_dtype(param)
+    wide = utility_dtype(param)
     assert param.grad is not None
-    lr, sign = _on(group["lr"], param.device), -1.0 if group["maximize"] else 1.0
+    lr, sign = on(group["lr"], param.device), -1.0 if group["maximize"] else 1.0
     weight, grad = param.to(wide), param.grad.to(wide)
     if group["weight_decay"] != 0:
         weight.mul_(1 - lr * group["weight_decay"])

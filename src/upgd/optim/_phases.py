@@ -1,0 +1,281 @@
+"""One step of the weight-wise rule over a parameter group.
+
+The step has two phases, because the global scale is the largest utility of all parameters: first every utility is traced,
+then every weight is updated. Each phase exists twice. ``_trace_plain`` and ``_update_plain`` call :mod:`upgd.rules` tensor
+by tensor: they are the truth. ``_trace_foreach`` and ``_update_foreach`` do the same in place, block by block, with what a
+block needs still in the cache; tests hold the two together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from upgd import noise, rules
+
+# Entries of a block: on the CPU what stays in the cache over the whole phase, on a GPU what bounds temporary memory while
+# kernel launches are still few.
+_BLOCK_ENTRIES = {"cpu": 1 << 18}
+_BLOCK_ENTRIES_ELSEWHERE = 1 << 24
+
+
+@dataclass
+class Work:
+    """One parameter group's part in one step: its options, and the tensors of its parameters that have a gradient.
+
+    A list that the method does not need is empty.
+    """
+
+    options: dict[str, Any]
+    c: float
+    p: float
+    q: float
+    params: list[Tensor]
+    grads: list[Tensor]
+    utilities: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    previous_noises: list[Tensor]
+    steps: list[float | Tensor]
+    curvatures: list[Tensor]
+
+    @property
+    def sign(self) -> float:
+        """Maximizing a loss is minimizing its negative: gradient, curvature and with them utility change their sign."""
+        return -1.0 if self.options["maximize"] else 1.0
+
+    def corrections(self, beta: float) -> list[float | Tensor]:
+        """The bias correction 1 − βᵗ of each parameter."""
+        return [1 - beta**step for step in self.steps]
+
+
+def trace(work: Work) -> list[Tensor]:
+    """Trace the utilities; return the largest of each parameter, unbiased."""
+    return _trace_foreach(work) if _use_foreach(work) else _trace_plain(work)
+
+
+def update(work: Work, scale: dict[torch.device, Tensor], noises: list[Tensor]) -> None:
+    """Update the weights, with the global scale on each device and the noise of each parameter, if there is any."""
+    (_update_foreach if _use_foreach(work) else _update_plain)(work, scale, noises)
+
+
+def utility_dtype(param: Tensor) -> torch.dtype:
+    """Utilities are small and change slowly: 16 bits would neither hold g·w nor let a trace with β = 0.999 decay."""
+    return torch.float32 if param.dtype in (torch.float16, torch.bfloat16) else param.dtype
+
+
+def _use_foreach(work: Work) -> bool:
+    if work.options["foreach"] is not None:
+        return bool(work.options["foreach"])
+    # The compiler does its own blocking, and sharded tensors do their own reductions.
+    plain = all(type(param) in (Tensor, torch.nn.Parameter) for param in work.params)
+    return plain and not torch.compiler.is_compiling()
+
+
+def global_scales(maxima: list[Tensor]) -> dict[torch.device, Tensor]:
+    """The largest utility of all parameters, wherever they live, on each of their devices."""
+    if not maxima:
+        return {}
+    dtype = torch.float64 if any(m.dtype == torch.float64 for m in maxima) else torch.float32
+    home = maxima[0].device
+    scale = rules.global_scale([m.to(home, dtype) for m in maxima])
+    return {device: scale.to(device) for device in {m.device for m in maxima}}
+
+
+# ------------------------------------------------------------------------------------------- tensor by tensor: the truth
+
+
+def _trace_plain(work: Work) -> list[Tensor]:
+    beta = work.options["beta_utility"]
+    maxima = []
+    for i, (param, grad, trace) in enumerate(zip(work.params, work.grads, work.utilities, strict=True)):
+        curvature = work.curvatures[i].to(trace.dtype) if work.curvatures else None
+        utility = work.sign * rules.utility(param.to(trace.dtype), grad.to(trace.dtype), curvature)
+        trace.copy_(rules.trace(trace, utility, beta))
+        maxima.append(rules.unbiased(trace, beta, work.steps[i]).amax())
+    return maxima
+
+
+def _update_plain(work: Work, scale: dict[torch.device, Tensor], noises: list[Tensor]) -> None:
+    options = work.options
+    for i, (param, grad) in enumerate(zip(work.params, work.grads, strict=True)):
+        gate: float | Tensor = 0.0
+        if work.utilities:
+            utility = rules.unbiased(work.utilities[i], options["beta_utility"], work.steps[i])
+            local = options["scaling"] == "local"
+            gate = rules.gate(utility, rules.local_scale(utility) if local else scale[param.device].to(utility.dtype))
+        xi: float | Tensor = noises[i] if noises else 0.0
+        if noises and work.previous_noises:
+            xi = noise.anticorrelated(noises[i], work.previous_noises[i])
+            work.previous_noises[i].copy_(noises[i])
+        wide = utility_dtype(param)
+        descent = work.sign * grad.to(wide)
+        new = rules.update(
+            param.to(wide),
+            _adam_plain(work, i, descent) if work.exp_avgs else descent,
+            gate,
+            xi,
+            lr=on(options["lr"], param.device),
+            sigma=options["sigma"],
+            weight_decay=options["weight_decay"],
+            c=work.c,
+            p=work.p,
+            q=work.q,
+        )
+        param.copy_(new)
+
+
+def _adam_plain(work: Work, i: int, grad: Tensor) -> Tensor:
+    """Carry on the averages of the gradient and of its square; return Adam's direction m̂ / (√v̂ + ε)."""
+    beta1, beta2 = work.options["betas"]
+    first, second, step = work.exp_avgs[i], work.exp_avg_sqs[i], work.steps[i]
+    first.copy_(rules.trace(first, grad, beta1))
+    second.copy_(rules.trace(second, grad**2, beta2))
+    eps: float = work.options["eps"]
+    return rules.unbiased(first, beta1, step) / (rules.unbiased(second, beta2, step).sqrt() + eps)
+
+
+# ------------------------------------------------------------------------------------ block by block, in place: the same
+
+
+def _blocks(params: list[Tensor], *others: list[Tensor]) -> Iterator[tuple[list[int], list[list[Tensor]]]]:
+    """Cut the lists, tensor by tensor alike, along their first dimension into blocks that hold about as many entries as
+    fit the device; small tensors share a block. Yields the parameters' numbers and the lists of slices. An empty list
+    stays empty."""
+    limit = _BLOCK_ENTRIES.get(params[0].device.type, _BLOCK_ENTRIES_ELSEWHERE) if params else 0
+    numbers: list[int] = []
+    lists: list[list[Tensor]] = [[] for _ in range(1 + len(others))]
+    filled = 0
+    for number, param in enumerate(params):
+        rows = param.shape[0] if param.ndim else 1
+        at_once = max(1, limit * rows // param.numel())
+        for start in range(0, rows, at_once):
+            for tensors, slices in zip((params, *others), lists, strict=True):
+                if tensors:
+                    whole = tensors[number]
+                    slices.append(whole if at_once >= rows else whole[start : start + at_once])
+            numbers.append(number)
+            filled += lists[0][-1].numel()
+            if filled >= limit:
+                yield numbers, lists
+                numbers, lists, filled = [], [[] for _ in lists], 0
+    if numbers:
+        yield numbers, lists
+
+
+def _trace_foreach(work: Work) -> list[Tensor]:
+    beta, sign = work.options["beta_utility"], work.sign
+    maxima: list[list[Tensor]] = [[] for _ in work.params]
+    for numbers, (params, grads, traces, curvatures) in _blocks(
+        work.params, work.grads, work.utilities, work.curvatures
+    ):
+        params, grads = _wide(params, traces), _wide(grads, traces)
+        torch._foreach_mul_(traces, beta)
+        torch._foreach_addcmul_(traces, grads, params, value=-sign * (1 - beta))
+        if curvatures:
+            squares = torch._foreach_mul(params, params)
+            torch._foreach_addcmul_(traces, _wide(curvatures, traces), squares, value=0.5 * sign * (1 - beta))
+        for number, trace in zip(numbers, traces, strict=True):
+            maxima[number].append(trace.amax())
+    largest = [m[0] if len(m) == 1 else torch.stack(m).amax() for m in maxima]
+    return [
+        m / correction for m, correction in zip(largest, work.corrections(work.options["beta_utility"]), strict=True)
+    ]
+
+
+def _update_foreach(work: Work, scale: dict[torch.device, Tensor], noises: list[Tensor]) -> None:
+    options, lr = work.options, work.options["lr"]
+    scales = _negative_scales(work, scale) if work.utilities else []
+    xis = noises
+    if noises and work.previous_noises:
+        # The last draw's memory holds the difference while it is needed, and then this draw.
+        xis = [torch.sub(now, last, out=last) for now, last in zip(noises, work.previous_noises, strict=True)]
+    sizes = _adam_sizes(work)
+    for numbers, (params, grads, traces, firsts, seconds, divisors, noise_parts) in _blocks(
+        work.params, work.grads, work.utilities, work.exp_avgs, work.exp_avg_sqs, scales, xis
+    ):
+        useless: list[Tensor] = []
+        if traces:
+            useless = list(torch._foreach_div(traces, divisors))
+            torch._foreach_sigmoid_(useless)  # 1 − sigmoid(x) = sigmoid(−x): the scales are negative
+        weights = [p.to(utility_dtype(p)) for p in params]
+        if options["weight_decay"] != 0:
+            torch._foreach_mul_(weights, on(1 - lr * options["weight_decay"], params[0].device))
+        if firsts:
+            directions = _adam_foreach(work, [sizes[n] for n in numbers], grads, firsts, seconds)
+            _subtract(weights, lr, directions, useless if work.p else [])
+        elif work.c:
+            _subtract(weights, work.sign * lr * work.c, _wide(grads, weights), useless if work.p else [])
+        if noise_parts:
+            _subtract(weights, lr * options["sigma"], _wide(noise_parts, weights), useless if work.q else [])
+        if weights[0] is not params[0]:
+            torch._foreach_copy_(params, weights)
+    if noises and work.previous_noises:
+        torch._foreach_copy_(work.previous_noises, noises)
+
+
+def _adam_sizes(work: Work) -> list[tuple[Any, Any]]:
+    """For each parameter the a and b that make m / (a·√v + b) of m̂ / (√v̂ + ε): the bias corrections are in them."""
+    if not work.exp_avgs:
+        return []
+    first, second = (work.corrections(beta) for beta in work.options["betas"])
+    return [(one / two**0.5, one * work.options["eps"]) for one, two in zip(first, second, strict=True)]
+
+
+def _adam_foreach(
+    work: Work, sizes: list[tuple[Any, Any]], grads: list[Tensor], firsts: list[Tensor], seconds: list[Tensor]
+) -> list[Tensor]:
+    """Carry on the averages of the gradient and of its square; return Adam's direction."""
+    beta1, beta2 = work.options["betas"]
+    grads = _wide(grads, firsts)
+    if work.sign < 0:
+        grads = list(torch._foreach_neg(grads))
+    torch._foreach_lerp_(firsts, grads, 1 - beta1)
+    torch._foreach_mul_(seconds, beta2)
+    torch._foreach_addcmul_(seconds, grads, grads, value=1 - beta2)
+    divisors = torch._foreach_sqrt(seconds)
+    torch._foreach_mul_(divisors, [a for a, _ in sizes])
+    torch._foreach_add_(divisors, [b for _, b in sizes])
+    return list(torch._foreach_div(firsts, divisors))
+
+
+def _negative_scales(work: Work, scale: dict[torch.device, Tensor]) -> list[Tensor]:
+    """What to divide the traces by for the exponent of 1 − ū: −scale, times the bias correction that the traces lack."""
+    scales = []
+    for trace, correction in zip(work.utilities, work.corrections(work.options["beta_utility"]), strict=True):
+        if work.options["scaling"] == "local":
+            divisor = rules.local_scale(trace)  # the norm lacks the same correction
+        else:
+            divisor = (scale[trace.device].to(trace.dtype) * correction).clamp(min=torch.finfo(trace.dtype).tiny)
+        scales.append((-divisor).expand_as(trace))
+    return scales
+
+
+def _subtract(weights: list[Tensor], lr: float | Tensor, terms: list[Tensor], factors: list[Tensor]) -> None:
+    """In place: weight − lr·term·factor. ``lr`` may be a tensor, ``factors`` may be empty."""
+    if isinstance(lr, Tensor):
+        lr = on(lr, weights[0].device)
+        factors = list(torch._foreach_mul(factors, lr)) if factors else [lr] * len(weights)
+        torch._foreach_addcmul_(weights, terms, factors, value=-1.0)
+    elif factors:
+        torch._foreach_addcmul_(weights, terms, factors, value=-lr)
+    else:
+        torch._foreach_add_(weights, terms, alpha=-lr)
+
+
+def _wide(tensors: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+    return [t.to(other.dtype) for t, other in zip(tensors, like, strict=True)]
+
+
+@overload
+def on(lr: float, device: torch.device) -> float: ...
+
+
+@overload
+def on(lr: Tensor, device: torch.device) -> Tensor: ...
+
+
+def on(lr: float | Tensor, device: torch.device) -> float | Tensor:
+    return lr.to(device) if isinstance(lr, Tensor) else lr

@@ -1,0 +1,265 @@
+"""What is particular to AdaUPGD: numbers worked out on paper, its relations to AdamW and UPGD, numbers at the edge."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optimizer_cases import network, parameters, train
+from torch import Tensor, nn
+
+import upgd
+from upgd import rules
+
+both = pytest.mark.parametrize("foreach", [False, True])
+
+
+def force_gates(monkeypatch: pytest.MonkeyPatch, gate: float) -> None:
+    """Whatever the utilities are, in both implementations."""
+    monkeypatch.setattr(torch, "_foreach_sigmoid_", lambda tensors: [t.fill_(1 - gate) for t in tensors])
+    monkeypatch.setattr(rules, "gate", lambda utility, scale: torch.full_like(utility, gate))
+
+
+def twins(make: Callable[[Any], torch.optim.Optimizer], other: Callable[[Any], torch.optim.Optimizer]) -> None:
+    """Two optimizers must take two equal networks to the same place."""
+    models = network(torch.float64), network(torch.float64)
+    for model, build in zip(models, (make, other), strict=True):
+        torch.manual_seed(7)
+        train(model, build(model.parameters()), 30)
+    for ours, theirs in zip(*(parameters(model) for model in models), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@both
+def test_two_steps_on_paper(foreach: bool) -> None:
+    """Two weights; β₁ = ½, β₂ = ¾, ε = ½, β = ½, lr = 0.1, wd = 0.2, no noise."""
+    param = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
+    optimizer = upgd.AdaUPGD(
+        [param], 0.1, betas=(0.5, 0.75), eps=0.5, beta_utility=0.5, sigma=0.0, weight_decay=0.2, foreach=foreach
+    )
+    # Step 1: averages are the gradient and its square; utilities −g·w are 1 and −¼; the larger is the scale.
+    param.grad = torch.tensor([-0.5, -0.25], dtype=torch.float64)
+    optimizer.step()
+    kept = [1 / (1 + math.exp(1)), 1 / (1 + math.exp(-0.25))]
+    w = [1.96 + 0.1 * (0.5 / 1.0) * kept[0], -0.98 + 0.1 * (0.25 / 0.75) * kept[1]]
+    assert param.tolist() == pytest.approx(w, rel=1e-13)
+    assert w == pytest.approx([1.9734470710684998, -0.9612607833038067], rel=1e-13)
+
+    # Step 2: the corrections are ¾ for β₁ and for β, 1 − 9/16 = 7/16 for β₂.
+    param.grad = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    optimizer.step()
+    first = [(0.5 * -0.25 + 0.5 * 1.0) / 0.75, 0.5 * -0.125 / 0.75]
+    second = [(0.75 * 0.0625 + 0.25 * 1.0) * 16 / 7, 0.75 * 0.015625 * 16 / 7]
+    utility = [(0.5 * 0.5 + 0.5 * -w[0]) / 0.75, 0.5 * -0.125 / 0.75]
+    assert max(utility) < 0  # nothing is useful: both gates are 0
+    expected = [0.98 * w[i] - 0.1 * first[i] / (math.sqrt(second[i]) + 0.5) for i in (0, 1)]
+    assert param.tolist() == pytest.approx(expected, rel=1e-13)
+
+
+@both
+class TestRelations:
+    def test_that_protects_nothing_and_has_no_noise_is_adamw(self, foreach: bool) -> None:
+        shared: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+        twins(
+            lambda params: upgd.AdaUPGD(params, **shared, sigma=0.0, protect_gradient=False, foreach=foreach),
+            lambda params: torch.optim.AdamW(params, **shared),
+        )
+
+    def test_with_all_gates_open_it_is_adamw(self, foreach: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        force_gates(monkeypatch, 0.0)
+        twins(
+            lambda params: upgd.AdaUPGD(params, 0.01, sigma=0.0, weight_decay=0.1, foreach=foreach),
+            lambda params: torch.optim.AdamW(params, 0.01, weight_decay=0.1),
+        )
+
+    def test_with_all_gates_half_open_it_is_adamw_at_half_the_rate(
+        self, foreach: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        force_gates(monkeypatch, 0.5)
+        twins(
+            lambda params: upgd.AdaUPGD(params, 0.02, sigma=0.0, weight_decay=0.05, foreach=foreach),
+            lambda params: torch.optim.AdamW(params, 0.01, weight_decay=0.1),
+        )
+
+    @pytest.mark.parametrize("scaling", ["global", "local"])
+    def test_weights_at_zero_have_no_utility_and_take_half_of_adamws_step(self, foreach: bool, scaling: str) -> None:
+        ours, theirs = (nn.Parameter(torch.zeros(3, 4, dtype=torch.float64)) for _ in range(2))
+        ours.grad = theirs.grad = torch.randn(3, 4, dtype=torch.float64)
+        upgd.AdaUPGD([ours], 0.02, sigma=0.0, scaling=scaling, foreach=foreach).step()
+        torch.optim.AdamW([theirs], 0.01).step()
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+
+    @pytest.mark.parametrize("noise", ["white", "anticorrelated"])
+    def test_with_a_large_epsilon_it_is_upgd(self, foreach: bool, noise: str) -> None:
+        """g / (|g| + ε) is g / ε then; a rate that is ε times larger makes up for it."""
+        large = 1e12
+        shared: dict[str, Any] = {"beta_utility": 0.9, "noise": noise, "foreach": foreach}
+        twins(
+            lambda params: upgd.AdaUPGD(
+                params, 0.01 * large, betas=(0.0, 0.0), eps=large, sigma=0.1 / large, weight_decay=0.2 / large, **shared
+            ),
+            lambda params: upgd.UPGD(params, 0.01, sigma=0.1, weight_decay=0.2, **shared),
+        )
+
+    def test_maximize_is_adamws(self, foreach: bool) -> None:
+        twins(
+            lambda params: upgd.AdaUPGD(
+                params, 0.01, sigma=0.0, protect_gradient=False, maximize=True, foreach=foreach
+            ),
+            lambda params: torch.optim.AdamW(params, 0.01, weight_decay=0.0, maximize=True),
+        )
+
+
+def case(draw_shapes: list[tuple[int, ...]], seed: int) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in draw_shapes]
+
+
+def put_gradients(params: list[nn.Parameter], seed: int, scale: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for param in params:
+        param.grad = scale * torch.randn(param.shape, generator=generator, dtype=torch.float64)
+
+
+shapes = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=3)
+options = st.fixed_dictionaries(
+    {
+        "lr": st.floats(0, 0.5),
+        "betas": st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
+        "eps": st.sampled_from([1e-16, 1e-8, 1e-4, 0.1]),
+        "weight_decay": st.floats(0, 1),
+    }
+)
+utility_options = st.fixed_dictionaries(
+    {
+        "beta_utility": st.floats(0, 0.9999),
+        "scaling": st.sampled_from(["global", "local"]),
+        "foreach": st.booleans(),
+        "maximize": st.booleans(),
+    }
+)
+
+
+class TestForAllSettings:
+    @settings(max_examples=60, deadline=None)
+    @given(shapes, options, utility_options, st.integers(0, 2**31))
+    def test_a_step_is_adamws_times_what_the_gates_leave(
+        self, drawn: list[tuple[int, ...]], shared: dict[str, Any], own: dict[str, Any], seed: int
+    ) -> None:
+        """At each step AdamW, which sees the same gradients, says where to go, and ``gates()`` how far."""
+        ours, theirs = case(drawn, seed), case(drawn, seed)
+        optimizer = upgd.AdaUPGD(ours, **shared, **own, sigma=0.0)
+        adamw = torch.optim.AdamW(theirs, **{**shared, "weight_decay": 0.0}, maximize=own["maximize"])
+        for step in range(4):
+            put_gradients(ours, seed + step)
+            put_gradients(theirs, seed + step)
+            before = [param.detach().clone() for param in ours]
+            origin = [param.detach().clone() for param in theirs]
+            optimizer.step()
+            adamw.step()
+            gates = optimizer.gates()
+            for param, start, other, other_start in zip(ours, before, theirs, origin, strict=True):
+                assert ((gates[param] >= 0) & (gates[param] <= 1)).all()
+                decayed = (1 - shared["lr"] * shared["weight_decay"]) * start
+                expected = decayed + (other.detach() - other_start) * (1 - gates[param])
+                torch.testing.assert_close(param.detach(), expected, rtol=1e-9, atol=1e-12)
+
+    @settings(max_examples=40, deadline=None)
+    @given(shapes, utility_options, st.integers(0, 2**31), st.integers(-20, 20))
+    def test_the_unit_of_the_loss_does_not_matter(
+        self, drawn: list[tuple[int, ...]], own: dict[str, Any], seed: int, power: int
+    ) -> None:
+        """Directions and gates are ratios: with a tiny ε, gradients a million times larger take the same steps."""
+        results = []
+        for scale in (1.0, 2.0**power):
+            params = case(drawn, seed)
+            optimizer = upgd.AdaUPGD(params, 0.1, eps=1e-100, sigma=0.0, **own)
+            for step in range(4):
+                put_gradients(params, seed + step, scale)
+                optimizer.step()
+            results.append(params)
+        for plain, scaled in zip(*results, strict=True):
+            torch.testing.assert_close(plain, scaled, rtol=1e-9, atol=1e-12)
+
+
+@both
+class TestNumbersAtTheEdge:
+    @pytest.mark.parametrize("scaling", ["global", "local"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+    def test_gradients_that_are_all_zero(self, foreach: bool, scaling: str, dtype: torch.dtype) -> None:
+        param = nn.Parameter(torch.ones(3, 4, dtype=dtype))
+        param.grad = torch.zeros_like(param)
+        optimizer = upgd.AdaUPGD([param], sigma=0.0, eps=1e-16, scaling=scaling, foreach=foreach)
+        optimizer.step()
+        assert torch.equal(param.detach(), torch.ones(3, 4, dtype=dtype))
+
+    @pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e-20, 1e15, 1e30])
+    @pytest.mark.parametrize("betas", [(0.0, 0.5), (0.9, 0.9999)])
+    def test_tiny_and_huge_gradients(self, foreach: bool, scale: float, betas: tuple[float, float]) -> None:
+        param = nn.Parameter(torch.randn(3, 4))
+        before = param.detach().clone()
+        optimizer = upgd.AdaUPGD([param], 0.1, betas=betas, sigma=0.0, foreach=foreach)
+        for _ in range(3):
+            param.grad = scale * torch.randn(3, 4)
+            optimizer.step()
+        assert param.isfinite().all()
+        assert ((param - before).abs() < 1.0).all()  # a few times the rate, whatever the gradient
+
+    @pytest.mark.parametrize("accident", [math.inf, -math.inf, math.nan])
+    @pytest.mark.parametrize("scaling", ["global", "local"])
+    def test_an_accident_in_one_parameter_stays_there(self, foreach: bool, accident: float, scaling: str) -> None:
+        spoilt, sound = (nn.Parameter(torch.randn(3, 4)) for _ in range(2))
+        spoilt.grad, sound.grad = torch.randn(3, 4), torch.randn(3, 4)
+        spoilt.grad[1, 2] = accident
+        optimizer = upgd.AdaUPGD([spoilt, sound], scaling=scaling, foreach=foreach)
+        for _ in range(3):
+            optimizer.step()
+        for value in (sound, *optimizer.state[sound].values()):
+            assert value.isfinite().all()
+        assert spoilt[[0, 2]].isfinite().all()
+
+    def test_averages_of_16_bit_parameters_have_32(self, foreach: bool) -> None:
+        """(1 − 0.999)·g² of an ordinary gradient is less than 16 bits can hold."""
+        param = nn.Parameter(torch.ones(4, dtype=torch.float16))
+        param.grad = torch.full_like(param, 1e-3)
+        optimizer = upgd.AdaUPGD([param], 0.25, sigma=0.0, protect_gradient=False, foreach=foreach)
+        optimizer.step()
+        state = optimizer.state[param]
+        assert {state[name].dtype for name in ("utility", "exp_avg", "exp_avg_sq")} == {torch.float32}
+        torch.testing.assert_close(param.detach(), torch.full_like(param, 0.75), rtol=1e-3, atol=0)
+
+
+@both
+def test_groups_have_their_own_averages_and_share_the_scale(foreach: bool) -> None:
+    a, b = (nn.Parameter(torch.tensor([value], dtype=torch.float64)) for value in (1.0, -2.0))
+    a.grad, b.grad = torch.tensor([-1.0], dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
+    groups = [{"params": [a], "eps": 1.0}, {"params": [b], "betas": [0.0, 0.5], "lr": 0.2}]
+    upgd.AdaUPGD(groups, 0.1, eps=2.0, sigma=0.0, foreach=foreach).step()
+    # Utilities −g·w are 1 and 4, so the scale is 4; directions are −1/(1 + 1) and 2/(2 + 2).
+    assert a.item() == pytest.approx(1.0 + 0.1 * 0.5 / (1 + math.exp(0.25)), rel=1e-13)
+    assert b.item() == pytest.approx(-2.0 - 0.2 * 0.5 / (1 + math.exp(1.0)), rel=1e-13)
+
+
+@both
+def test_noise_has_the_asked_for_spread(foreach: bool) -> None:
+    """On weights without gradient and utility half of it is left."""
+    param = nn.Parameter(torch.ones(100_000, dtype=torch.float64))
+    param.grad = torch.zeros_like(param)
+    upgd.AdaUPGD([param], 0.1, sigma=0.5, foreach=foreach, generator=torch.Generator().manual_seed(0)).step()
+    moved: Tensor = param.detach() - 1
+    assert abs(float(moved.mean())) < 5 * 0.025 / math.sqrt(1e5)
+    assert float(moved.std()) == pytest.approx(0.025, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("betas", 0.9), ("betas", (0.9, 1.0)), ("betas", (0.5, 0.9, 0.99)), ("betas", (0.9, "x")), ("betas", None)]
+    + [("eps", 0.0), ("eps", -1.0), ("eps", math.nan), ("eps", "small")],
+)
+def test_bad_options_are_refused_by_name_and_value(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{option} must be .*; try {option}=") as error:
+        upgd.AdaUPGD([nn.Parameter(torch.ones(2))], **{option: value})
+    assert f"it is {value!r};" in str(error.value)
