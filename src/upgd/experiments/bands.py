@@ -51,6 +51,6 @@ def of_seeds(entry: Entry, metric: str, points: int) -> tuple[NDArray[Any], Floa
     values = np.array([record.accuracy if metric == "accuracy" else record.loss for record in alive], np.float64)
     ends, lengths = alive[0].ends, alive[0].lengths
     together = -(-len(ends) // points)
-    pieces = [np.arange(first, min(first + together, len(ends))) for first in range(0, len(ends), together)]
-    joined = [np.average(values[:, piece], axis=1, weights=lengths[piece]) for piece in pieces]
-    return np.array([ends[piece[-1]] for piece in pieces]), np.stack(joined, 1)
+    first = np.arange(0, len(ends), together)
+    joined = np.add.reduceat(values * lengths, first, axis=1) / np.add.reduceat(lengths, first)
+    return ends[np.minimum(first + together, len(ends)) - 1], joined
