@@ -58,7 +58,7 @@ def outcomes(names: Sequence[str], device: str, jobs: int) -> Iterator[tuple[boo
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(CHECKS)}")
-    parser.add_argument("--jobs", type=int, default=4, help="how many checks at once")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 3), help="how many checks at once")
     parser.add_argument("--small", action="store_true", help=f"{SMALL} alone")
     parser.add_argument("--device", default="cuda", help="cpu tries out the checks where there is no GPU")
     given = parser.parse_args(arguments)

@@ -106,22 +106,6 @@ def _held(problem: Problem, learners: Sequence[Learner], device: str) -> str:
 
 
 @check
-def compiled_steps(device: str) -> str:
-    """The case of the paper, through torch.compile: white noise, global scaling, first order; on an MLP."""
-    learners = [learner for learner in utility_learners("weight", 1) if learner.kind[2:] == ("global", 1, "white")]
-    with compiling(True):
-        return _held(PROBLEMS["MLP"], learners, device)
-
-
-@check
-def compiled_steps_of_a_convnet(device: str) -> str:
-    """... and with convolutions."""
-    learners = [learner for learner in utility_learners("weight", 1) if learner.kind[2:] == ("global", 1, "white")]
-    with compiling(True):
-        return _held(PROBLEMS["ConvNet"], learners, device)
-
-
-@check
 def long_runs_in_the_general_layer(device: str) -> str:
     """AdamW, features and second order, compiled: some steps exactly, and 8 seeds × 50 000 steps in the mean."""
     network, stream = long_runs.NETWORK, long_runs.STREAM
@@ -137,6 +121,22 @@ def long_runs_in_the_general_layer(device: str) -> str:
         result = populations[2].run(stream, long_runs.STEPS - STEPS, window=10_000)
     found = long_runs.numbers(result, list(long_runs.GENERAL))
     return f"{exact}\n{long_runs.compared(long_runs.reference()[0], found)}"
+
+
+@check
+def compiled_steps(device: str) -> str:
+    """The case of the paper, through torch.compile: white noise, global scaling, first order; on an MLP."""
+    learners = [learner for learner in utility_learners("weight", 1) if learner.kind[2:] == ("global", 1, "white")]
+    with compiling(True):
+        return _held(PROBLEMS["MLP"], learners, device)
+
+
+@check
+def compiled_steps_of_a_convnet(device: str) -> str:
+    """... and with convolutions."""
+    learners = [learner for learner in utility_learners("weight", 1) if learner.kind[2:] == ("global", 1, "white")]
+    with compiling(True):
+        return _held(PROBLEMS["ConvNet"], learners, device)
 
 
 # ------------------------------------------------------------------------------------------------------- every variant

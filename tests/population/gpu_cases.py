@@ -3,13 +3,16 @@
 Every check takes the device to hold to the CPU, so that the checks themselves are tested where there is no GPU.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -120,15 +123,26 @@ def rule_learners(noise: Settings | None) -> list[Learner]:
 
 @contextmanager
 def compiling(wanted: bool) -> Iterator[None]:
-    """Whether the general layer goes through ``torch.compile``: takes time, and is the default."""
-    before = os.environ.get("UPGD_COMPILE")
+    """Whether the general layer goes through ``torch.compile``: takes time, and is the default.
+
+    The layer goes on without it where it fails, and says so in the log; that is a failure here, if Triton is at hand.
+    """
+    log, told = logging.getLogger("upgd.population"), logging.Handler()
+    failures: list[str] = []
+    told.emit = lambda record: failures.append(record.getMessage()) if "torch.compile" in str(record.msg) else None
+    before, level = os.environ.get("UPGD_COMPILE"), log.level
     os.environ["UPGD_COMPILE"] = str(int(wanted))
+    log.addHandler(told)
+    log.setLevel(logging.INFO)
     try:
         yield
     finally:
+        log.removeHandler(told)
+        log.setLevel(level)
         del os.environ["UPGD_COMPILE"]
         if before is not None:
             os.environ["UPGD_COMPILE"] = before
+    assert not failures or find_spec("triton") is None, failures
 
 
 # ----------------------------------------------------------------------------------------------------------------- equal
@@ -206,39 +220,47 @@ def _distance(right: list[Tensor], found: list[Tensor]) -> float:
 def compared(truth: Run, rounded: Run, there: Run) -> str:
     """The device is as near to the truth as float32 is on the CPU, up to a factor; in words.
 
-    A rounding error may switch a unit on, and this shows. So the worst learner is held to the CPU's worst; and, for learners
-    of each method and kind, the one in the middle to the CPU's in the middle: a mistake in one method cannot hide
-    behind another one's rounding.
+    Every learner is held to the CPU's worst; and of the learners of each method and kind, the one in the middle to the
+    CPU's in the middle, so that a mistake in one method cannot hide behind another one's rounding. Where the network has
+    kinks, rounding may push an input of a unit over one, and this shows: one learner in twenty is then let off the first.
     """
     learners = truth.population.learners
+    exempt = 1 + len(learners) // 20 if _has_kinks(truth.population.network(0)) else 0
     usual, found = distances(truth, rounded), distances(truth, there)
     words, wrong = [], []
     for part, of_learners in found.items():
-        most, allowed = max(of_learners.values()), max(usual[part].values())
-        words.append(f"{part} {most:.1e} ({allowed:.1e} on the CPU)")
-        if not most < _GRANTED[part] + 5 * allowed:
-            wrong.append(part)
-        if not allowed < 0.05:
-            wrong.append(f"{part}: no measure, since the CPU's own float32 is off by {allowed:.1e}")
+        worst, cpu = sorted(of_learners.values(), reverse=True), sorted(usual[part].values(), reverse=True)
+        counted = min(exempt, len(worst) - 1)
+        words.append(f"{part} {worst[0]:.1e} ({cpu[0]:.1e} on the CPU)")
+        if not worst[counted] < _GRANTED[part] + 5 * cpu[counted] or not worst[0] < (
+            0.01 if part == "parameters" else 1
+        ):
+            wrong.append(f"{part} {worst[: counted + 1]}, but {cpu[: counted + 1]} on the CPU")
+        if not cpu[counted] < 0.01:
+            wrong.append(f"{part}: no measure, since the CPU's own float32 is off by {cpu[counted]:.1e}")
         for label in {_label(learners[i]) for i in of_learners}:
             own = [i for i in of_learners if _label(learners[i]) == label]
             middle, expected = (_middle([table[part][i] for i in own]) for table in (found, usual))
             if not middle < _GRANTED[part] + 5 * expected:
                 wrong.append(f"{part} of {label}: {middle:.1e} ({expected:.1e} on the CPU)")
-    loss = abs(there.result.loss / truth.result.loss - 1).max()
+    loss, usual_loss = (abs(run.result.loss / truth.result.loss - 1).max() for run in (there, rounded))
     words.append(f"loss {loss:.1e}")
     assert not wrong, f"{wrong}: {words}"
-    assert loss < 1e-4 + 5 * abs(rounded.result.loss / truth.result.loss - 1).max() < 1e-2, words
+    assert loss < 1e-4 + 5 * usual_loss < 1e-2, words
     assert there.result.diverged_at.tolist() == truth.result.diverged_at.tolist(), there.result.diverged_at
-    if (truth.result.accuracy == truth.result.accuracy).any():  # not a regression
+    if np.isfinite(truth.result.accuracy).any():  # not a regression
         hits = abs(there.result.accuracy - truth.result.accuracy) * there.result.lengths[:, None]
         words.append(f"{hits.sum():.0f} hits differ")
         assert hits.max() < 1.5, words
     return ", ".join(words)
 
 
+def _has_kinks(network: nn.Module) -> bool:
+    return any(isinstance(module, nn.ReLU | nn.LeakyReLU | nn.MaxPool2d) for module in network.modules())
+
+
 def _label(learner: Learner) -> tuple[object, ...]:
-    return (learner.method, *learner.kind, learner.eps)
+    return (learner.method, *learner.kind, learner.eps, learner.betas)
 
 
 def _middle(values: list[float]) -> float:

@@ -1,5 +1,6 @@
 """The GPU checks run where there is no GPU, made small, and they see mistakes."""
 
+import logging
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -151,6 +152,32 @@ def test_nothing_that_is_not_a_number_passes(monkeypatch) -> None:
     monkeypatch.setattr(there.population, "state", lambda: state)
     with pytest.raises(AssertionError, match="utility"):
         compared(truth, rounded, there)
+
+
+def test_a_compiler_that_fails_is_seen(monkeypatch) -> None:
+    monkeypatch.setattr(gpu_cases, "find_spec", lambda name: "it is there")
+    log = logging.getLogger("upgd.population")
+    with gpu_cases.compiling(True):
+        log.info("something else")
+    with pytest.raises(AssertionError, match="because"), gpu_cases.compiling(True):
+        log.info("torch.compile does not help here (%s)", "because")
+
+
+@pytest.mark.parametrize(("activation", "passes"), [("tanh", False), ("relu", True)])
+def test_one_learner_may_stumble_over_a_kink(monkeypatch, activation: str, passes: bool) -> None:
+    learners = [replace(METHODS["sgdw"], seed=seed) for seed in range(3)]
+    problem = (MLP((12, 9, 4), activation), PROBLEM[1])
+    truth, rounded, there = both(problem, learners, 2, "cpu", "torch")
+    for stumbling, fine in ((1, passes), (2, False)):
+        state = there.population.state()
+        state["group.0.parameters.layers.2.weight"][:stumbling] *= 1.0001
+        with monkeypatch.context() as patch:
+            patch.setattr(there.population, "state", lambda state=state: state)
+            if fine:
+                assert compared(truth, rounded, there)
+            else:
+                with pytest.raises(AssertionError, match="parameters"):
+                    compared(truth, rounded, there)
 
 
 def test_one_bit_is_seen() -> None:
