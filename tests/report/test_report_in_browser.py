@@ -85,6 +85,21 @@ def test_switching_a_method_off_hides_its_line_and_on_shows_it(open_page, addres
     assert page.complaints == []
 
 
+def test_no_button_sends_results_anywhere(open_page, address):
+    page = open_page(address)
+    titles = page.locator(".modebar-btn").evaluate_all(
+        "all => [...new Set(all.map((one) => one.dataset.title))].sort()"
+    )
+    assert titles == ["Download plot as a PNG", "Pan", "Reset axes", "Zoom", "Zoom in", "Zoom out"]
+
+
+def test_the_keyboard_finds_the_buttons_of_a_chart(open_page, address):
+    page = open_page(address)
+    button = page.get_by_label("Zoom in").first
+    button.focus()
+    page.wait_for_function("getComputedStyle(document.activeElement.closest('.modebar')).opacity === '1'")
+
+
 def test_names_stay_text(open_page, address):
     page = open_page(address)
     alerts = []

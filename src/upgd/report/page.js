@@ -96,7 +96,7 @@
     if (printing) [layout.width, layout.height] = small ? [220, 190] : [690, 300]; // as page.css has it for paper
     Plotly.react(element, traces, layout, {
       responsive: true, displaylogo: false, displayModeBar: small || touch.matches ? false : "hover",
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]], // none that asks the network
     });
   }
 
@@ -294,7 +294,7 @@
         name: plain(one.name), x: one.inside.step, y: one.inside[name], mode: "lines+markers", hovertemplate: "%{y:.4g}",
         line: { color: colour(one), width: 2.2, dash: one.dash }, marker: { color: colour(one), size: 5 },
       }));
-      const yaxis = histogram ? { title: { text: "share by gate ū: light 0, dark 1" }, range: [0, 1], tickformat: ".0%" } : {};
+      const yaxis = histogram ? { title: { text: "share of gates, from ū = 0 below to 1 above" }, range: [0, 1], tickformat: ".0%" } : {};
       draw(box, lines, { xaxis: stepAxis(section), yaxis: axis({ automargin: true, ...yaxis }) });
     });
   }

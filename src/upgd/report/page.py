@@ -74,7 +74,10 @@ def render(records: Sequence[Record], store: Path, *, live: bool = False) -> str
     programs = [_resource("page.js"), _resource("live.js")] if live else [plotly(), _resource("page.js")]
     trusted = " ".join(f"'sha256-{_hash(program)}'" for program in programs)
     own = " 'self'; connect-src 'self'" if live else ""
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {trusted}{own}"
+    policy = (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"script-src {trusted}{own}"
+    )
     tags = ['<script src="plotly.js"></script>'] if live else []
     return _PAGE.format(
         policy=policy,
