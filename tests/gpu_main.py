@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "population"))
@@ -19,17 +20,34 @@ sys.path.insert(0, str(Path(__file__).parent / "population"))
 import general_on_gpu  # noqa: F401 (here and below: they put their checks among CHECKS)
 import population_on_gpu  # noqa: F401
 import torch
-from gpu_cases import CHECKS
+from gpu_cases import CHECKS, Check, compiling
 
+from without_pytest import run_tests
+
+#: Tests that pytest would run on a GPU, of other parts than populations; they become checks, too.
+OTHERS = (
+    "experiments/test_running_gpu.py",
+    "curvature/test_curvature_gpu.py",
+    "streams/test_streams_on_gpu.py",
+    "test_networks_on_gpu.py",
+)
 FIRST = "kernels_compile"
 SMALL = "every_path_in_few_steps"
+
+
+def run_others(path: str, device: str) -> str:
+    with compiling(False):
+        return run_tests(Path(__file__).parent / path) if device == "cuda" else "needs a GPU"
+
+
+ALL = CHECKS | {Path(path).stem: Check(partial(run_others, path), needs_kernels=False) for path in OTHERS}
 
 
 def outcome(name: str, device: str) -> tuple[bool, str]:
     """Whether a check passed, and its report."""
     begin = time.perf_counter()
     try:
-        passed, words = True, CHECKS[name].run(device)
+        passed, words = True, ALL[name].run(device)
     except Exception:
         passed, words = False, "FAILED\n" + traceback.format_exc(limit=-3)
     return passed, f"{name} ({time.perf_counter() - begin:.1f} s)\n    " + words.replace("\n", "\n    ")
@@ -45,7 +63,7 @@ def outcomes(names: Sequence[str], device: str, jobs: int) -> Iterator[tuple[boo
     with ProcessPoolExecutor(jobs, spawn, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
 
         def submitted(kernels: bool) -> list[Future[tuple[bool, str]]]:
-            some = [name for name in names if name != FIRST and CHECKS[name].needs_kernels == kernels]
+            some = [name for name in names if name != FIRST and ALL[name].needs_kernels == kernels]
             return [pool.submit(outcome, name, device) for name in some]
 
         waiting = submitted(kernels=False)
@@ -57,14 +75,14 @@ def outcomes(names: Sequence[str], device: str, jobs: int) -> Iterator[tuple[boo
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(CHECKS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(ALL)}")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 3), help="how many checks at once")
     parser.add_argument("--small", action="store_true", help=f"{SMALL} alone")
     parser.add_argument("--device", default="cuda", help="cpu tries out the checks where there is no GPU")
     given = parser.parse_args(arguments)
-    names = [SMALL] if given.small else given.names or list(CHECKS)
-    if unknown := set(names) - CHECKS.keys():
-        parser.error(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(CHECKS)}")
+    names = [SMALL] if given.small else given.names or list(ALL)
+    if unknown := set(names) - ALL.keys():
+        parser.error(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
     begin = time.perf_counter()
     where = torch.cuda.get_device_name() if given.device == "cuda" else given.device
     print(f"torch {torch.__version__} on {where}", flush=True)

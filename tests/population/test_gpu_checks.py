@@ -60,12 +60,12 @@ def test_the_long_checks_run(monkeypatch, name: str) -> None:
 
 
 def test_all_at_once() -> None:
-    names = ["kernels_compile", "first_steps_of_adamw", "kinds_side_by_side"]
+    names = ["kernels_compile", "first_steps_of_adamw", "kinds_side_by_side", "test_curvature_gpu"]
     command = [sys.executable, MAIN, "--device", "cpu", "--jobs", "2", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(name in done.stdout for name in names)
-    assert "3 passed, 0 failed" in done.stdout
+    assert "4 passed, 0 failed" in done.stdout
 
 
 def test_a_failed_check_fails_the_run() -> None:
