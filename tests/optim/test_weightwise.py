@@ -270,10 +270,12 @@ class LiveMemory(TorchDispatchMode):
 @pytest.mark.parametrize("noise", ["white", "anticorrelated"])
 @pytest.mark.parametrize("shapes", [[(1500, 1000)], [(500, 1000)] * 3])
 @pytest.mark.parametrize("scaling", ["global", "local"])
-@pytest.mark.parametrize(("cls", "averages"), [(upgd.UPGD, 1), (upgd.AdaUPGD, 3)])
-def test_memory(noise: str, shapes: list[tuple[int, ...]], scaling: str, cls: Any, averages: int) -> None:
+@pytest.mark.parametrize(("cls", "averages", "temporaries"), [(upgd.UPGD, 1, 1), (upgd.AdaUPGD, 3, 2)])
+def test_memory(
+    noise: str, shapes: list[tuple[int, ...]], scaling: str, cls: Any, averages: int, temporaries: int
+) -> None:
     """One tensor of state per parameter and average (one more with anticorrelated noise); one temporary the size of the
-    parameters, and beside it no more than a few blocks."""
+    parameters, and beside it no more than a block or two."""
     params = random_parameters(*shapes, dtype=torch.float32)
     size = sum(param.nbytes for param in params)
     optimizer = cls(params, sigma=0.1, scaling=scaling, noise=noise, foreach=True)
@@ -282,9 +284,11 @@ def test_memory(noise: str, shapes: list[tuple[int, ...]], scaling: str, cls: An
     assert kept == size * (averages + (noise == "anticorrelated"))
     with LiveMemory() as memory:
         optimizer.step()
-    block = 4 * upgd.optim._phases._BLOCK_ENTRIES["cpu"]
-    assert size <= memory.peak <= size + 3 * block
-    assert 3 * block < size
+    # A block is begun while the one before is not quite full, so that it may hold twice as many entries.
+    block = 2 * 4 * upgd.optim._phases._BLOCK_ENTRIES["cpu"]
+    scales = 2 * 4 * sum(shape[0] for shape in shapes)  # one number per unit, and its negative
+    assert size <= memory.peak <= size + temporaries * block + scales
+    assert temporaries * block < size
 
 
 def test_backward_after_a_step_sees_the_new_parameters() -> None:

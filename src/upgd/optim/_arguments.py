@@ -46,9 +46,9 @@ def check_betas(betas: Any) -> None:
 
 
 def check_eps(eps: Any) -> None:
-    # torch's Adam takes 0, too, and then makes 0 / 0 of a gradient that has been zero so far.
-    if not _is_number(eps) or not eps > 0:
-        raise ValueError(f"eps must be a number above 0, but it is {eps!r}; try eps=1e-8.")
+    # 0 would make 0 / 0 of a gradient that has been zero so far; less than this would make 1 / eps infinite in 32 bits.
+    if not _is_number(eps) or not eps >= 1e-30:
+        raise ValueError(f"eps must be a number of at least 1e-30, but it is {eps!r}; try eps=1e-8.")
 
 
 def check_curvature(curvature: Any) -> None:

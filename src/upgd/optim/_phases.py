@@ -186,34 +186,59 @@ def _trace_foreach(work: Work) -> list[Tensor]:
 
 
 def _update_foreach(work: Work, scale: dict[torch.device, Tensor], noises: list[Tensor]) -> None:
-    options, lr = work.options, work.options["lr"]
     scales = _negative_scales(work, scale) if work.utilities else []
     xis = noises
     if noises and work.previous_noises:
         # The last draw's memory holds the difference while it is needed, and then this draw.
         xis = [torch.sub(now, last, out=last) for now, last in zip(noises, work.previous_noises, strict=True)]
     sizes = _adam_sizes(work)
-    for numbers, (params, grads, traces, firsts, seconds, divisors, noise_parts) in _blocks(
-        work.params, work.grads, work.utilities, work.exp_avgs, work.exp_avg_sqs, scales, xis
+    for numbers, tensors in _blocks(
+        work.params, work.grads, work.utilities, scales, xis, work.exp_avgs, work.exp_avg_sqs
     ):
-        useless: list[Tensor] = []
-        if traces:
-            useless = list(torch._foreach_div(traces, divisors))
-            torch._foreach_sigmoid_(useless)  # 1 − sigmoid(x) = sigmoid(−x): the scales are negative
-        weights = [p.to(utility_dtype(p)) for p in params]
-        if options["weight_decay"] != 0:
-            torch._foreach_mul_(weights, on(1 - lr * options["weight_decay"], params[0].device))
-        if firsts:
-            directions = _adam_foreach(work, [sizes[n] for n in numbers], grads, firsts, seconds)
-            _subtract(weights, lr, directions, useless if work.p else [])
-        elif work.c:
-            _subtract(weights, work.sign * lr * work.c, _wide(grads, weights), useless if work.p else [])
-        if noise_parts:
-            _subtract(weights, lr * options["sigma"], _wide(noise_parts, weights), useless if work.q else [])
-        if weights[0] is not params[0]:
-            torch._foreach_copy_(params, weights)
+        _update_block(work, [sizes[n] for n in numbers] if sizes else [], *tensors)
     if noises and work.previous_noises:
         torch._foreach_copy_(work.previous_noises, noises)
+
+
+def _update_block(
+    work: Work,
+    sizes: list[tuple[Any, Any]],
+    params: list[Tensor],
+    grads: list[Tensor],
+    traces: list[Tensor],
+    scales: list[Tensor],
+    noises: list[Tensor],
+    firsts: list[Tensor],
+    seconds: list[Tensor],
+) -> None:
+    options, lr = work.options, work.options["lr"]
+    useless: list[Tensor] = []
+    if traces:
+        useless = list(torch._foreach_div(traces, scales))
+        torch._foreach_sigmoid_(useless)  # 1 − sigmoid(x) = sigmoid(−x): the scales are negative
+    weights = [p.to(utility_dtype(p)) for p in params]
+    if options["weight_decay"] != 0:
+        torch._foreach_mul_(weights, on(1 - lr * options["weight_decay"], params[0].device))
+    if noises:
+        _subtract(weights, lr * options["sigma"], _wide(noises, weights), useless if work.q else [])
+    if firsts:
+        _average(work, grads, firsts, seconds)
+        _subtract(weights, lr, firsts, _adam_factors(sizes, seconds, useless if work.p else []))
+    elif work.c:
+        _subtract(weights, work.sign * lr * work.c, _wide(grads, weights), useless if work.p else [])
+    if weights[0] is not params[0]:
+        torch._foreach_copy_(params, weights)
+
+
+def _average(work: Work, grads: list[Tensor], firsts: list[Tensor], seconds: list[Tensor]) -> None:
+    """Carry on the averages of the gradient and of its square."""
+    beta1, beta2 = work.options["betas"]
+    grads = _wide(grads, firsts)
+    if work.sign < 0:
+        grads = list(torch._foreach_neg(grads))
+    torch._foreach_lerp_(firsts, grads, 1 - beta1)
+    torch._foreach_mul_(seconds, beta2)
+    torch._foreach_addcmul_(seconds, grads, grads, value=1 - beta2)
 
 
 def _adam_sizes(work: Work) -> list[tuple[Any, Any]]:
@@ -224,21 +249,16 @@ def _adam_sizes(work: Work) -> list[tuple[Any, Any]]:
     return [(one / two**0.5, one * work.options["eps"]) for one, two in zip(first, second, strict=True)]
 
 
-def _adam_foreach(
-    work: Work, sizes: list[tuple[Any, Any]], grads: list[Tensor], firsts: list[Tensor], seconds: list[Tensor]
-) -> list[Tensor]:
-    """Carry on the averages of the gradient and of its square; return Adam's direction."""
-    beta1, beta2 = work.options["betas"]
-    grads = _wide(grads, firsts)
-    if work.sign < 0:
-        grads = list(torch._foreach_neg(grads))
-    torch._foreach_lerp_(firsts, grads, 1 - beta1)
-    torch._foreach_mul_(seconds, beta2)
-    torch._foreach_addcmul_(seconds, grads, grads, value=1 - beta2)
+def _adam_factors(sizes: list[tuple[Any, Any]], seconds: list[Tensor], useless: list[Tensor]) -> list[Tensor]:
+    """What the average of the gradient is multiplied by: 1 / (a·√v + b), times 1 − ū if that is given."""
     divisors = torch._foreach_sqrt(seconds)
     torch._foreach_mul_(divisors, [a for a, _ in sizes])
     torch._foreach_add_(divisors, [b for _, b in sizes])
-    return list(torch._foreach_div(firsts, divisors))
+    if useless:
+        torch._foreach_div_(useless, divisors)
+        return useless
+    torch._foreach_reciprocal_(divisors)
+    return list(divisors)
 
 
 def _negative_scales(work: Work, scale: dict[torch.device, Tensor]) -> list[Tensor]:

@@ -29,7 +29,7 @@ class AdaUPGD(WeightwiseOptimizer):
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
         lr: learning rate; a number or a one-element tensor.
         betas: β₁ and β₂, how long the averages of the gradient and of its square remember.
-        eps: ε, which keeps the division finite; above 0.
+        eps: ε, which keeps the division finite; at least 1e-30.
         beta_utility: β, how long utility remembers.
         sigma: σ, the standard deviation of the perturbation. Adam's steps are about ``lr`` long whatever the size of the
             gradient, so this is the noise's part of a step.
