@@ -126,9 +126,16 @@ def compared(right: Numbers, found: Numbers) -> str:
     return words
 
 
+def circumstances() -> dict[str, Any]:
+    """What the numbers depend on, besides the learners."""
+    problem = {"network": NETWORK.describe(), "stream": repr(STREAM)}
+    return {**problem, "seeds": SEEDS, "twins": TWINS, "steps": STEPS}
+
+
 def reference() -> tuple[Numbers, Numbers]:
     """The CPU's numbers, and what mistakes would have given."""
     known = json.loads(REFERENCE.read_text(encoding="utf-8"))
+    assert known["of"] == circumstances(), f"{REFERENCE.name} is of another problem; write it again"
     for part, cases in (("methods", {**ON_CHIP, **GENERAL}), ("mistakes", {n: s for n, (_, s) in MISTAKES.items()})):
         settings = {name: case["settings"] for name, case in known[part].items()}
         assert settings == json.loads(json.dumps(cases)), f"{REFERENCE.name} is of other learners; write it again"
@@ -149,7 +156,7 @@ def write() -> None:
     """Compute the CPU's numbers."""
     cases = {("methods", name): settings for name, settings in {**ON_CHIP, **GENERAL}.items()}
     cases |= {("mistakes", name): settings for name, (_, settings) in MISTAKES.items()}
-    known: dict[str, dict[str, Any]] = {"methods": {}, "mistakes": {}}
+    known: dict[str, dict[str, Any]] = {"of": circumstances(), "methods": {}, "mistakes": {}}
     with ProcessPoolExecutor(2) as pool:
         for (part, name), found in zip(cases, pool.map(_one, cases.values()), strict=True):
             known[part][name] = found

@@ -36,7 +36,7 @@ def made_small(monkeypatch) -> None:
     monkeypatch.setattr(population_on_gpu, "STEPS", 10)
     monkeypatch.setattr(population_on_gpu, "SOME_RULES", population_on_gpu.SOME_RULES[::3])
     for name, learners in general_on_gpu.LEARNERS.items():
-        monkeypatch.setitem(general_on_gpu.LEARNERS, name, learners[::7])
+        monkeypatch.setitem(general_on_gpu.LEARNERS, name, learners[::9])
     monkeypatch.setattr(long_runs, "STEPS", 50)
     monkeypatch.setattr(long_runs, "SEEDS", 3)
     for part in (long_runs.ON_CHIP, long_runs.GENERAL):
@@ -60,12 +60,12 @@ def test_the_long_checks_run(monkeypatch, name: str) -> None:
 
 
 def test_all_at_once() -> None:
-    names = ["kernels_compile", "first_steps_of_adamw", "kinds_side_by_side", "test_curvature_gpu"]
+    names = ["kernels_compile", "kinds_side_by_side", "test_curvature_gpu"]
     command = [sys.executable, MAIN, "--device", "cpu", "--jobs", "2", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(name in done.stdout for name in names)
-    assert "4 passed, 0 failed" in done.stdout
+    assert "3 passed, 0 failed" in done.stdout
 
 
 def test_a_failed_check_fails_the_run() -> None:
