@@ -7,6 +7,7 @@ import pickle
 import pkgutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 import upgd
 import upgd.optim
+from upgd.store import Key, Record, Store
 
 HEAVY = ["scipy", "numba", "cyclopts", "rich", "pooch", "matplotlib", "plotly", "ray", "pandas"]
 
@@ -35,19 +37,31 @@ def test_importing_loads_nothing_but_the_standard_library() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["run", "--help"], ["data", "list"], ["runs", "--store", "nowhere.db"], ["sweep"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["data", "list"],
+        ["runs"],
+        ["best"],
+        ["table"],
+        ["export", "to.csv"],
+    ],
     ids=" ".join,
 )
 def test_commands_that_compute_nothing_do_not_load_torch(arguments: list[str], tmp_path: Path) -> None:
+    key = Key(problem="toy", network="linear", method="sgd", settings={"lr": 0.1}, seed=0, steps=4)
+    with Store.write(tmp_path / "upgd.db") as store:
+        store.add([Record(replace(key, seed=seed), window=2, loss=[0.5, 0.25]) for seed in range(3)])
     code = f"""
 import sys
 from upgd.cli import main
 try:
     main({arguments})
-except SystemExit:
-    print("torch" in sys.modules)
+except SystemExit as end:
+    print(end.code, "torch" in sys.modules)
 """
-    assert run(code, cwd=tmp_path).splitlines()[-1] == "False"
+    assert run(code, cwd=tmp_path).splitlines()[-1] == "0 False"
 
 
 PUBLIC = [*upgd.__all__, "curvature", "monitor", "noise", "optim", "rules"]

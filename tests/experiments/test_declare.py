@@ -1,9 +1,16 @@
 """Declaring experiments, in Python and in TOML."""
 
+from dataclasses import fields
+
 import pytest
 
 from upgd.experiments import Experiment, load, paper
+from upgd.experiments.settings import SETTINGS
 from upgd.population import METHODS, Learner
+
+
+def test_settings_are_those_of_a_learner():
+    assert tuple(field.name for field in fields(Learner) if field.name not in ("method", "seed")) == SETTINGS
 
 
 def test_every_combination_once():

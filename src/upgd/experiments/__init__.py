@@ -7,9 +7,27 @@
 (6, ['upgd', 'sgd'])
 """
 
-from upgd.experiments.declare import Experiment
-from upgd.experiments.files import load
-from upgd.experiments.results import Results
-from upgd.experiments.running import run
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from upgd.experiments.declare import Experiment
+    from upgd.experiments.files import load
+    from upgd.experiments.results import Results
+    from upgd.experiments.running import run
 
 __all__ = ["Experiment", "Results", "load", "run"]
+
+# Those who only read results need not wait for torch.
+_HOMES = {"Experiment": "declare", "Results": "results", "load": "files", "run": "running"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'upgd.experiments' has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(f"upgd.experiments.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,11 +1,12 @@
 """What an experiment is: a problem, a network, methods with the values to try, seeds and steps."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
 from upgd.experiments import architecture, paper
+from upgd.experiments.settings import SETTINGS
 from upgd.population import METHODS, Learner
 from upgd.streams import Stream, make
 
@@ -13,9 +14,6 @@ __all__ = ["SETTINGS", "Experiment", "listed", "placeholders", "which_it_has"]
 
 Values = tuple[Any, ...]
 Grid = Mapping[str, Any]
-
-#: What a learner may have besides a method and a seed.
-SETTINGS = tuple(f.name for f in fields(Learner) if f.name not in ("method", "seed"))
 
 
 @dataclass(frozen=True, init=False, repr=False)

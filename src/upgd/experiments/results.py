@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from upgd.experiments.compare import Best, Comparison, Entry, Row, area, best, comparisons, quarter, rows
-from upgd.experiments.declare import SETTINGS
+from upgd.experiments.settings import SETTINGS
 from upgd.store import Record
 
 if TYPE_CHECKING:
