@@ -304,6 +304,32 @@ class TestPage:
         some = _scale(plan("toy-changing-inputs", only={"sigma": (0.1, 0.01)}))
         assert some.endswith("values, limited to σ 0.1, σ 0.01.")
 
+    def test_learners_that_all_diverged_have_no_numbers(self, tmp_path):
+        pytest.importorskip("matplotlib", reason="figures need matplotlib")
+        from upgd.experiments.pages import write_page
+
+        def compute(experiment):
+            return Results(
+                [
+                    record(
+                        learner.method,
+                        learner.settings(),
+                        seed=learner.seed,
+                        problem=experiment.problem,
+                        network=experiment.network,
+                        steps=experiment.steps,
+                        window=experiment.steps // 4,
+                        diverged_at=30 if learner.method == "pgd" else None,
+                    )
+                    for learner in experiment.learners()
+                ]
+            )
+
+        found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"]), compute)
+        page = write_page(found, tmp_path, "…").read_text(encoding="utf-8")
+        (line,) = (line for line in page.splitlines() if line.startswith("| PGD |"))
+        assert line.endswith("| – (0) | – | – | – | – | 2 of 2 |")
+
     def test_data_are_named_with_their_checksum(self):
         from upgd.data import load
         from upgd.experiments.pages import _data

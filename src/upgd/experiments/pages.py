@@ -4,6 +4,7 @@ What a person has to say about it stands in ``NAME.notes.md`` beside the page, a
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,16 +134,21 @@ def _panel(found: Reproduction, panel: Panel) -> str:
 
 def _row(name: str, row: Row) -> list[str]:
     alive = row.seeds - row.diverged
+    mean = f"{_number(row.mean)} ± {row.error:.4f}" if alive > 1 else _number(row.mean)
     return [
         name,
         settings_text(row.entry.settings),
-        f"{row.mean:.4f} ± {row.error:.4f} ({alive})" if alive > 1 else f"{row.mean:.4f} ({alive})",
-        f"{row.first_quarter:.4f}",
-        f"{row.last_quarter:.4f}",
+        f"{mean} ({alive})",
+        _number(row.first_quarter),
+        _number(row.last_quarter),
         "–" if row.difference is None else f"{row.difference:+.4f}".replace("-", "−"),
         "–" if row.p is None else ("< 0.001" if row.p < 0.001 else f"{row.p:.3f}"),
         f"{row.diverged} of {row.seeds}",
     ]
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4f}"
 
 
 def _scale(plan: Plan) -> str:
