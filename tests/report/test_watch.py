@@ -116,3 +116,11 @@ def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="1"):
         main(["report", "not-there.db"])
     assert "there is no store not-there.db" in capsys.readouterr().err
+
+
+def test_a_page_is_made_without_torch(tmp_path):
+    with Store.write(tmp_path / "r.db") as store:
+        store.add(seeds(2, "sgd"))
+    code = "import sys; from upgd.report import write; write('r.db', 'page.html'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
-from upgd.experiments.units import Unit
+if TYPE_CHECKING:  # units need torch, and a duration is asked for by those who only read results
+    from upgd.experiments.units import Unit
 
 __all__ = ["Display", "Progress", "display", "duration"]
 
@@ -41,17 +42,17 @@ class Progress:
     _began: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, units: Sequence[Unit], already: int = 0) -> "Progress":
+    def of(cls, units: "Sequence[Unit]", already: int = 0) -> "Progress":
         return cls(sum(unit.learner_steps for unit in units), len(units), already)
 
-    def update(self, unit: Unit, done: int, diverged: int) -> None:
+    def update(self, unit: "Unit", done: int, diverged: int) -> None:
         """A unit has come so far."""
         self.names.setdefault(unit.name, (unit.describe(), unit.learner_steps))
         self._first.setdefault(unit.name, done)
         self.done[unit.name] = done
         self._diverged[unit.name] = diverged
 
-    def finish(self, unit: Unit, diverged: int) -> None:
+    def finish(self, unit: "Unit", diverged: int) -> None:
         """A unit is in the store."""
         self._first.setdefault(unit.name, 0)
         self._diverged[unit.name] = diverged

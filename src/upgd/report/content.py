@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 
 from upgd.experiments.bands import band, of_seeds
 from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons, rows
-from upgd.experiments.declare import SETTINGS
 from upgd.experiments.results import settings_text
+from upgd.experiments.settings import SETTINGS
 from upgd.experiments.variants import Variant, best_of_variants, by_variant
 from upgd.report.colours import Colours, colours
 from upgd.store import Record
