@@ -82,6 +82,18 @@ def test_plot_draws_a_line_and_a_band_for_every_method_and_names_it_at_its_end()
     assert names["UPGD"] - names["SGD"] >= 0.06  # the ends are a hundredth apart, the names are not
 
 
+def test_the_plot_says_when_diverged_learners_are_left_out():
+    from matplotlib.figure import Figure
+
+    def said(*records):
+        return " ".join(text.get_text() for text in Results(records).plot(ax=Figure().subplots()).texts)
+
+    assert "mean and 95 % band of 3 seeds, without those that diverged" in said(
+        *seeds(3, "sgd"), *seeds(3, "pgd", diverged_at=15)
+    )
+    assert "diverged" not in said(*seeds(3, "sgd"))
+
+
 @given(st.lists(st.floats(0, 1), max_size=14))
 def test_labels_keep_their_order_their_distance_and_inside(heights):
     placed = figures._apart(heights)

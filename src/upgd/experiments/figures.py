@@ -103,6 +103,8 @@ def curves(
     noun = "accuracy" if comparison.metric == "accuracy" else "squared error"
     shown = ", " if seeds == 1 else ", mean of " if seeds < _LEAST_FOR_A_BAND else ", mean and 95 % band of "
     subtitle = f"online {noun}{shown}{seeds} seed{'s' * (seeds != 1)}"
+    if any(record.diverged_at is not None for entry in entries for record in entry.records.values()):
+        subtitle += ", without those that diverged"
     ax.text(0, 1.02, subtitle, transform=ax.transAxes, fontsize=9.5, color="#666666")
     return ax
 
