@@ -142,10 +142,12 @@ def test_the_page_is_written_from_the_numbers(tmp_path):
     result = utility_quality.run("weight", seeds=range(2), steps=30)
     assert result.table() in page
     for wise in ("weights", "features"):
-        assert f"(utility-quality-{wise}.png)" in page
+        assert f"(utility-quality-{wise}.svg)" in page
         assert (tmp_path / f"utility-quality-{wise}.png").stat().st_size > 10_000
         assert "<svg" in (tmp_path / f"utility-quality-{wise}.svg").read_text()
     assert "second order > first order, over all steps: holds in" in page
+    assert f"- Command: `python -m upgd.experiments.utility_quality --out {tmp_path} --steps 30 --seeds 2`" in page
+    assert "the seeds 0 to 1" in page
 
 
 def test_labels_keep_their_distance():

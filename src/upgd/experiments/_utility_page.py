@@ -1,17 +1,22 @@
 """The utility-quality study as a page: run it, draw it, say what came out. No number on the page is typed by hand."""
 
 import argparse
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import torch
+
+from upgd import __version__
 from upgd.experiments._batched_utility import TITLES
+from upgd.experiments.progress import duration
 from upgd.experiments.utility_quality import PAPER_ORDER, UtilityQuality, run
 
 _PAGE = """\
 # How well approximate utilities order weights and features
 
-<!-- Written by `python -m upgd.experiments.utility_quality --out docs/results`; change the program, not the page. -->
+<!-- Written by `{command}`; change the program, not the page. -->
 
 A network learns online, by SGD with step size {lr}, to add two of its five inputs (uniform in [−½, ½]), from {steps:,}
 samples, one at a time, in {seeds} independent runs. At every step, before the update, each weight (or feature) is removed by
@@ -35,10 +40,17 @@ For features it also reports that both approximations have a low correlation. He
 ## Features: 5-50-50-1, 100 items
 
 {feature}
+
+## How
+
+- Command: `{command}`
+- Computed on cpu in {time}
+- Versions: upgd {package}, torch {torch}
+- Data: none; the inputs are drawn from the seeds 0 to {last_seed}
 """
 
 _SECTION = """\
-![Rank correlation with the true utility over {steps:,} steps](utility-quality-{wise}s.png)
+![Rank correlation with the true utility over {steps:,} steps](utility-quality-{wise}s.svg)
 
 Mean correlation over all {steps:,} steps, ± its standard error over {seeds} runs:
 
@@ -58,16 +70,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=20, help="runs (%(default)s)")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    results = [run(wise, seeds=range(options.seeds), steps=options.steps) for wise in ("weight", "feature")]
-    for result in results:
-        _save_figure(result, options.out)
+    began = time.perf_counter()
+    weights, features = (run(wise, seeds=range(options.seeds), steps=options.steps) for wise in ("weight", "feature"))
+    _save_figure(weights, options.out)
+    _save_figure(features, options.out)
     page = options.out / "utility-quality.md"
-    page.write_text(_page(*results), encoding="utf-8")
+    command = f"upgd reproduce utility-quality -o {options.out}"
+    if (options.steps, options.seeds) != (2_000, 20):
+        command = f"{parser.prog} --out {options.out} --steps {options.steps} --seeds {options.seeds}"
+    page.write_text(_page(weights, features, command, time.perf_counter() - began), encoding="utf-8")
     print(f"wrote {page}")
 
 
-def _page(weights: UtilityQuality, features: UtilityQuality) -> str:
+def _page(weights: UtilityQuality, features: UtilityQuality, command: str, seconds: float) -> str:
     return _PAGE.format(
+        command=command,
+        time=duration(seconds),
+        package=__version__,
+        torch=torch.__version__,
+        last_seed=weights.seeds[-1],
         lr=weights.lr,
         steps=weights.steps,
         seeds=len(weights.seeds),
