@@ -119,6 +119,7 @@ def drawn(page: Path) -> list[float]:
             return next(metric["value"] for metric in metrics if metric["name"] == "ThreadTime")
 
         tab.add_init_script(READY)
+        tab.wait_for_timeout(1500)  # the browser's own start is not the page's
         tab.goto(page.as_uri())
         tab.wait_for_selector("body[data-drawn=yes]")
         opened = processor_time()
