@@ -86,6 +86,20 @@ class TestGroups:
         optimizer.step()
         assert set(optimizer.gates()) == {a, b}
 
+    @both
+    @pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+    @pytest.mark.parametrize("cls", [upgd.UPGD, upgd.AdaUPGD, upgd.PGD])
+    def test_a_group_may_have_several_dtypes(self, foreach: bool, dtypes: list[torch.dtype], cls: Any) -> None:
+        """Every parameter moves as it does where all have 64 bits, to its own precision."""
+        exact = random_parameters((3, 4), (3,))
+        mixed = [nn.Parameter(param.detach().to(dtype)) for param, dtype in zip(exact, dtypes, strict=True)]
+        for param, twin in zip(exact, mixed, strict=True):
+            twin.grad = param.grad.to(twin.dtype)
+        for params in (exact, mixed):
+            cls(params, 0.5, sigma=0.0, foreach=foreach).step()
+        for param, twin in zip(exact, mixed, strict=True):
+            torch.testing.assert_close(twin.to(torch.float64), param, rtol=0.02, atol=0.02)
+
     def test_named_parameters(self) -> None:
         model = network()
         optimizer = upgd.UPGD(model.named_parameters())

@@ -226,8 +226,9 @@ def _update_block(
         _subtract(weights, lr, firsts, _adam_factors(sizes, seconds, useless if work.p else []))
     elif work.c:
         _subtract(weights, work.sign * lr * work.c, _wide(grads, weights), useless if work.p else [])
-    if weights[0] is not params[0]:
-        torch._foreach_copy_(params, weights)
+    narrow = [(param, weight) for param, weight in zip(params, weights, strict=True) if weight is not param]
+    if narrow:
+        torch._foreach_copy_([param for param, _ in narrow], [weight for _, weight in narrow])
 
 
 def _average(work: Work, grads: list[Tensor], firsts: list[Tensor], seconds: list[Tensor]) -> None:
