@@ -232,9 +232,9 @@ def compared(truth: Run, rounded: Run, there: Run) -> str:
         worst, cpu = sorted(of_learners.values(), reverse=True), sorted(usual[part].values(), reverse=True)
         counted = min(exempt, len(worst) - 1)
         words.append(f"{part} {worst[0]:.1e} ({cpu[0]:.1e} on the CPU)")
-        if not worst[counted] < _GRANTED[part] + 5 * cpu[counted] or not worst[0] < (
-            0.01 if part == "parameters" else 1
-        ):
+        # A learner that is let off must still be one of them; the CPU's own float32 may go over the same kink.
+        sane = max(0.01 if part == "parameters" else 1, 2 * cpu[0])
+        if not worst[counted] < _GRANTED[part] + 5 * cpu[counted] or not worst[0] < sane:
             wrong.append(f"{part} {worst[: counted + 1]}, but {cpu[: counted + 1]} on the CPU")
         if not cpu[counted] < 0.01:
             wrong.append(f"{part}: no measure, since the CPU's own float32 is off by {cpu[counted]:.1e}")

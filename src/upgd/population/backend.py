@@ -102,6 +102,9 @@ class Backend(Protocol):
     that gives ``None`` if the class can run this, or else the reason, to be read by the user after "because".
     """
 
+    #: Whether ``advance`` leaves no room on the device for another group's.
+    fills_device: bool
+
     def __init__(
         self,
         network: torch.nn.Module,

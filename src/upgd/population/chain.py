@@ -9,9 +9,12 @@ backpropagation and, beside it, HesScale. With features ``h = f(a)``, ``a = W·h
     ∂L/∂gate = ∂L/∂h∘h                    S(gate) = S(h)∘h²        for a gate, constant 1, behind every hidden feature
 
 A convolution is the same with one product per position, summed over positions. Sums are written so that a learner's numbers
-do not depend, in any bit, on how many learners are computed beside it (on the CPU).
+do not depend, in any bit, on how many learners are computed beside it (on the CPU), and so that every run gives the same
+bits: numbers are collected from where they are, never scattered to where they belong in whatever order comes.
 """
 
+import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -227,7 +230,10 @@ class Convolution:
         )
 
     def _folded(self, patches: Tensor, x: Tensor) -> Tensor:
-        return F.fold(patches, x.shape[2:], self.kernel_size, self.dilation, self.padding, self.stride)
+        """For every input, the sum over all patches that it is in."""
+        shape = (self.kernel_size, self.stride, self.padding, self.dilation)
+        entries = _entries(tuple(x.shape[2:]), self._positions(x), *shape, x.device)
+        return _collected(patches.view(*x.shape[:2], -1), entries, 0).sum(-1).view_as(x)
 
 
 @dataclass(frozen=True)
@@ -270,7 +276,14 @@ class MaxPool:
         return out, (x, index)
 
     def backward(self, parameters: Parameters, memory: Memory, back: Back, into: Derivatives) -> Back:
-        return _each(lambda d: _put_back(d, *memory), back)
+        x, index = memory
+        shape = (
+            _pair(each) for each in (self.pool.kernel_size, self.pool.stride, self.pool.padding, self.pool.dilation)
+        )
+        windows = _windows(tuple(x.shape[2:]), tuple(index.shape[2:]), *shape, x.device)
+        pixels = torch.arange(len(windows), device=x.device).unsqueeze(-1)
+        largest = _collected(index.flatten(2), windows, -1) == pixels
+        return _each(lambda d: (_collected(d.flatten(2), windows, 0) * largest).sum(-1).view_as(x), back)
 
 
 @dataclass(frozen=True)
@@ -295,10 +308,44 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b)
 
 
-def _put_back(pooled: Tensor, x: Tensor, index: Tensor) -> Tensor:
-    """Where the largest ones stood, in an image of zeros."""
-    flat = torch.zeros_like(x).flatten(2)
-    return flat.scatter_add_(2, index.flatten(2), pooled.flatten(2)).view_as(x)
+Sides = tuple[int, ...]
+
+
+@functools.cache
+def _windows(
+    sides: Sides, positions: Sides, size: Sides, stride: Sides, padding: Sides, dilation: Sides, device: torch.device
+) -> Tensor:
+    """For every pixel and every place in a window: which window has the pixel at that place. ``(pixels, places)``; where
+    there is no such window, the number of windows. Made once: a step must not bring anything to a GPU."""
+    by_side = []
+    for side, count, places, step, pad, spread in zip(sides, positions, size, stride, padding, dilation, strict=True):
+        begin = torch.arange(side).unsqueeze(1) + pad - spread * torch.arange(places)
+        there = (begin % step == 0) & (begin >= 0) & (begin < step * count)
+        by_side.append(torch.where(there, begin // step, -1))
+    down, across = by_side[0][:, None, :, None], by_side[1][None, :, None, :]
+    windows = torch.where((down >= 0) & (across >= 0), down * positions[1] + across, math.prod(positions))
+    return windows.reshape(math.prod(sides), math.prod(size)).to(device)
+
+
+@functools.cache
+def _entries(
+    sides: Sides, positions: Sides, size: Sides, stride: Sides, padding: Sides, dilation: Sides, device: torch.device
+) -> Tensor:
+    """The same, where the places of all windows lie one behind the other: ``(places, windows)``, flattened."""
+    windows = _windows(sides, positions, size, stride, padding, dilation, device)
+    count, places = math.prod(positions), math.prod(size)
+    entries = torch.arange(places, device=device) * count + windows
+    return torch.where(windows < count, entries, places * count)
+
+
+def _collected(values: Tensor, entry: Tensor, otherwise: float) -> Tensor:
+    """``values[..., entry]``, where the entry behind the last one means ``otherwise``."""
+    padded = F.pad(values, (0, 1), value=otherwise)
+    return padded.index_select(-1, entry.flatten()).view(*values.shape[:-1], *entry.shape)
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else tuple(value)
 
 
 def _over_positions(x: Tensor) -> Tensor:

@@ -31,7 +31,9 @@ log = logging.getLogger("upgd.population")
 #: Steps of the stream at hand at once, and steps in one graph.
 _STRETCH = 512
 _UNROLLED = 8
-#: What a stretch of the stream may take.
+#: Tasks that there is room for, unless that takes too much memory.
+_TASKS = 64
+#: What a stretch of the stream may take; and what the tasks may.
 _BYTES = 256 << 20
 
 Step = Callable[..., Any]
@@ -96,10 +98,7 @@ class GraphedBackend(TorchBackend):
     def _prepare(self, chunk: Chunk, loss: Loss) -> int:
         """Make places for chunks like this one, and graphs that know them; how many steps fit."""
         stretch = max(_UNROLLED, min(_STRETCH, _BYTES // self._bytes_per_step(chunk)))
-        # Room for some more tasks than this chunk has, lest one that has more is a reason to compile again.
-        tasks = 0 if chunk.permutation is None else max(4, 1 << (chunk.permutation.shape[1] - 1).bit_length())
-        if "permutation" in self._fixed:
-            tasks = max(tasks, self._fixed["permutation"].shape[1])
+        tasks = self._room_for_tasks(chunk)
         shapes = {name: t.shape for name, t in self._places(chunk, stretch, tasks).items()}
         same = self._source is chunk.source and self._white == chunk.white and self._loss == loss
         if same and all(name in self._fixed and self._fixed[name].shape == shape for name, shape in shapes.items()):
@@ -109,6 +108,15 @@ class GraphedBackend(TorchBackend):
         self._lay_out(chunk, 0, min(stretch, chunk.length))
         self._replays = self._recorded()
         return stretch
+
+    def _room_for_tasks(self, chunk: Chunk) -> int:
+        """For more tasks than this chunk has, lest one that has more is a reason to compile again."""
+        if chunk.permutation is None:
+            return 0
+        room = _BYTES // (len(self._group) * chunk.permutation[0, 0].nbytes)
+        needed = 1 << (chunk.permutation.shape[1] - 1).bit_length()
+        before = self._fixed["permutation"].shape[1] if "permutation" in self._fixed else 0
+        return max(needed, before, min(_TASKS, room))
 
     def _bytes_per_step(self, chunk: Chunk) -> int:
         tensors = [t for t in (chunk.targets, chunk.dense, chunk.index) if t is not None]
@@ -169,6 +177,7 @@ class GraphedBackend(TorchBackend):
         if os.environ.get("UPGD_COMPILE", "1") == "0":
             return self._take
         try:
+            self._take(*tensors)  # whatever is made once and kept is made now, and not in the graph
             traced = make_fx(self._take, pre_dispatch=False)(*tensors)
             compiled: Step = torch.compile(traced, fullgraph=True, dynamic=False)
             with warnings.catch_warnings():

@@ -16,6 +16,9 @@ _STEPS = 512
 class Lanes:
     """Advances groups through a chunk: on the CPU one after the other, on a GPU on streams of their own.
 
+    Groups that fill a GPU go first, one after the other: a cluster begins only when several multiprocessors are free at the
+    same time, and beside kernels that come and go they hardly ever are.
+
     Args:
         backends, tallies: of each group.
         device: where they are.
@@ -30,21 +33,24 @@ class Lanes:
 
     def advance(self, chunk: Chunk, loss: Loss) -> None:
         """Take every group that has a learner alive through the chunk, and wait for all."""
-        alive = [bool((tally.diverged_at < 0).any()) for _, tally in self._groups]
-        working = [number for number, lives in enumerate(alive) if lives]
+        alive = [number for number, (_, tally) in enumerate(self._groups) if bool((tally.diverged_at < 0).any())]
         if self._device.type != "cuda":
-            for number in working:
-                backend, tally = self._groups[number]
-                backend.advance(chunk, loss, tally)
+            self._one_by_one(alive, chunk, loss)
             return
-        # The samples may still be in the making, on the stream of whoever calls.
-        torch.cuda.synchronize(self._device)
-        for part in _parts(chunk) if len(working) > 1 else [chunk]:
-            for number in working:
-                backend, tally = self._groups[number]
+        greedy = [number for number in alive if self._groups[number][0].fills_device]
+        modest = [number for number in alive if number not in greedy]
+        self._one_by_one(greedy, chunk, loss)
+        torch.cuda.synchronize(self._device)  # for the samples, too, which may have been in the making until now
+        for part in _parts(chunk) if len(modest) > 1 else [chunk]:
+            for number in modest:
                 with torch.cuda.stream(self._streams[number]):
-                    backend.advance(part, loss, tally)
+                    self._one_by_one([number], part, loss)
         torch.cuda.synchronize(self._device)
+
+    def _one_by_one(self, numbers: Sequence[int], chunk: Chunk, loss: Loss) -> None:
+        for number in numbers:
+            backend, tally = self._groups[number]
+            backend.advance(chunk, loss, tally)
 
 
 def _parts(chunk: Chunk) -> list[Chunk]:

@@ -39,6 +39,8 @@ def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: tor
 class TorchBackend:
     """See :class:`upgd.population.backend.Backend`."""
 
+    fills_device = False
+
     def __init__(
         self,
         network: nn.Module,

@@ -82,6 +82,8 @@ class CudaBackend:
     there goes on bit for bit.
     """
 
+    fills_device = True
+
     def __init__(
         self,
         network: nn.Module,

@@ -37,6 +37,8 @@ class KernelBackend:
     numbers depend neither on their number nor on other learners.
     """
 
+    fills_device = True
+
     def __init__(
         self,
         network: nn.Module,
