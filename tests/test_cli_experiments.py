@@ -275,10 +275,14 @@ def test_a_mistake_gets_one_sentence_and_an_exit_code(upgd, arguments, code, say
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(("kill", "workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2)])
-def test_a_sweep_that_is_stopped_says_how_to_go_on(folder, kill, workers):
-    """As by Ctrl-C in a terminal, which every process of the command gets."""
+@pytest.mark.parametrize(
+    ("kill", "workers", "nohup"),
+    [(signal.SIGINT, 1, False), (signal.SIGTERM, 1, False), (signal.SIGINT, 2, False), (signal.SIGTERM, 1, True)],
+)
+def test_a_sweep_that_is_stopped_says_how_to_go_on(folder, kill, workers, nohup):
+    """As by Ctrl-C in a terminal, which every process of the command gets; or by a kill, in the background as well."""
     command = [
+        *(["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if nohup else []),
         *(sys.executable, "-c", "from upgd.cli import main; main()", "run", "output-permuted-digits"),
         *("--method", "upgd", "--lr", "0.03", "--seeds", "2", "--steps", "1_000_000", "--network", "8"),
         *("--backend", "torch", "--workers", str(workers), "--checkpoint-every", "0.1"),

@@ -291,9 +291,23 @@ def _print(results: "Results", as_json: bool) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """A polite kill, as batch systems send, saves the work as Ctrl-C does."""
-    usual = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """A polite kill, as batch systems send, saves the work as Ctrl-C does; also where Ctrl-C is ignored, as by ``nohup``."""
+    killed = False
+
+    def kill(*_: object) -> None:
+        nonlocal killed
+        killed = True
+        signal.raise_signal(signal.SIGINT)  # and not an exception: a kernel at work holds Ctrl-C back until it can stop
+
+    def interrupt(*_: object) -> None:
+        if killed:
+            raise KeyboardInterrupt
+
+    usual = {signal.SIGTERM: signal.signal(signal.SIGTERM, kill)}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        usual[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, usual)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
