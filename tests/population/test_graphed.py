@@ -74,3 +74,18 @@ def test_entries_of_the_noise_one_by_one(dtype: torch.dtype) -> None:
     found = learner_normals_at(learner_keys(seeds, torch.tensor(12)), index, dtype=dtype)
     right = learner_normals(seeds, torch.tensor(12), 35, dtype=dtype)[:, 5:].view(3, 5, 6)
     torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6 if dtype == torch.float32 else 1e-12)
+
+
+def test_a_compiler_that_fails_is_told_of(monkeypatch, caplog):
+    """Without it the steps are the same and slower: nobody should have to find that out."""
+
+    def fail(*arguments, **more):
+        raise RuntimeError("no Triton\nand more")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    population = Population(MLP((4, 3, 2)), [Learner(method="sgd", lr=0.1)], backend="torch")
+    group, parameters = population._groups[0][0], population._backends[0].parameters()
+    backend = GraphedBackend(MLP((4, 3, 2)), group, parameters, torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(backend, "_take", lambda *tensors: None)
+    assert backend._compiled([]) == backend._take
+    assert "torch.compile failed (RuntimeError: no Triton)" in caplog.text

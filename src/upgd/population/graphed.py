@@ -176,8 +176,8 @@ class GraphedBackend(TorchBackend):
     def _compiled(self, tensors: list[Tensor]) -> Step:
         if os.environ.get("UPGD_COMPILE", "1") == "0":
             return self._take
+        self._take(*tensors)  # whatever is made once and kept is made now, and not in the graph
         try:
-            self._take(*tensors)  # whatever is made once and kept is made now, and not in the graph
             traced = make_fx(self._take, pre_dispatch=False)(*tensors)
             compiled: Step = torch.compile(traced, fullgraph=True, dynamic=False)
             with warnings.catch_warnings():
@@ -185,7 +185,8 @@ class GraphedBackend(TorchBackend):
                 compiled(*tensors)
             return compiled
         except Exception as error:
-            log.info("torch.compile does not help here (%s: %s)", type(error).__name__, str(error).split("\n")[0])
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            log.warning("torch.compile failed (%s); steps are taken uncompiled, which is several times slower", reason)
             return self._take
 
     def _trace(self, previous: Tensor, instant: Tensor, beta: str) -> Tensor:
