@@ -165,6 +165,9 @@ def test_networks_are_read() -> None:
     assert dense_layers(Linear(5, 2)) == [Dense(5, 2, True, "IDENTITY")]
     own = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False), nn.LeakyReLU(0.2), nn.Linear(3, 2))
     assert dense_layers(own) == [Dense(4, 3, False, "LEAKY", 0.2), Dense(3, 2, True, "IDENTITY")]
+    relu = nn.ReLU()
+    shared = nn.Sequential(nn.Linear(4, 3), relu, nn.Linear(3, 5), relu, nn.Linear(5, 2))
+    assert dense_layers(shared) == dense_layers(MLP((4, 3, 5, 2)))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +176,7 @@ def test_networks_are_read() -> None:
         (ConvNet((3, 32, 32), 10), "not a ConvNet"),
         (nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), "GELU"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), "end with a Linear"),
+        (nn.Sequential(nn.Linear(4, 4), *[nn.Linear(4, 4)] * 2), "one layer twice"),
     ],
 )
 def test_other_networks_are_refused_with_a_reason(network: nn.Module, words: str) -> None:

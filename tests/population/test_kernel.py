@@ -210,12 +210,26 @@ def test_the_number_of_threads_does_not_show():
         (nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), "cpu", torch.float32, "'1' is a GELU"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), "cpu", torch.float32, "end with a Linear layer"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Tanh(), nn.Linear(3, 2)), "cpu", torch.float32, "'2' is a Tanh"),
+        (nn.Sequential(nn.Linear(4, 4), *[nn.Linear(4, 4)] * 2), "cpu", torch.float32, "one layer twice"),
     ],
 )
 def test_says_what_it_cannot_run(network, device, dtype, words):
     reason = unsupported(network, Kind("plain"), torch.device(device), dtype)
     assert reason is not None
     assert words in reason
+
+
+def test_an_activation_module_may_serve_several_layers():
+    relu = nn.ReLU()
+    sizes = itertools.pairwise((64, 20, 16, 10))
+    layers = [layer for inputs, outputs in sizes for layer in (nn.Linear(inputs, outputs), relu)][:-1]
+    shared = nn.Sequential(nn.Flatten(), *layers)
+    own = nn.Sequential(nn.Flatten(), *(nn.ReLU() if layer is relu else layer for layer in layers))
+    losses = [
+        Population(network, [UPGD], backend="kernel").run(make("input-permuted-digits"), 50).loss
+        for network in (shared, own)
+    ]
+    np.testing.assert_array_equal(*losses)
 
 
 def test_runs_every_method_of_an_mlp():

@@ -11,14 +11,15 @@ __all__ = ["dense_layers"]
 def dense_layers(network: nn.Module) -> list[Dense] | str:
     """The layers in order; or why the network cannot be read so, to go on after "because"."""
     if type(network).forward is MLP.forward:
-        modules = list(network.layers.children())  # type: ignore[union-attr]
+        modules = network.layers
     elif type(network) is nn.Sequential:
-        modules = list(network.children())
+        modules = network
     else:
         return f"it runs an MLP or an nn.Sequential of Linear layers, not a {type(network).__name__}"
+    assert isinstance(modules, nn.Sequential)
     layers: list[Dense] = []
     behind_linear = False
-    for module in modules:
+    for module in modules:  # and not children(), which leaves out a module that comes again
         if type(module) is nn.Linear:
             layers.append(Dense(module.in_features, module.out_features, module.bias is not None, "IDENTITY"))
             behind_linear = True
@@ -32,7 +33,7 @@ def dense_layers(network: nn.Module) -> list[Dense] | str:
             return f"it runs Linear layers with one activation between two of them, and the network has a {module}"
     if not behind_linear:
         return "it runs networks that end with a Linear layer"
-    if len({id(module) for module in modules}) < len(modules):
+    if len({module for module in modules if type(module) is nn.Linear}) < len(layers):
         return "the network uses one layer twice"
     return layers
 

@@ -38,13 +38,15 @@ class Plan:
 def chain(network: nn.Module) -> list[Link] | str:
     """The layers with weights, in order; or why the network cannot be read so, to be read after "because"."""
     if type(network).forward in (MLP.forward, ConvNet.forward):
-        prefix, modules = "layers.", list(network.layers.named_children())  # type: ignore[union-attr]
+        prefix, modules = "layers.", network.layers
     elif type(network) is nn.Sequential:
-        prefix, modules = "", list(network.named_children())
+        prefix, modules = "", network
     else:
         return f"it runs an MLP, a ConvNet or an nn.Sequential of Linear layers, not a {type(network).__name__}"
+    assert isinstance(modules, nn.Sequential)
     links: list[Link] = []
-    for name, module in modules:
+    # Not named_children(), which leaves out a module that comes again.
+    for name, module in zip(modules._modules, modules, strict=True):
         last = links[-1] if links else None
         if type(module) is nn.Linear or (isinstance(network, ConvNet) and type(module) is nn.Conv2d and _plain(module)):
             links.append(Link(prefix + name, module))
