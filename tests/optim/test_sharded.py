@@ -11,7 +11,10 @@ from torch import nn
 
 import upgd
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
+    pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's FSDP2 needs a GPU"),
+]
 
 
 def model() -> nn.Sequential:
