@@ -328,7 +328,7 @@ class TestPage:
         found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"]), compute)
         page = write_page(found, tmp_path, "…").read_text(encoding="utf-8")
         (line,) = (line for line in page.splitlines() if line.startswith("| PGD |"))
-        assert line.endswith("| – (0) | – | – | – | – | 2 of 2 |")
+        assert line.endswith("| – (0) | – | – | – | 2 of 2 |")
 
     def test_data_are_named_with_their_checksum(self):
         from upgd.data import load

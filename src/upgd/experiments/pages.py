@@ -29,7 +29,8 @@ _PAGE = """\
 
 {about}
 
-{notes}{scale} Curves are means over task windows, with 95 % confidence bands over runs.
+{notes}{scale} Curves are means over task windows, with 95 % confidence bands over runs. *To the best* is the mean difference over
+the seeds that both have, with the p of a paired t-test.
 
 {panels}
 
@@ -123,8 +124,8 @@ def _panel(found: Reproduction, panel: Panel) -> str:
     if comparison is None:
         return f"## {panel.title}\n\nNot run yet."
     names = {id(finding.entry): finding.arm.name for finding in own}
-    head = ["method", "setting", "mean ± s.e. (n)", "first quarter", "last quarter", "to the best", "p", "diverged"]
-    lines = [head, ["---", "---", *["---:"] * 6]]
+    head = ["method", "setting", "mean ± s.e. (n)", "first quarter", "last quarter", "to the best (p)", "diverged"]
+    lines = [head, ["---", "---", *["---:"] * 5]]
     lines += [_row(names[id(row.entry)], row) for row in rows(comparison, comparison.entries)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     title = f"{comparison.problem}, network {comparison.network}, {comparison.steps:,} steps"
@@ -141,10 +142,16 @@ def _row(name: str, row: Row) -> list[str]:
         f"{mean} ({alive})",
         _number(row.first_quarter),
         _number(row.last_quarter),
-        "–" if row.difference is None else f"{row.difference:+.4f}".replace("-", "−"),
-        "–" if row.p is None else ("< 0.001" if row.p < 0.001 else f"{row.p:.3f}"),
+        _difference(row),
         f"{row.diverged} of {row.seeds}",
     ]
+
+
+def _difference(row: Row) -> str:
+    if row.difference is None:
+        return "–"
+    chance = "" if row.p is None else " (< 0.001)" if row.p < 0.001 else f" ({row.p:.3f})"
+    return f"{row.difference:+.4f}{chance}".replace("-", "−")
 
 
 def _number(value: float) -> str:
