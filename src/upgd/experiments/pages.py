@@ -29,8 +29,8 @@ _PAGE = """\
 
 {about}
 
-{notes}{scale} Curves are means over task windows, with 95 % confidence bands over runs. *To the best* is the mean difference over
-the seeds that both have, with the p of a paired t-test.
+{notes}{scale} Curves are means over task windows, with 95 % confidence bands over runs. *To the best* is the mean
+difference over the seeds that both have, with the p of a paired t-test.
 
 {panels}
 
