@@ -66,6 +66,14 @@ def test_an_entry_knows_nothing_of_other_entries_learners_and_steps() -> None:
     assert torch.equal(many[0, 1, :7], learner_normals(3, 2, 7))
 
 
+def test_seed_or_step_alone_says_where_to_compute() -> None:
+    there = torch.arange(3, device="meta")
+    for seed, step in ((there, 5), (5, there)):
+        assert learner_normals(seed, step, 4).device == there.device
+    assert learner_normals(there, 5, 4).shape == (3, 4)
+    assert learner_normals(7, 5, 4, device="meta").device == there.device
+
+
 def test_the_tails_are_there() -> None:
     """The shortest uniform gives 6.55 standard deviations, the longest gives 0; nothing is ever infinite."""
     assert math.sqrt(-2 * math.log(2.0**-31)) == pytest.approx(6.555, abs=1e-3)

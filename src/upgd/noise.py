@@ -91,6 +91,8 @@ def words(
     ``seed`` and ``step`` are integers or integer tensors that broadcast against each other; their common shape comes first
     in the result, ``(*shape, count)``.
     """
+    if device is None:
+        device = next((value.device for value in (seed, step) if isinstance(value, Tensor)), None)
     seed, step = (torch.as_tensor(value, device=device).long().unsqueeze(-1) for value in (seed, step))
     block = torch.arange((count + 3) // 4, device=seed.device)
     counter = (block, step & _MASK, (step >> 32) & _MASK, torch.full_like(step, int(purpose)))
