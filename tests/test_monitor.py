@@ -198,6 +198,16 @@ def test_channels_are_units():
     assert figures["stable_rank/0.weight"] == 1
 
 
+def test_a_channel_may_have_one_position():
+    model = nn.Sequential(nn.Conv2d(1, 4, 1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(4, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([1.0, 2.0, 3.0, -1.0]).view(4, 1, 1, 1))
+    with Monitor(model, tau=0) as looking:
+        model(torch.tensor([2.0, 3.0]).view(2, 1, 1, 1))
+    figures = looking.snapshot()
+    assert figures["dormant_share/1"] == figures["zero_share/1"] == 0.25
+
+
 def test_units_of_a_linear_layer_lie_last_whatever_comes_before():
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     x = torch.randn(4, 5, 2)

@@ -165,8 +165,8 @@ class _Window:
         if len(output) > self.samples:
             output = output[-self.samples :].clone()  # a mere view would keep all of it alive
         # Units without positions are kept as they are, which costs nothing.
-        means = output.abs().mean(2) if positions > 1 else output.squeeze(2)
-        zeros = (output == 0).to(output.dtype).mean(2) if positions > 1 else means
+        means = output.abs().mean(2) if self.dim < -1 else output.squeeze(2)
+        zeros = (output == 0).to(output.dtype).mean(2) if self.dim < -1 else means
         self._passes.append((means, zeros))
         self._kept += len(means)
         while self._kept - len(self._passes[0][0]) >= self.samples:
