@@ -164,6 +164,18 @@ def test_lr_may_be_a_tensor(build: Build) -> None:
 
 @every_optimizer
 @pytest.mark.parametrize("foreach", [False, True])
+def test_a_tensor_lr_may_have_a_dimension(build: Build, foreach: bool) -> None:
+    if not has_foreach(build):
+        pytest.skip("has one implementation")
+    models = network(), network()
+    for model, lr in zip(models, (torch.tensor(0.02), torch.tensor([0.02])), strict=True):
+        torch.manual_seed(7)
+        train(model, build(model, lr=lr, foreach=foreach), 2)
+    assert_same(*models)
+
+
+@every_optimizer
+@pytest.mark.parametrize("foreach", [False, True])
 def test_a_tensor_lr_changed_in_place_takes_effect(build: Build, foreach: bool) -> None:
     if not has_foreach(build):
         pytest.skip("has one implementation")

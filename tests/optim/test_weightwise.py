@@ -199,6 +199,16 @@ class TestNumbersAtTheEdge:
         for param, start in zip(params, before, strict=True):
             torch.testing.assert_close(param.data, 0.9 * start, rtol=1e-12, atol=0)
 
+    def test_while_nothing_is_useful_the_scale_is_no_zero_in_any_dtype(self, foreach: bool) -> None:
+        params = [torch.ones(2, dtype=dtype, requires_grad=True) for dtype in (torch.float32, torch.float64)]
+        for param in params:
+            param.grad = param.new_tensor([0.0, 1.0])
+        optimizer = upgd.UPGD(params, 0.1, sigma=0.0, foreach=foreach)
+        optimizer.step()
+        for param in params:
+            torch.testing.assert_close(param.detach(), param.new_tensor([1.0, 0.9]))
+            assert optimizer.gates()[param].tolist() == [0.5, 0.0]
+
     @pytest.mark.parametrize("scale", [1e-20, 1e-30, 1e-38, 1e-42, 1e30, 1e38])
     @pytest.mark.parametrize("scaling", ["global", "local"])
     @pytest.mark.parametrize("beta", [0.0, 0.9999])

@@ -80,7 +80,9 @@ def global_scales(maxima: list[Tensor]) -> dict[torch.device, Tensor]:
         return {}
     dtype = torch.float64 if any(m.dtype == torch.float64 for m in maxima) else torch.float32
     home = maxima[0].device
-    scale = rules.global_scale([m.to(home, dtype) for m in maxima])
+    # Never less than what every one of their dtypes can hold: a scale that is rounded to zero makes NaN of zero utility.
+    tiny = max(torch.finfo(m.dtype).tiny for m in maxima)
+    scale = rules.global_scale([m.to(home, dtype) for m in maxima]).clamp(min=tiny)
     return {device: scale.to(device) for device in {m.device for m in maxima}}
 
 
@@ -180,9 +182,7 @@ def _trace_foreach(work: Work) -> list[Tensor]:
         for number, trace in zip(numbers, traces, strict=True):
             maxima[number].append(trace.amax())
     largest = [m[0] if len(m) == 1 else torch.stack(m).amax() for m in maxima]
-    return [
-        m / correction for m, correction in zip(largest, work.corrections(work.options["beta_utility"]), strict=True)
-    ]
+    return [m / correction for m, correction in zip(largest, work.corrections(beta), strict=True)]
 
 
 def _update_foreach(work: Work, scale: dict[torch.device, Tensor], noises: list[Tensor]) -> None:
@@ -299,4 +299,5 @@ def on(lr: Tensor, device: torch.device) -> Tensor: ...
 
 
 def on(lr: float | Tensor, device: torch.device) -> float | Tensor:
-    return lr.to(device) if isinstance(lr, Tensor) else lr
+    """The learning rate where it is needed; a tensor without dimensions, if it is one."""
+    return lr.to(device).reshape(()) if isinstance(lr, Tensor) else lr
