@@ -61,6 +61,25 @@ def test_a_file_that_is_no_store_gets_a_sentence(watch):
     assert "no store" in error.value.read().decode()
 
 
+def test_files_that_vanish_are_no_news(watch, monkeypatch):
+    monkeypatch.setattr(type(watch.store), "exists", lambda path: True)  # so it seemed, a moment ago
+    assert watch.news() == ""
+
+
+def test_the_open_page_outlives_a_store_that_cannot_be_read(watch, open_page):
+    with Store.write(watch.store) as store:
+        store.add(seeds(3, "sgd"))
+    whole = watch.store.read_bytes()
+    page = open_page(watch.address)
+    news = page.locator("#news")
+    news.filter(has_text="Live").wait_for(timeout=20_000)
+    watch.store.write_bytes(b"no database" * 100)
+    news.filter(has_text="no store").wait_for(timeout=20_000)
+    assert "3 learners" in page.locator("#page").inner_text()
+    watch.store.write_bytes(whole)
+    news.filter(has_text="Live").wait_for(timeout=20_000)
+
+
 def test_a_port_in_use_gets_a_sentence(watch, tmp_path):
     port = int(watch.address.rsplit(":", 1)[1].strip("/"))
     with pytest.raises(ValueError, match=f"port {port} cannot be used .*--port"):

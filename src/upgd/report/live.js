@@ -3,7 +3,11 @@
 (() => {
   let version = null;
   const say = (text) => { document.getElementById("news").textContent = text; };
-  const text = async (address) => (await fetch(address, { cache: "no-store" })).text();
+  async function text(address) {
+    const answer = await fetch(address, { cache: "no-store" });
+    if (!answer.ok) throw new Error(await answer.text());
+    return answer.text();
+  }
 
   function show(fresh) {
     const open = [...document.querySelectorAll("details")].map((details) => details.open);
@@ -20,8 +24,9 @@
       if (version !== null && latest !== version) show(await text("content"));
       version = latest;
       say("Live: this page follows the sweep.");
-    } catch {
-      say("The server has stopped; this is the last that it showed.");
+    } catch (error) {
+      // A TypeError is what fetch says when nobody answers; anything else is the server's own sentence.
+      say(error instanceof TypeError ? "The server has stopped; this is the last that it showed." : error.message);
     }
     setTimeout(look, 2000);
   }

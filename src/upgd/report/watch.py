@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,12 @@ class Watch:
 
     def news(self) -> str:
         """A text that is another one when there is something new."""
-        marks = [path.stat() for path in (self.store, Path(f"{self.store}-wal")) if path.exists()]
-        return " ".join(f"{mark.st_mtime_ns}/{mark.st_size}" for mark in marks)
+        marks = []
+        for path in (self.store, Path(f"{self.store}-wal")):
+            with suppress(FileNotFoundError):  # a writer that ends takes the second away
+                mark = path.stat()
+                marks.append(f"{mark.st_mtime_ns}/{mark.st_size}")
+        return " ".join(marks)
 
 
 def _handler(watch: Watch) -> type[BaseHTTPRequestHandler]:
