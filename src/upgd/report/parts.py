@@ -228,4 +228,5 @@ def _count(number: float) -> str:
 
 
 def _day(moment: str) -> str:
-    return datetime.fromisoformat(moment).strftime("%-d %B %Y")
+    day = datetime.fromisoformat(moment)
+    return f"{day.day} {day:%B %Y}"  # and not %-d, which Windows does not know
