@@ -81,3 +81,10 @@ def test_correlation_skips_a_layer_without_an_order():
 def test_correlation_of_different_items_is_refused():
     with pytest.raises(ValueError, match="same items"):
         utility.correlation({"a": torch.zeros(2)}, {"b": torch.zeros(2)})
+
+
+@pytest.mark.parametrize("wrong", [{"scope": "layer"}, {"of": "units"}])
+def test_a_wrong_choice_gets_one_sentence(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"{name} must be '.*' or '.*', not '{value}'"):
+        utility.correlation({"w": torch.ones(2)}, {"w": torch.ones(2)}, **wrong)

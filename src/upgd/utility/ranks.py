@@ -74,6 +74,10 @@ def correlation(
             f"approximate and true must name the same items, but one has {sorted(approximate)} and the other"
             f" {sorted(true)}; compute both for the same model, and both of weights or both of features"
         )
+    choices = (("scope", scope, ("global", "local")), ("of", of, ("weights", "features")))
+    for argument, chosen, allowed in choices:
+        if chosen not in allowed:
+            raise ValueError(f"{argument} must be {allowed[0]!r} or {allowed[1]!r}, not {chosen!r}")
     layers: dict[str, list[str]] = {}
     for name in true:
         key = {"global": "", "local": name if of == "features" else name.rpartition(".")[0]}[scope]
