@@ -128,8 +128,6 @@ def _check_options(problem: str, options: dict[str, Any]) -> None:
         make(problem, **options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"problem = {problem!r}, options = {options!r}: {error}") from error
-    except OSError:
-        pass  # the data are not here; whoever runs it hears how to get them
 
 
 def _check_methods(methods: dict[str, dict[str, Any]] | list[str], grid: dict[str, Any] | str) -> None:
