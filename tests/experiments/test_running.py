@@ -222,6 +222,8 @@ def test_a_wrong_device_or_option_gets_one_sentence():
         ex.run(SMALL, device="gpu")
     with pytest.raises(ValueError, match="its options are: task_length"):
         ex.run("output-permuted-digits", {"sgd": {"lr": 0.1}}, steps=5, options={"length": 3})
+    with pytest.raises(ValueError, match="workers must be at least 1, not 0"):
+        ex.run(SMALL, workers=0)
 
 
 def test_two_processes_give_the_same_and_a_worker_that_dies_is_replaced(tmp_path, expected):
@@ -244,6 +246,20 @@ def test_two_processes_give_the_same_and_a_worker_that_dies_is_replaced(tmp_path
         results = execute(SMALL, store, watched, workers=2, device="cpu", checkpoints=settings.checkpoints)
     assert len(killed) == 1
     assert numbers(results) == expected
+
+
+def test_a_unit_whose_processes_keep_dying_gets_a_sentence(monkeypatch):
+    monkeypatch.setattr("upgd.experiments.workers._ATTEMPTS", 1)
+    unit = Unit("output-permuted-digits", {}, "8", 10_000_000, (Learner(method="sgd", lr=0.1),))
+
+    def kill(*_):
+        import multiprocessing
+
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    # An OSError, which the command line shows without a traceback.
+    with pytest.raises(ChildProcessError, match="the process that computed sgd × 1 of output-permuted-digits died"):
+        list(in_processes(Settings(backend="torch"), 1)([unit], kill))
 
 
 def test_an_error_in_a_worker_comes_up_here(tmp_path):

@@ -215,11 +215,8 @@ def _executor(experiment: "Experiment", execution: Execution) -> tuple[str, int,
     from upgd.experiments.work import device_named
     from upgd.experiments.workers import Settings, in_process, in_processes, processes_that_help
 
-    if execution.workers is not None and execution.workers < 1:
-        raise UsageError(f"--workers must be 1 or more, not {execution.workers}.")
+    _check(execution)
     checkpoints = Checkpoints.beside(store_path(execution.store))
-    if execution.look_every is not None and execution.look_every < 1:
-        raise UsageError(f"--look-every must be 1 or more, not {execution.look_every}.")
     if execution.ray is not None:
         from upgd.distribute import on_ray
 
@@ -239,6 +236,12 @@ def _executor(experiment: "Experiment", execution: Execution) -> tuple[str, int,
     return device, workers, in_process(settings) if workers == 1 else in_processes(settings, workers)
 
 
+def _check(execution: Execution) -> None:
+    for option, number in (("--workers", execution.workers), ("--look-every", execution.look_every)):
+        if number is not None and number < 1:
+            raise UsageError(f"{option} must be 1 or more, not {number}.")
+
+
 def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> int:
     from upgd.experiments.estimate import estimate
     from upgd.experiments.progress import duration
@@ -249,6 +252,7 @@ def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> i
 
     if execution.ray is not None:
         raise UsageError("--dry-run measures this machine; leave out --ray.")
+    _check(execution)
     path = store_path(execution.store)
     device = device_named(execution.device)
     workers = execution.workers or processes_that_help(device)

@@ -55,6 +55,10 @@ def run(
     experiment = problem if isinstance(problem, Experiment) else Experiment(problem, methods or (), **declaration)
     if isinstance(problem, Experiment) and (methods is not None or declaration):
         raise TypeError("give an Experiment, or the arguments of one, not both")
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, not {workers}")
+    if look_every is not None and look_every < 1:
+        raise ValueError(f"look_every must be at least 1, not {look_every}")
     device = device_named(device)
     path = ":memory:" if store is None else Path(store)
     checkpoints = None if store is None else Checkpoints.beside(Path(store))

@@ -201,7 +201,7 @@ class _Pool:
         worker.process.join()
         self.attempts[unit.name] = self.attempts.get(unit.name, 0) + 1
         if self.attempts[unit.name] >= _ATTEMPTS:
-            raise RuntimeError(
+            raise ChildProcessError(
                 f"the process that computed {unit.describe()} of {unit.problem} died {_ATTEMPTS} times (exit code "
                 f"{worker.process.exitcode}); if memory is short, use fewer --workers"
             )
