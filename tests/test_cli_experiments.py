@@ -14,7 +14,7 @@ import pytest
 from upgd import cli
 from upgd.experiments import Experiment, bench
 from upgd.experiments import demo as demo_module
-from upgd.store import Store
+from upgd.store import Key, Record, Store
 from upgd.streams import make
 
 SMALL = ("--seeds", "2", "--steps", "40", "--network", "8", "--option", "task_length=20", "--backend", "torch")
@@ -168,6 +168,15 @@ def test_best(filled):
     assert [b["method"] for b in json.loads(filled("best", "--methods", "upgd", "--json")[1])] == ["upgd"]
 
 
+def test_json_has_no_word_for_what_diverged(upgd, folder):
+    good, bad = (Key(problem="p", network="8", method="sgd", settings={"lr": lr}, seed=0, steps=1) for lr in (0.1, 1.0))
+    with Store.write(folder / "upgd.db") as store:
+        store.add([Record(good, 1, [0.5]), Record(bad, 1, [float("nan")], diverged_at=0)])
+    code, out, _ = upgd("best", "--json")
+    (found,) = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert (code, found["neighbours"]) == (0, {"lr": [{"value": 1.0, "score": None}]})
+
+
 def test_table(filled):
     assert len(json.loads(filled("table", "--json")[1])) == 2
     assert len(json.loads(filled("table", "--all", "--json")[1])) == 4
@@ -258,6 +267,10 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
         (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--store", "a/b/c.db"], 1, "no folder a/b"),
         (["run", "output-permuted-digits", "--method", "adamw", "--lr", "1", "--betas", "0.9"], 2, "--betas takes two"),
         (["sweep", "output-permuted-digits"], 2, "say which methods"),
+        (
+            ["sweep", "output-permuted-digits", "--methods", "sgd", "--lr", "1", "--dry-run", "--workers", "0"],
+            *(2, "--workers must be"),
+        ),
         (["sweep", "output-permuted-digits", "--methods", "sgd", "--grid", "big"], 2, '--grid must be "paper"'),
         (["sweep", "output-permuted-digits", "--methods", "sgdd", "--grid", "paper"], 1, "there is no method='sgdd'"),
         (["sweep", "nothing.toml"], 1, "there is no file nothing.toml"),

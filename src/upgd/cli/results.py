@@ -1,6 +1,7 @@
 """`upgd best`, `upgd table`, `upgd export`, `upgd runs`."""
 
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,14 +217,14 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
         "method": chosen.entry.method,
         "settings": dict(chosen.entry.settings),
         "metric": comparison.metric,
-        "score": None if chosen.score != chosen.score else chosen.score,
+        "score": _finite(chosen.score),
         "seeds": list(chosen.seeds),
         "diverged": chosen.diverged,
         "tried": chosen.tried,
         "diverged_settings": chosen.diverged_settings,
         "within_1_percent": chosen.flat,
         "neighbours": {
-            name: [{"value": value, "score": score} for value, score in near.items()]
+            name: [{"value": value, "score": _finite(score)} for value, score in near.items()]
             for name, near in chosen.neighbours.items()
         },
         "edges": list(chosen.edges),
@@ -234,7 +235,6 @@ def _run_facts(record: "Record") -> dict[str, Any]:
     from upgd.experiments.compare import area
 
     key, metric = record.key, "loss" if record.accuracy is None else "accuracy"
-    score = area(record, metric)  # type: ignore[arg-type]
     return {
         "id": record.id,
         "problem": key.problem,
@@ -245,10 +245,15 @@ def _run_facts(record: "Record") -> dict[str, Any]:
         "seed": key.seed,
         "steps": key.steps,
         "metric": metric,
-        "score": None if score != score else score,
+        "score": _finite(area(record, metric)),  # type: ignore[arg-type]
         "diverged_at": record.diverged_at,
         "device": record.device,
         "backend": record.backend,
         "seconds": record.seconds,
         "finished": record.finished,
     }
+
+
+def _finite(score: float) -> float | None:
+    """JSON has no word for NaN."""
+    return None if math.isnan(score) else score
