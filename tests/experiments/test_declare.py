@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+import numpy as np
 import pytest
 
 from upgd.experiments import Experiment, load, paper
@@ -23,6 +24,32 @@ def test_every_combination_once():
     upgd = [Learner(method="upgd", lr=lr, sigma=0.1, seed=seed) for lr in (0.1, 0.01) for seed in (3, 4)]
     assert experiment.learners() == (*upgd, *(Learner(method="sgd", lr=0.1, seed=seed) for seed in (3, 4)))
     assert experiment.learner_steps == 6 * 7
+
+
+def test_arrays_and_integers_of_numpy_are_as_good_as_lists_and_ints():
+    given = Experiment(
+        "output-permuted-digits",
+        {"sgd": {"lr": np.array([0.5, 0.25])}, "pgd": {"lr": np.float32(0.5), "sigma": 0.25}},
+        seeds=np.arange(2),
+        steps=np.int64(7),
+    )
+    plain = Experiment(
+        "output-permuted-digits", {"sgd": {"lr": [0.5, 0.25]}, "pgd": {"lr": 0.5, "sigma": 0.25}}, seeds=2, steps=7
+    )
+    assert given == plain
+    assert {type(seed) for seed in given.seeds} == {type(given.steps)} == {int}
+    assert Experiment("output-permuted-digits", {"sgd": {"lr": 0.1}}, seeds=np.int64(3), steps=7).seeds == (0, 1, 2)
+
+
+@pytest.mark.parametrize("seeds", [0, -3, True, 2.0, [], [0, 1.5], [True]])
+def test_seeds_are_a_number_or_a_list_of_integers(seeds):
+    with pytest.raises(ValueError, match="seeds must be a number of at least 1, or a list of seeds, not"):
+        Experiment("output-permuted-digits", {"sgd": {"lr": 0.1}}, seeds=seeds, steps=7)
+
+
+def test_settings_have_names():
+    with pytest.raises(TypeError, match=r"methods must give 'upgd' settings by name, such as .*, not 0.1"):
+        Experiment("output-permuted-digits", {"upgd": 0.1})
 
 
 def test_a_shared_grid_goes_to_the_methods_that_have_the_setting():

@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from operator import index
 from typing import Any, Literal
+
+import numpy as np
 
 from upgd.experiments import architecture, paper
 from upgd.experiments.settings import SETTINGS
@@ -104,6 +107,9 @@ def _values(
     named: Mapping[str, Grid] = methods if isinstance(methods, Mapping) else {method: {} for method in methods}
     if not named:
         raise ValueError(f"methods must be one or more of {', '.join(METHODS)}")
+    for method, own in named.items():
+        if not isinstance(own, Mapping):
+            raise TypeError(f"methods must give {method!r} settings by name, such as {{'lr': 0.01}}, not {own!r}")
     if shared is not None and shared != "paper" and not isinstance(shared, Mapping):
         raise ValueError(
             f"grid must be 'paper', or values for each setting such as {{'lr': [0.1, 0.01]}}, not {shared!r}"
@@ -143,7 +149,9 @@ def placeholders(method: str) -> dict[str, Any]:
 
 
 def listed(name: str, choices: Any) -> Values:
-    """A list of values to try; a single value is a list of one, and so are the two numbers of ``betas``."""
+    """A list or an array of values to try; a single value is a list of one, and so are the two numbers of ``betas``."""
+    if isinstance(choices, np.ndarray | np.generic):
+        choices = choices.tolist()
     if not isinstance(choices, list | tuple) or (
         name == "betas" and not any(isinstance(c, list | tuple) for c in choices)
     ):
@@ -154,13 +162,22 @@ def listed(name: str, choices: Any) -> Values:
 
 
 def _seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
-    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds))
-    if not chosen or isinstance(seeds, bool):
+    chosen = tuple(dict.fromkeys(map(_whole, seeds))) if isinstance(seeds, Iterable) else range(_whole(seeds) or 0)
+    if not chosen or None in chosen:
         raise ValueError(f"seeds must be a number of at least 1, or a list of seeds, not {seeds!r}")
-    return chosen
+    return tuple(chosen)  # type: ignore[arg-type]  # none of them is None
 
 
 def _steps(steps: int) -> int:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    number = _whole(steps)
+    if number is None or number < 1:
         raise ValueError(f"steps must be an integer of at least 1, not {steps!r}")
-    return steps
+    return number
+
+
+def _whole(number: Any) -> int | None:
+    """An integer of Python's or NumPy's as an int; None for anything else."""
+    try:
+        return None if isinstance(number, bool) else index(number)
+    except TypeError:
+        return None
