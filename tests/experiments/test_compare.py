@@ -12,6 +12,7 @@ from scipy.stats import ttest_rel
 
 from upgd.experiments import Results
 from upgd.experiments.compare import area, best, comparisons, quarter, rows
+from upgd.experiments.results import best_text
 from upgd.store import Key, Record
 
 
@@ -234,3 +235,19 @@ def test_plot_names_every_method_at_its_line():
     assert axes.lines[0].get_ydata() == pytest.approx([0.1, 0.5, 0.6])
     with pytest.raises(ValueError, match="nothing to plot"):
         Results([]).plot()
+
+
+def test_results_at_a_prompt_are_a_line_and_not_all_their_numbers():
+    curve = np.linspace(0, 1, 1000)
+    found = Results([record(curve, seed=seed, window=1) for seed in range(20)])
+    assert repr(found) == "<20 learners: p, network n, 1,000 steps>"
+    assert repr(Results([])) == "<no learners>"
+    (chosen,) = found.best()
+    assert "settings={'lr': 0.1}" in repr(chosen)
+    assert len(repr(chosen)) < 500
+    assert len(repr(found.comparisons())) < 500
+
+
+def test_one_seed_and_one_setting_are_singular():
+    one = only([record(0.5)])
+    assert "mean of 1 seed; 1 setting tried" in best_text([(one, best(one, "upgd"))])

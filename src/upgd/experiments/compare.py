@@ -14,7 +14,7 @@ it is left out (settings with more seeds come first). So 20 more seeds of the be
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +35,7 @@ class Entry:
 
     method: str
     settings: Mapping[str, Any]
-    records: Mapping[int, Record]
+    records: Mapping[int, Record] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Comparison:
     network: str
     steps: int
     metric: Metric
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...] = field(repr=False)
 
     @property
     def methods(self) -> list[str]:

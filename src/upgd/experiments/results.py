@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Results", "Table"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
     """Finished learners, of one experiment or of many.
 
@@ -28,6 +28,10 @@ class Results:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def __repr__(self) -> str:
+        problems = "; ".join(comparison.title for comparison in self.comparisons())
+        return f"<{len(self):,} learners: {problems}>" if problems else "<no learners>"
 
     def frame(self) -> Any:
         """One row for each learner: what it was, and its mean loss and accuracy over all steps and over the outer quarters.
@@ -153,7 +157,8 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]]) -> str:
         score = "all diverged" if math.isnan(one.score) else f"{comparison.metric} {one.score:.4f}"
         lines = [
             f"  {one.entry.method}: {settings_text(one.entry.settings)}",
-            f"    {score}, mean of {len(one.seeds)} seeds; {one.tried} settings tried, {one.flat:.0%} within 1 % of the best",
+            f"    {score}, mean of {_plural(len(one.seeds), 'seed')}; {_plural(one.tried, 'setting')} tried, "
+            f"{one.flat:.0%} within 1 % of the best",
         ]
         if one.diverged_settings:
             lines[-1] += f", {one.diverged_settings} with learners that diverged"
@@ -241,6 +246,10 @@ def _framed(columns: dict[str, list[Any]]) -> Any:
     except ModuleNotFoundError:
         return columns
     return pd.DataFrame(columns)
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _number(value: float) -> float | None:
