@@ -1,5 +1,7 @@
 """The graphed backend takes the torch backend's steps; on the CPU, without a graph, bit for bit."""
 
+import shutil
+
 import pytest
 import torch
 from plain_loop import Counters, Residual, SmallConvNet
@@ -89,3 +91,38 @@ def test_a_compiler_that_fails_is_told_of(monkeypatch, caplog):
     monkeypatch.setattr(backend, "_take", lambda *tensors: None)
     assert backend._compiled([]) == backend._take
     assert "torch.compile failed (RuntimeError: no Triton)" in caplog.text
+
+
+class CompiledOnTheCPU(GraphedBackend):
+    """What a GPU runs, except for the graph."""
+
+    def _recorded(self):
+        tensors = [*self._fixed.values(), *(t for named in self._state.values() for t in named.values())]
+        before = [tensor.clone() for tensor in tensors]
+        step = self._compiled(tensors)
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
+
+        def repeated(count):
+            return lambda: [step(*tensors) for _ in range(count)]
+
+        return {count: repeated(count) for count in (1, 8)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
+@pytest.mark.parametrize("settings", [LEARNERS["global"][0], LEARNERS["adamw"][0]], ids=["upgd", "adamw"])
+def test_compiled_steps_are_the_same(monkeypatch, caplog, settings):
+    """Tables that a convolution makes once must not be traced; and blocks of other lengths give the same bits."""
+    network, stream = PROBLEMS["convolution"]
+    learners = [Learner(seed=seed, **settings) for seed in range(3)]
+    found = []
+    for backend, lengths in ((GraphedBackend, (20,)), (CompiledOnTheCPU, (20,)), (CompiledOnTheCPU, (7, 1, 12))):
+        monkeypatch.setattr("upgd.population.choose._torch", lambda device, backend=backend: backend)
+        population = Population(network, learners, backend="torch")
+        for length in lengths:
+            population.run(stream, length, window=100)
+        found.append(torch.cat([p.flatten() for p in population._backends[0].parameters().values()]))
+    assert "torch.compile failed" not in caplog.text
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[1], found[2])
