@@ -4,6 +4,7 @@ import sys
 
 import benchmarks
 
+# A benchmark has a main() that wants no arguments. What else lies here, such as what writes a page, is a script of its own.
 modules = {
     info.name: module
     for info in pkgutil.iter_modules(benchmarks.__path__)

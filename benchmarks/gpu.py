@@ -1,6 +1,6 @@
 """Learner-steps per second on a GPU, end to end.
 
-``python -m benchmarks.gpu [mnist | random] [both | kernel | torch] [FILE]`` prints a table, and puts it into FILE as JSON.
+``python -m benchmarks.gpu [random | mnist] [both | kernel | torch] [FILE]`` prints a table, and puts it into FILE as JSON.
 """
 
 import json
@@ -37,7 +37,7 @@ def rate(network, learners: Sequence[Learner], stream, seconds: float = 1.0, bac
 
 
 def images(kind: str, outputs: int):
-    """Input-permuted MNIST, or random images where that is not at hand or has other classes."""
+    """Random images, or input-permuted MNIST where that is asked for and has so many classes."""
     if kind == "mnist" and outputs == 10:
         return make("input-permuted-mnist")
     random = np.random.default_rng(0)
@@ -107,7 +107,10 @@ def general(kind: str):
     yield "ConvNet, UPGD, 128", ConvNet((3, 32, 32), 10), learners, cifar
 
 
-def main(kind: str = "mnist", which: str = "both", path: str | None = None) -> None:
+def main(kind: str = "random", which: str = "both", path: str | None = None) -> None:
+    if not torch.cuda.is_available():
+        print("Skipped: it needs a GPU.")
+        return
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; learner-steps/s, 784-300-150-10 unless said")
     rates: dict[str, dict[str, int]] = {"plain": {}, "on chip": {}, "general": {}}
 

@@ -46,7 +46,7 @@ def proof(found: dict) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def write_page() -> None:
     found = json.loads((DOCS / "results" / "gpu.json").read_text(encoding="utf-8"))
     page = DOCS / "gpu.md"
     text = page.read_text(encoding="utf-8")
@@ -62,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_page()

@@ -47,7 +47,7 @@ def run(names: list[str], steps: int) -> dict:
     }
 
 
-def main(path: str, steps: str = "1000000") -> None:
+def prove(path: str, steps: str = "1000000") -> None:
     plain = plain_rate(MLP((784, 300, 150, 10)), plain_upgd, make("input-permuted-mnist"), steps=900)
     runs = []
     for names in ([name for name in METHODS if name != "AdamW"], ["AdamW"]):
@@ -61,4 +61,4 @@ def means(one: dict) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    prove(*sys.argv[1:])

@@ -131,3 +131,12 @@ def test_examples_in_docstrings(module: str) -> None:
     for test in tests:
         runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
         assert runner.run(test).failed == 0, test.name
+
+
+def test_benchmarks_are_what_measures_without_being_told_more() -> None:
+    """``make bench`` runs them all, one after the other: scripts that write pages or want arguments are none."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "nonsense"], cwd=Path(__file__).parents[1], capture_output=True, text=True
+    )
+    assert asked.returncode == 1
+    assert asked.stderr.strip().endswith("choose from curvature, gpu, optimizers, population, report, streams.")
