@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import version
 
 try:
-    from cyclopts import App, CycloptsError
+    from cyclopts import App, CycloptsError, UnusedCliTokensError
 except ModuleNotFoundError:
     raise SystemExit("upgd: the command line needs a few more packages: pip install 'upgd[run]'") from None
 
@@ -39,6 +39,11 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     try:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except UnusedCliTokensError as error:
+        words = " ".join(error.unused_tokens or ())
+        return _failed(
+            f"there is no use for {words!r} here; options are written --name value, and --help lists them", 2
+        )
     except (CycloptsError, UsageError) as error:
         return _failed(error, 2)
     except KeyboardInterrupt:

@@ -1,18 +1,25 @@
 """Options that several commands share, and how their text is read."""
 
 import os
+import signal
+import sys
+import threading
 import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 __all__ = [
     "Declaration",
     "Execution",
+    "Steps",
     "StorePath",
     "UsageError",
+    "load_torch",
     "read_options",
     "read_seeds",
     "read_values",
@@ -26,6 +33,19 @@ class UsageError(ValueError):
 
 StorePath = Annotated[Path | None, Parameter(name="--store", env_var="UPGD_STORE")]
 Json = Annotated[bool, Parameter(name="--json", negative="")]
+
+
+def _steps(_: Any, tokens: Sequence[Token]) -> int:
+    text = tokens[0].value
+    for read in (int, float):  # 1e6 is how people write a million
+        with suppress(ValueError, OverflowError):
+            number = read(text)
+            if number == int(number):
+                return int(number)
+    raise ValueError(f"it takes a whole number, such as 30000 or 1e6, not {text!r}.")
+
+
+Steps = Annotated[int | None, Parameter(converter=_steps)]
 
 
 @Parameter(name="*")
@@ -56,11 +76,12 @@ class Declaration:
     eps
         AdamW's.
     seeds
-        How many (20), or which (0,5,7).
+        How many (20), or which (0,5,7). By default as many as the paper has: 20, or 10 on CIFAR-10.
     steps
-        How many samples each learner sees.
+        How many samples each learner sees. By default as in the paper, 1e6; on the embedded digits 30,000.
     network
-        Hidden sizes such as 300-150 (300-150:tanh for another activation), linear, conv, conv-authors.
+        Hidden sizes such as 300-150 (300-150:tanh for another activation), linear, conv, conv-authors. By default the
+        paper's.
     option
         An option of the problem, such as task_length=500; may be given several times.
     """
@@ -76,7 +97,7 @@ class Declaration:
     betas: str | None = None
     eps: str | None = None
     seeds: str | None = None
-    steps: int | None = None
+    steps: Steps = None
     network: str | None = None
     option: tuple[str, ...] = ()
 
@@ -133,6 +154,27 @@ class Execution:
     look_every: int | None = None
     checkpoint_every: float = 120.0
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="")] = False
+
+
+def load_torch() -> None:
+    """Import what computes, with Ctrl-C ending the process at once.
+
+    torch swallows a KeyboardInterrupt that comes while it imports NumPy: the command would go on, with half of NumPy.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    mine = threading.current_thread() is threading.main_thread() and usual is signal.default_int_handler
+    if mine:
+        signal.signal(signal.SIGINT, _leave)
+    try:
+        import upgd.experiments.running  # noqa: F401
+    finally:
+        if mine:
+            signal.signal(signal.SIGINT, usual)
+
+
+def _leave(*_: object) -> None:
+    print("upgd: stopped", file=sys.stderr, flush=True)
+    os._exit(130)
 
 
 def store_path(given: Path | None) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from upgd.cli.options import Json, StorePath, UsageError, read_seeds, store_path
+from upgd.cli.options import Json, Steps, StorePath, UsageError, read_seeds, store_path
 
 if TYPE_CHECKING:
     from upgd.experiments import Results
@@ -42,7 +42,7 @@ class Filter:
     problem: str | None = None
     methods: str | None = None
     network: str | None = None
-    steps: int | None = None
+    steps: Steps = None
     seeds: str | None = None
     store: StorePath = None
 
@@ -129,7 +129,7 @@ def export(
     """
     from upgd.experiments.exports import write_csv, write_parquet
 
-    chosen = format or ("parquet" if file is not None and file.suffix == ".parquet" else "csv")
+    chosen = format or _format(file)
     if chosen == "parquet" and file is None:
         raise UsageError("Parquet needs a file to go to: upgd export results.parquet.")
     results = which.results()
@@ -143,6 +143,13 @@ def export(
             write_csv(results, stream, curves=curves)
     if file is not None:
         print(f"{len(results):,} learners → {file}", file=sys.stderr)
+
+
+def _format(file: Path | None) -> Literal["csv", "parquet"]:
+    suffix = ".csv" if file is None else file.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise UsageError(f"{file} must end with .csv or .parquet; or say which with --format csv or --format parquet.")
+    return "csv" if suffix == ".csv" else "parquet"
 
 
 runs = App(name="runs", help="List the learners in the store, or delete some.")
@@ -165,10 +172,11 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
 
     for record in records:
         key, facts = record.key, _run_facts(record)
-        score = f"diverged at {record.diverged_at:,}" if record.diverged_at is not None else f"{facts['score']:.4f}"
+        diverged = record.diverged_at is not None
+        score = f"diverged at step {record.diverged_at:,}" if diverged else f"{facts['metric']} {facts['score']:.4f}"
         print(
             f"{record.id:>6}  {key.problem}  {key.network}  {key.method} ({settings_text(key.settings)})  seed {key.seed}  "
-            f"{key.steps:,} steps  {facts['metric']} {score}  {record.finished[:16].replace('T', ' ')}"
+            f"{key.steps:,} steps  {score}  {record.finished[:16].replace('T', ' ')}"
         )
     print(f"{len(records):,} learners in {store_path(which.store)}", file=sys.stderr)
 

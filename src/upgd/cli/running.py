@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.options import Declaration, Execution, Json, UsageError, store_path
+from upgd.cli.options import Declaration, Execution, Json, UsageError, load_torch, store_path
 
 if TYPE_CHECKING:
     from upgd.experiments import Experiment, Results
@@ -46,6 +46,7 @@ def run(
     as_json
         Print JSON, for other programs.
     """
+    load_torch()
     from upgd.experiments import Experiment
 
     if problem in _STUDIES:
@@ -93,6 +94,7 @@ def sweep(
     as_json
         Print JSON, for other programs.
     """
+    load_torch()
     experiment = _declared(problem, methods, grid, declaration)
     return _dry_run(experiment, execution, as_json) if dry_run else _execute(experiment, execution, as_json)
 
@@ -107,6 +109,7 @@ def bench(*, device: str = "auto", as_json: Json = False) -> None:
     as_json
         Print JSON, for other programs.
     """
+    load_torch()
     from upgd.experiments.bench import measure
 
     lines = []
@@ -240,6 +243,8 @@ def _check(execution: Execution) -> None:
     for option, number in (("--workers", execution.workers), ("--look-every", execution.look_every)):
         if number is not None and number < 1:
             raise UsageError(f"{option} must be 1 or more, not {number}.")
+    if not execution.checkpoint_every >= 0:
+        raise UsageError(f"--checkpoint-every must be a number of seconds, not {execution.checkpoint_every}.")
 
 
 def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> int:

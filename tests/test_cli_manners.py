@@ -1,0 +1,108 @@
+"""How the command treats its user: numbers as people write them, mistakes, Ctrl-C at a bad moment."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from upgd import cli
+from upgd.cli.options import load_torch
+from upgd.store import Key, Record, Store
+
+RUN = ["run", "output-permuted-digits", "--method", "sgd", "--lr", "0.1", "--seeds", "1", "--backend", "torch"]
+QUICK = [*RUN, "--network", "8", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UPGD_STORE", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def upgd(capsys):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exited:
+            cli.main(list(arguments))
+        printed = capsys.readouterr()
+        return exited.value.code, printed.out, printed.err
+
+    return run
+
+
+def stored(path, *, diverged_at=None):
+    key = Key(problem="p", network="8", method="sgd", settings={"lr": 0.1}, seed=0, steps=2_000)
+    with Store.write(path) as store:
+        store.add([Record(key, window=1_000, loss=[0.5, 0.25], accuracy=[0.5, 0.75], diverged_at=diverged_at)])
+
+
+@pytest.mark.parametrize("text", ["40", "4e1", "4_0"])
+def test_steps_as_people_write_them(upgd, text, folder):
+    assert upgd(*QUICK, "--steps", text)[0] == 0
+    with Store.read(folder / "upgd.db") as store:
+        assert [record.key.steps for record in store.records()] == [40]
+    assert "1 learners" in upgd("runs", "--steps", text)[2]
+
+
+@pytest.mark.parametrize("text", ["1.5", "many", "inf", "nan"])
+def test_steps_that_are_none(upgd, text):
+    code, _, err = upgd(*QUICK, "--steps", text)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"--steps: it takes a whole number, such as 30000 or 1e6, not {text!r}" in err
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan"])
+def test_seconds_between_snapshots_are_not_negative(upgd, seconds):
+    code, _, err = upgd(*QUICK, "--steps", "5", "--checkpoint-every", seconds)
+    assert (code, err) == (2, f"upgd: --checkpoint-every must be a number of seconds, not {float(seconds)}.\n")
+
+
+def test_a_word_too_many(upgd):
+    code, _, err = upgd("best", "upgd", "sgd")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "there is no use for 'upgd sgd' here" in err
+
+
+@pytest.mark.parametrize("name", ["results.xlsx", "results"])
+def test_no_csv_under_another_name_unless_told_so(upgd, folder, name):
+    stored(folder / "upgd.db")
+    code, _, err = upgd("export", name)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{name} must end with .csv or .parquet" in err
+    assert not (folder / name).exists()
+    assert upgd("export", name, "--format", "csv")[0] == 0
+    assert (folder / name).read_text(encoding="utf-8").startswith("problem,")
+    assert upgd("export", "RESULTS.CSV")[0] == 0
+
+
+def test_a_list_says_where_learners_diverged(upgd, folder):
+    stored(folder / "upgd.db", diverged_at=1_234)
+    assert "2,000 steps  diverged at step 1,234  " in upgd("runs")[1]
+
+
+def test_ctrl_c_while_torch_is_loaded_ends_the_command():
+    swallowing = f"""
+import signal, sys
+
+class Torch:  # as its C code does
+    def find_spec(self, name, *_):
+        if name == "torch":
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+
+sys.meta_path.insert(0, Torch())
+from upgd.cli import main
+main({[*QUICK, "--steps", "5"]!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", swallowing], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "upgd: stopped\n")
+
+
+def test_loading_leaves_ctrl_c_as_it_was():
+    before = signal.getsignal(signal.SIGINT)
+    load_torch()
+    assert signal.getsignal(signal.SIGINT) is before
