@@ -34,6 +34,8 @@ def test_learners_are_equal_if_they_compute_the_same():
     assert learner("anti-pgd") == learner("anti-pgd", noise="anticorrelated")
     assert learner("adamw", betas=[0, 0.9]) == learner("adamw", betas=(0.0, 0.9))
     assert len({learner("sgd"), learner("sgd", sigma=0), learner("sgd", seed=1)}) == 2
+    # In letters, too, which are what a store knows them by.
+    assert repr(learner("upgd", lr=1, order=2.0, betas=None)) == repr(learner("upgd", lr=1.0, order=2))
 
 
 @pytest.mark.parametrize(

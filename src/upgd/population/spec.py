@@ -195,7 +195,7 @@ def _checked(name: str, value: Any) -> Any:
         if value not in _CHOICES[name]:
             choices = " or ".join(repr(choice) for choice in _CHOICES[name])
             raise ValueError(f"{name} must be {choices}, not {value!r}")
-        return value
+        return _CHOICES[name][_CHOICES[name].index(value)]  # 2 and not 2.0, which is as good but has another name
     if name == "betas":
         if not isinstance(value, Sequence) or len(value) != 2:
             raise ValueError(f"betas must be two numbers in [0, 1), such as (0.9, 0.999), not {value!r}")
