@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from upgd.utility._model import ACTIVATIONS, LAYERS
+from upgd.curvature._backward import transform_level
+from upgd.networks import ACTIVATION_MODULES
+from upgd.utility._model import LAYERS
 
 __all__ = [
     "Monitor",
@@ -30,9 +32,6 @@ __all__ = [
     "windowed_means",
     "zero_share",
 ]
-
-# Is this a pass of torch.func, such as upgd.utility makes? There is no public way to ask.
-_transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 
 def sample_plasticity(loss_before: Tensor, loss_after: Tensor) -> Tensor:
@@ -289,7 +288,7 @@ class Monitor:
         def record(module: nn.Module, inputs: Any, output: Any) -> None:
             if not isinstance(output, Tensor):
                 raise TypeError(f"layers names {name!r}, which puts out a {type(output).__name__}; it must be a tensor")
-            if torch.is_grad_enabled() and _transform_level() is None:
+            if torch.is_grad_enabled() and transform_level() is None:
                 key = name, output.shape[dim]
                 if key not in self._windows:
                     self._windows[key] = _Window(dim, self.samples)
@@ -347,7 +346,7 @@ def _watched(model: nn.Module, layers: Iterable[str] | None) -> dict[str, tuple[
             dim = -1 - len(module.kernel_size) if isinstance(module, _ConvNd) else -1
             hidden.append(name)
         dims[name] = dim
-    activations = [name for name, module in modules.items() if isinstance(module, ACTIVATIONS)]
+    activations = [name for name, module in modules.items() if isinstance(module, ACTIVATION_MODULES)]
     chosen = list(layers) if layers is not None else activations or hidden[:-1]
     unknown = [name for name in chosen if name not in modules]
     if unknown:

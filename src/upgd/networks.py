@@ -30,6 +30,12 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "identity": nn.Identity,
 }
 
+#: What counts as an activation in anybody's network: behind it are the hidden features of the layer before.
+ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
+    *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
+    *(nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softsign),
+)
+
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 #: How many random words are in the making at once: what fits a core's cache, or what keeps a GPU busy.
 _WORDS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}

@@ -13,15 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from upgd.curvature._backward import add_as_grad, transform_level
+from upgd.networks import ACTIVATION_MODULES
 
 #: What to pass as ``features``: the activation's name or module for each layer's.
 Pairs = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_ACTIVATIONS = (
-    *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
-    *(nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softsign),
-)
 
 
 class Feature:
@@ -137,7 +134,9 @@ def _found_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
     for here, following in pairwise(layers):
         name, layer = leaves[here]
         between = [module for _, module in leaves[here + 1 : following]]
-        candidates = [module for kind in (_ACTIVATIONS, nn.Identity) for module in between if isinstance(module, kind)]
+        candidates = [
+            module for kind in (ACTIVATION_MODULES, nn.Identity) for module in between if isinstance(module, kind)
+        ]
         if not candidates:
             raise ValueError(
                 f"model has no activation module between the layers {name!r} and {leaves[following][0]!r}, so that the "

@@ -11,14 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
+from upgd.networks import ACTIVATION_MODULES
+
 #: A loss as a function of outputs and targets: a module such as ``nn.MSELoss()``, or any function.
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 LAYERS = (nn.Linear, _ConvNd)
-ACTIVATIONS = (
-    *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
-    *(nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softsign),
-)
 
 
 class Call(NamedTuple):
@@ -92,7 +90,7 @@ def find_features(model: nn.Module, x: Tensor, names: Sequence[str] | None = Non
 
 def _activation(layer: Call, between: list[Call]) -> Call:
     """The activation that follows a layer. An Identity stands for one only where there is no other."""
-    activations = [call for call in between if isinstance(call.module, ACTIVATIONS)]
+    activations = [call for call in between if isinstance(call.module, ACTIVATION_MODULES)]
     activations += [call for call in between if isinstance(call.module, nn.Identity)]
     if not activations:
         raise ValueError(

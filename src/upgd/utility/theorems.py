@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
+from upgd.networks import ACTIVATION_MODULES
 from upgd.utility._derivatives import hessian_diagonal
-from upgd.utility._model import ACTIVATIONS, Call, Criterion, calls, check_repeatable
+from upgd.utility._model import Call, Criterion, calls, check_repeatable
 
 __all__ = ["Balance", "Terms", "conservation", "propagate"]
 
@@ -180,7 +181,7 @@ def _chain(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -> tupl
 
 
 def _check_chain(order: list[Call], outputs: Tensor) -> None:
-    allowed = (nn.Linear, nn.Identity, nn.Flatten, *ACTIVATIONS)
+    allowed = (nn.Linear, nn.Identity, nn.Flatten, *ACTIVATION_MODULES)
     for call, following in zip(order, [*order[1:], None], strict=True):
         if not isinstance(call.module, allowed) or isinstance(call.module, nn.PReLU):
             raise ValueError(
