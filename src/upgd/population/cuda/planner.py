@@ -19,8 +19,6 @@ _HELD = 64
 #: After so many steps the stored utilities are the true ones again (see onchip.cu).
 RENEWED_EVERY = 100
 
-_ACTIVATIONS = ("RELU", "LEAKY", "TANH", "IDENTITY")
-
 
 class Dense(NamedTuple):
     """A layer and the activation behind it."""
