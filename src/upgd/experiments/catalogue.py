@@ -228,7 +228,7 @@ def _search() -> Study:
         panels.append(Panel(f"{wise}-{noise}", f"{wise.capitalize()}-wise, {noise} noise", tuple(arms)))
     about = (
         "Search without gradients: weights or features are perturbed the more, the less useful they are. The control "
-        "perturbs everything evenly."
+        "perturbs everything evenly. Feature-wise, the output layer has no features to search and learns by its gradient."
     )
     return Study("ups-stationary-mnist", "Utility-based search on stationary MNIST", about, tuple(panels))
 
