@@ -180,3 +180,18 @@ def test_plotly_is_what_its_makers_published():
     bundle = (files("upgd.report") / "plotly/plotly-basic.min.js").read_bytes()
     assert hashlib.sha256(bundle).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
     assert "</script" not in plotly()
+
+
+def test_the_page_never_takes_the_place_of_the_results_or_of_a_folder(tmp_path):
+    with Store.write(tmp_path / "r.db") as store:
+        store.add(seeds(2, "sgd"))
+    before = (tmp_path / "r.db").read_bytes()
+    (tmp_path / "link.html").symlink_to(tmp_path / "r.db")
+    for target in ("r.db", "link.html"):
+        with pytest.raises(ValueError, match="has the results, and the page would take its place; choose another -o"):
+            write(tmp_path / "r.db", tmp_path / target)
+    (tmp_path / "pages").mkdir()
+    with pytest.raises(ValueError, match=r"pages is a folder; -o must name a file, such as .*pages/report.html"):
+        write(tmp_path / "r.db", tmp_path / "pages")
+    assert (tmp_path / "r.db").read_bytes() == before
+    assert not list(tmp_path.glob(".*.partial"))
