@@ -307,6 +307,19 @@ def test_samples_must_be_positive():
         Monitor(nn.Linear(1, 1), samples=0)
 
 
+@pytest.mark.parametrize(
+    ("model", "tau", "error", "sentence"),
+    [
+        (3, 0.1, TypeError, "model must be a torch.nn.Module, not 3"),
+        (nn.Linear(1, 1), -0.1, ValueError, "tau must be a number of at least 0, not -0.1"),
+        (nn.Linear(1, 1), math.nan, ValueError, "tau must be a number of at least 0, not nan"),
+    ],
+)
+def test_mistakes_get_one_sentence(model, tau, error, sentence):
+    with pytest.raises(error, match=sentence):
+        Monitor(model, tau=tau)
+
+
 def test_the_example_runs(capsys):
     example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "look_inside.py"))
     example["main"](tasks=1)

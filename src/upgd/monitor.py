@@ -216,8 +216,12 @@ class Monitor:
         samples: int = 256,
         layers: Iterable[str] | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
         if samples < 1:
             raise ValueError(f"samples must be at least 1, not {samples}")
+        if not tau >= 0:
+            raise ValueError(f"tau must be a number of at least 0, not {tau}; the usual value is 0.1")
         self.model = model
         self.optimizer = optimizer
         self.tau = tau
