@@ -117,7 +117,7 @@ def bench(*, device: str = "auto", as_json: Json = False) -> None:
         lines.append(line)
         if not as_json:
             print(
-                f"{line['network']:<34}{line['method']:<8}{line['learners']:>4} learners"
+                f"{line['network']:<46}{line['method']:<8}{line['learners']:>4} learners"
                 f"{line['learner_steps_per_second']:>12,.0f} learner-steps/s   ({line['backend']}, {line['device']})",
                 flush=True,
             )
