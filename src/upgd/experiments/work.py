@@ -65,7 +65,7 @@ def compute(
     def progress(_done: int, _total: int) -> None:
         nonlocal diverged, looked
         if time.monotonic() - looked > 2:
-            diverged, looked = int((population.result().diverged_at >= 0).sum()), time.monotonic()
+            diverged, looked = int((population.diverged_at >= 0).sum()), time.monotonic()
         watch(population.step * len(unit.learners), diverged, snapshot)
 
     watch(population.step * len(unit.learners), diverged, snapshot)

@@ -18,7 +18,7 @@ from upgd.population.choose import BackendName, choose
 from upgd.population.diagnostics import Diagnostics, look, stacked
 from upgd.population.interrupt import interrupts_wait
 from upgd.population.lanes import Lanes
-from upgd.population.result import Floats, Result
+from upgd.population.result import Floats, Integers, Result
 from upgd.population.spec import Learner, groups
 from upgd.streams.contract import Stream
 
@@ -155,10 +155,16 @@ class Population:
             lengths=np.array([end - start for start, end in pairwise([0, *ends])], np.int64),
             loss=self._stacked(curves["loss"]),
             accuracy=self._stacked(curves["accuracy"]),
-            diverged_at=self._gathered("diverged_at").numpy(),
+            diverged_at=self.diverged_at,
             diagnostics=stacked([figures for _, figures in self._looks]),
             diagnosed_at=np.array([step for step, _ in self._looks], np.int64),
         )
+
+    @property
+    def diverged_at(self) -> Integers:
+        """``(learners,)``: the step, from 0, at which each stopped to be finite; −1 if it has not. Cheap to ask for."""
+        diverged_at: Integers = self._gathered("diverged_at").numpy()
+        return diverged_at
 
     def parameters(self, learner: int) -> dict[str, Tensor]:
         """A copy of one learner's parameters now, by name."""
