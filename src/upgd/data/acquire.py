@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def fetch(name: str, *, mirror: str | None = None, progress: Progress | None = N
         entry = _keep(source, found, problems, "the download")
         for wanted in source.downloads:
             (downloads / wanted.name).unlink(missing_ok=True)
-        if not any(downloads.iterdir()):
+        with suppress(OSError):  # others have files on their way there
             downloads.rmdir()
         return entry
 
