@@ -17,7 +17,7 @@ def relu(module: nn.ReLU, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
 
 @elementwise(nn.LeakyReLU)
 def leaky_relu(module: nn.LeakyReLU, x: Tensor) -> tuple[Tensor, None]:
-    return torch.where(x > 0, 1.0, x.new_tensor(module.negative_slope)), None
+    return torch.where(x > 0, 1.0, x.new_full((), module.negative_slope)), None
 
 
 @elementwise(nn.Tanh)
