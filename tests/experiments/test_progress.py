@@ -115,3 +115,27 @@ def test_bars_in_a_terminal(monkeypatch):
     assert "100%" in drawn
     assert "2/2 units, 4 learners stored" in drawn
     assert "2 diverged" in drawn
+
+
+@pytest.mark.parametrize(
+    ("width", "note"),
+    [
+        (120, "1/2 units, 5 learners stored, 10 learner-steps/s, 20 s left, 2 diverged"),
+        (95, "1/2 units, 10 learner-steps/s, 20 s left, 2 diverged"),
+        (80, "1/2 units, 20 s left, 2 diverged"),
+        (60, "20 s left, 2 diverged"),
+    ],
+)
+def test_a_narrow_terminal_keeps_bars_and_the_time_that_is_left(clock, width, note):
+    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=True, width=width)
+    progress, first, second = started(clock)
+    progress.update(first, 0, 0)
+    clock.now += 20
+    progress.finish(first, 2)
+    progress.update(second, 0, 0)
+    with module._Bars(console) as bars:
+        bars(progress)
+    *_, overall = (line for line in console.file.getvalue().splitlines() if " 50%" in line)
+    assert overall.endswith(note)
+    assert "━━━" in overall
+    assert "…" not in console.file.getvalue()

@@ -15,6 +15,9 @@ __all__ = ["Display", "Progress", "display", "duration"]
 #: Seconds between two plain lines at first; the pause grows with the run, so that a log stays short.
 _FIRST_LINE_S, _LATER_LINES = 10.0, 0.1
 
+#: What a bar with its name and percentage wants at least.
+_BAR_WIDTH = 40
+
 
 @dataclass
 class Progress:
@@ -90,18 +93,22 @@ class Progress:
     def line(self) -> str:
         """All of it in one line."""
         share = self.steps / self.total if self.total else 1.0
-        parts = [
-            f"{share:4.0%}",
-            f"{self.finished}/{self.units} units",
-            f"{self.learners + self.already} learners stored",
-        ]
+        return ", ".join([f"{share:4.0%}", *self.parts().values()])
+
+    def parts(self) -> dict[str, str]:
+        """What the line says besides the share."""
+        learners = self.learners + self.already
+        parts = {
+            "units": f"{self.finished}/{self.units} units",
+            "learners": f"{learners} learner{'' if learners == 1 else 's'} stored",
+        }
         if self.rate > 0:
-            parts.append(f"{_count(self.rate)} learner-steps/s")
+            parts["rate"] = f"{_count(self.rate)} learner-steps/s"
         if self.seconds_left and self.finished < self.units:
-            parts.append(f"{duration(self.seconds_left)} left")
+            parts["left"] = f"{duration(self.seconds_left)} left"
         if self.diverged:
-            parts.append(f"{self.diverged} diverged")
-        return ", ".join(parts)
+            parts["diverged"] = f"{self.diverged} diverged"
+        return parts
 
 
 Display: TypeAlias = Callable[[Progress], None]
@@ -173,6 +180,7 @@ class _Bars:
             TextColumn("{task.fields[note]}"),
         )
         self._bars = Bars(*columns, console=console, refresh_per_second=4)
+        self._console = console
         self._tasks: dict[str, Any] = {}
         self._overall: Any = None
 
@@ -197,4 +205,10 @@ class _Bars:
             self._bars.update(self._tasks[name], completed=steps)
 
     def _note(self, progress: Progress) -> str:
-        return progress.line().partition(", ")[2]
+        """What there is room for beside a bar; the time that is left goes last."""
+        parts = progress.parts()
+        for name in ("learners", "rate", "units"):
+            if len(", ".join(parts.values())) <= self._console.width - _BAR_WIDTH:
+                break
+            parts.pop(name, None)
+        return ", ".join(parts.values())
