@@ -80,6 +80,29 @@ def test_units_and_channels_as_with_real_gates(order: int, scaling: str) -> None
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_sample_without_a_batch_is_a_batch_of_one(order: int) -> None:
+    sample = {
+        ConvNet: torch.randn(3, 32, 32, dtype=torch.float64),
+        MLP: torch.randn(3, dtype=torch.float64),
+    }
+    for build in (lambda: MLP((3, 4, 5, 2)).double(), lambda: ConvNet((3, 32, 32), 2).double()):
+        models = []
+        for batched in (False, True):
+            models.append(build())
+            x, y = sample[type(models[-1])], torch.tensor(1)
+            criterion = nn.CrossEntropyLoss()
+            curvature = upgd.HesScale(models[-1], criterion) if order == 2 else None
+            optimizer = upgd.FeatureUPGD(models[-1], 0.1, sigma=0.0, curvature=curvature)
+            for _ in range(2):
+                optimizer.zero_grad()
+                outputs = models[-1](x[None] if batched else x)
+                criterion(outputs, y[None] if batched else y).backward()
+                optimizer.step()
+        for single, batch in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(single, batch)
+
+
 def test_the_model_does_not_know_of_gates() -> None:
     model = conv_net()
     before = {name: value.shape for name, value in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""What hooks need to know about the backward pass they run in."""
+"""What hooks need to know about the backward pass they run in, and how they add up what they see."""
 
 from collections.abc import Callable
 
@@ -34,3 +34,8 @@ def add_as_grad(so_far: tuple[int, Tensor] | None, value: Tensor, reference: Ten
         elif reference is not None and reference.grad is not None:
             value = torch.where(reference.grad.any(), total + value, value)
     return backward, value
+
+
+def sum_by_unit(values: Tensor, dim: int) -> Tensor:
+    """For each unit or channel, which lie along ``dim``, the sum over the batch, if there is one, and all positions."""
+    return values.movedim(dim, 0).reshape(values.shape[dim], -1).sum(1)

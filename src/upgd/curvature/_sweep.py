@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from upgd.curvature._backward import current_backward, graph_is_kept, transform_level
+from upgd.curvature._backward import current_backward, graph_is_kept, sum_by_unit, transform_level
 from upgd.curvature._registry import Layer, LossRule
 
 if TYPE_CHECKING:
@@ -287,8 +287,8 @@ class Follower:
         dim = call.unit_dim()
         if dim is None:
             dim = -1 if h.ndim < 3 else 1
-        by_unit = (h * call.output.to(h.dtype).square()).movedim(dim, 0).flatten(1).sum(1)
-        self.owner._add(self.module, by_unit, call.upstream_parameter())
+        worth = h * call.output.to(h.dtype).square()
+        self.owner._add(self.module, sum_by_unit(worth, dim), call.upstream_parameter())
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the model is not followed: its hooks do nothing.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upgd.curvature._backward import add_as_grad, transform_level
+from upgd.curvature._backward import add_as_grad, sum_by_unit, transform_level
 from upgd.networks import ACTIVATION_MODULES
 
 #: What to pass as ``features``: the activation's name or module for each layer's.
@@ -86,7 +86,7 @@ class Feature:
                 )
             with torch.no_grad():
                 wide = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
-                by_unit = (grad.to(wide) * features).movedim(dim, 0).flatten(1).sum(1)
+                by_unit = sum_by_unit(grad.to(wide) * features, dim)
                 if self._scaler is not None:
                     by_unit = by_unit / self._scaler.scale(by_unit.new_ones(()))
                 self._sum = add_as_grad(self._sum, by_unit, reference)
