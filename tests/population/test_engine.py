@@ -164,7 +164,8 @@ def test_an_infinite_weight_behind_a_dead_unit_is_seen_when_the_window_ends():
         ({"learners": []}, "learners must be one or more"),
         ({"learners": ["sgd"]}, "learners must be one or more"),
         ({"backend": "numpy"}, "backend must be 'auto', 'torch' or 'kernel', not 'numpy'"),
-        ({"dtype": torch.int64}, "dtype must be a floating-point type"),
+        ({"dtype": torch.int64}, "dtype must be torch.float32 or torch.float64, not torch.int64"),
+        ({"dtype": torch.bfloat16}, "dtype must be torch.float32 or torch.float64, not torch.bfloat16"),
         ({"network": Residual(6, 3), "learners": [Learner(method="upgd", lr=0.1, order=2)]}, "order=2 must know the network"),
         (
             {"network": nn.Sequential(nn.Linear(6, 3), nn.GELU(), nn.Linear(3, 3)),

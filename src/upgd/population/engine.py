@@ -37,7 +37,7 @@ class Population:
         learners: any mix of methods, settings and seeds.
         device: where to compute.
         backend: ``"torch"``, ``"kernel"`` (fused loops on the CPU), or ``"auto"``: the kernel where it applies.
-        dtype: the type of parameters and computation.
+        dtype: the type of parameters and computation, ``torch.float32`` or ``torch.float64``.
         parameters: initial parameters, for each name of ``network.named_parameters()`` a tensor ``(learners, *shape)``.
 
     Attributes:
@@ -330,8 +330,8 @@ def _template(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
     if frozen:
         raise ValueError(f"every parameter of network must learn, but {frozen[0]} has requires_grad=False")
-    if not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating-point type, such as torch.float32, not {dtype}")
+    if dtype not in (torch.float32, torch.float64):  # 16 bits would not let a utility with β = 0.999 decay
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
     return copy.deepcopy(network).to("cpu", dtype)
 
 
