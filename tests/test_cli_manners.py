@@ -1,5 +1,6 @@
 """How the command treats its user: numbers as people write them, mistakes, Ctrl-C at a bad moment."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -106,3 +107,11 @@ def test_loading_leaves_ctrl_c_as_it_was():
     before = signal.getsignal(signal.SIGINT)
     load_torch()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_terminal_without_greek_letters_gets_its_table(folder):
+    stored(folder / "upgd.db")
+    table = [sys.executable, "-c", "from upgd.cli import main; main()", "table"]
+    ended = subprocess.run(table, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, cwd=folder)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"mean ? s.e." in ended.stdout
