@@ -248,6 +248,30 @@ def test_a_state_dict_keeps_the_precision_of_utility(build: Build, dtype: torch.
 
 
 @every_optimizer
+def test_a_hook_may_put_a_state_dict_in_another_order(build: Build) -> None:
+    """As torch's documentation does it, to load by name: the hook returns a dict with other numbers."""
+    model = network()
+    optimizer = build(model)
+    train(model, optimizer, 2)
+    saved = optimizer.state_dict()
+    count = sum(len(group["params"]) for group in saved["param_groups"])
+    turned = {
+        "state": {count - 1 - number: state for number, state in saved["state"].items()},
+        "param_groups": [
+            {**group, "params": [count - 1 - number for number in group["params"]]} for group in saved["param_groups"]
+        ],
+    }
+    shuffled = {**turned, "param_groups": [{**g, "params": sorted(g["params"])} for g in turned["param_groups"]]}
+    fresh = build(model)
+    fresh.register_load_state_dict_pre_hook(lambda _, given: turned)
+    fresh.load_state_dict(shuffled)
+    for param in model.parameters():
+        assert optimizer.state[param].keys() == fresh.state[param].keys()
+        for name, value in optimizer.state[param].items():
+            torch.testing.assert_close(fresh.state[param][name], value, rtol=0, atol=0)
+
+
+@every_optimizer
 def test_a_checkpoint_from_before_an_option_existed_gets_its_default(build: Build) -> None:
     model = network()
     optimizer = build(model)

@@ -72,12 +72,14 @@ class WeightwiseOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` gave; see :meth:`torch.optim.Optimizer.load_state_dict`."""
-        super().load_state_dict(state_dict)
+        loaded: dict[str, Any] = {}  # what the hooks of others, which come first, have made of it
+        with self.register_load_state_dict_pre_hook(lambda _, given: loaded.update(given)):
+            super().load_state_dict(state_dict)
         # torch casts all state to the parameter's dtype, but the averages of a 16-bit parameter are kept in 32 bits.
-        saved_ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        saved_ids = chain.from_iterable(group["params"] for group in loaded["param_groups"])
         own = chain.from_iterable(group["params"] for group in self.param_groups)
         for saved_id, param in zip(saved_ids, own, strict=True):
-            saved = state_dict["state"].get(saved_id, {})
+            saved = loaded["state"].get(saved_id, {})
             for name in ("utility", "exp_avg", "exp_avg_sq"):
                 if name in saved:
                     self.state[param][name] = saved[name].to(param.device, utility_dtype(param))
