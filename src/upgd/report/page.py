@@ -132,7 +132,8 @@ def _contents(found: Sequence[Section], anchors: Sequence[str]) -> str:
 
 def _footer(records: Sequence[Record]) -> str:
     versions = ", ".join(sorted({f"upgd {record.package} with torch {record.torch}" for record in records}))
-    now = datetime.now().astimezone().strftime("%-d %B %Y, %H:%M %Z")
+    moment = datetime.now().astimezone()
+    now = f"{moment.day} {moment:%B %Y, %H:%M %Z}"  # and not %-d, which Windows does not know
     return f"<p>{escape(f'Made on {now}. Results of {versions}.' if versions else f'Made on {now}.')}</p>"
 
 
