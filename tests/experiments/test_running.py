@@ -248,6 +248,17 @@ def test_two_processes_give_the_same_and_a_worker_that_dies_is_replaced(tmp_path
     assert numbers(results) == expected
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a disk that is full")
+def test_a_full_disk_gets_a_sentence_and_the_last_snapshot_stays(tmp_path):
+    checkpoints, unit = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
+    checkpoints.save(unit, Snapshot({"step": torch.tensor(1)}, 1.0))
+    (checkpoints.folder / f"{unit.name}.{os.getpid()}.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"unfinished work cannot be saved in .*checkpoints .*No space left"):
+        checkpoints.save(unit, Snapshot({"step": torch.tensor(2)}, 2.0))
+    assert checkpoints.load(unit).seconds == 1.0
+    assert not list(checkpoints.folder.glob("*.partial"))
+
+
 def test_a_unit_whose_processes_keep_dying_gets_a_sentence(monkeypatch):
     monkeypatch.setattr("upgd.experiments.workers._ATTEMPTS", 1)
     unit = Unit("output-permuted-digits", {}, "8", 10_000_000, (Learner(method="sgd", lr=0.1),))

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -130,10 +130,17 @@ class Checkpoints:
         return cls(store.with_name(f"{store.name}.checkpoints"))
 
     def save(self, unit: Unit, snapshot: Snapshot) -> None:
-        self.folder.mkdir(exist_ok=True)
-        _write_whole(self._description(unit.name), lambda path: path.write_text(unit.to_json()))
+        """Keep where a unit is; the snapshot before this one stays until all of it is on the disk."""
         content = {"state": snapshot.state, "seconds": snapshot.seconds, "package": __version__}
-        _write_whole(self._file(unit.name), lambda path: torch.save(content, path))
+        try:
+            self.folder.mkdir(exist_ok=True)
+            _write_whole(self._description(unit.name), lambda file: file.write(unit.to_json().encode()))
+            _write_whole(self._file(unit.name), lambda file: torch.save(content, file))
+        except OSError as error:
+            raise OSError(
+                f"unfinished work cannot be saved in {self.folder} ({error.strerror or error}); what was finished is kept: "
+                "make room, or give yourself the right to write there, and give the same command again"
+            ) from error
 
     def load(self, unit: Unit) -> Snapshot | None:
         """Where the unit was, if somebody has begun it; a file of another version, or a damaged one, means the beginning."""
@@ -179,11 +186,12 @@ class Checkpoints:
         return self.folder / f"{name}.json"
 
 
-def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+def _write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
-        write(partial)
-        with partial.open("rb") as file:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
     finally:
