@@ -115,3 +115,19 @@ def test_a_terminal_without_greek_letters_gets_its_table(folder):
     ended = subprocess.run(table, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, cwd=folder)
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert b"mean ? s.e." in ended.stdout
+
+
+def _press_ctrl_c(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_the_demo_says_how_to_go_on(upgd, monkeypatch):
+    monkeypatch.setattr("upgd.experiments.demo.demo", _press_ctrl_c)
+    code, out, err = upgd("demo")
+    assert (code, out) == (130, "")
+    assert err == "upgd: stopped; what was begun is saved: give the same command again to go on\n"
+
+
+def test_ctrl_c_anywhere_gets_a_word(upgd, monkeypatch):
+    monkeypatch.setattr("upgd.experiments.bench.measure", _press_ctrl_c)
+    assert upgd("bench") == (130, "", "upgd: stopped\n")

@@ -27,6 +27,7 @@ app = App(
     name="upgd",
     help="Learning from streams that never stop changing: utility-based perturbed gradient descent.",
     version=version("upgd"),
+    suppress_keyboard_interrupt=False,  # or it would end the process without a word
 )
 for command in (demo, run, sweep, best, table, report, watch, reproduce, export, runs, data, bench):
     app.command(command)

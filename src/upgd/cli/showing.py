@@ -1,9 +1,12 @@
 """`upgd demo`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+
+from upgd.cli.options import load_torch
 
 __all__ = ["demo"]
 
@@ -12,7 +15,7 @@ def demo(
     *,
     output: Path = Path("demo-output"),
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="")] = False,
-) -> None:
+) -> int:
     """See the method work, in about a minute: two streams that keep changing, five methods, a table and a page.
 
     Parameters
@@ -22,8 +25,14 @@ def demo(
     quiet
         Show no progress.
     """
+    load_torch()
     from upgd.experiments.demo import demo as show_it
 
-    show = show_it(output, progress=not quiet)
+    try:
+        show = show_it(output, progress=not quiet)
+    except KeyboardInterrupt:
+        print("upgd: stopped; what was begun is saved: give the same command again to go on", file=sys.stderr)
+        return 130
     print(show.table)
     print(f"\nOpen {show.page} in a browser.")
+    return 0
