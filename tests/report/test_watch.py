@@ -61,6 +61,22 @@ def test_a_file_that_is_no_store_gets_a_sentence(watch):
     assert "no store" in error.value.read().decode()
 
 
+def test_a_page_knows_which_news_it_was_made_from(watch, open_page, monkeypatch):
+    """What is stored between the making of the page and its first question is shown, too."""
+    records = watch.records
+
+    def and_then_there_are_more():
+        found = records()
+        if not found:
+            with Store.write(watch.store) as store:
+                store.add(seeds(2, "sgd"))
+        return found
+
+    monkeypatch.setattr(watch, "records", and_then_there_are_more)
+    page = open_page(watch.address)
+    page.get_by_role("button", name="SGD", exact=True).wait_for(timeout=20_000)
+
+
 def test_files_that_vanish_are_no_news(watch, monkeypatch):
     monkeypatch.setattr(type(watch.store), "exists", lambda path: True)  # so it seemed, a moment ago
     assert watch.news() == ""

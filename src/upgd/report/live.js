@@ -1,7 +1,7 @@
 "use strict";
 // While a sweep runs: asks this machine's server for news, and shows them. What was unfolded stays so.
 (() => {
-  let version = null;
+  let version = document.getElementById("page").dataset.news; // what the page was made from
   const say = (text) => { document.getElementById("news").textContent = text; };
   async function text(address) {
     const answer = await fetch(address, { cache: "no-store" });
@@ -21,7 +21,7 @@
   async function look() {
     try {
       const latest = await text("news");
-      if (version !== null && latest !== version) show(await text("content"));
+      if (latest !== version) show(await text("content"));
       version = latest;
       say("Live: this page follows the sweep.");
     } catch (error) {

@@ -36,7 +36,7 @@ _PAGE = """\
 </head>
 <body>
 <a class="skip" href="#content">Skip to the results</a>
-<div id="page">{content}</div>
+<div id="page"{news}>{content}</div>
 <noscript><p class="note">The charts need JavaScript; all numbers stand in the tables.</p></noscript>
 {scripts}
 </body>
@@ -76,8 +76,9 @@ def write(store: str | os.PathLike[str], path: str | os.PathLike[str], *, proble
     return target
 
 
-def render(records: Sequence[Record], store: Path, *, live: bool = False) -> str:
-    """The whole page; a live one gets plotly and news from its server."""
+def render(records: Sequence[Record], store: Path, *, news: str | None = None) -> str:
+    """The whole page; a live one, which says from which news it was made, gets plotly and further news from its server."""
+    live = news is not None
     programs = [_resource("page.js"), _resource("live.js")] if live else [plotly(), _resource("page.js")]
     trusted = " ".join(f"'sha256-{_hash(program)}'" for program in programs)
     own = " 'self'; connect-src 'self'" if live else ""
@@ -90,6 +91,7 @@ def render(records: Sequence[Record], store: Path, *, live: bool = False) -> str
         policy=policy,
         title=escape(f"{store.name}: results"),
         style=_resource("page.css"),
+        news="" if news is None else f' data-news="{escape(news)}"',
         content=content(records, store),
         scripts="\n".join([*tags, *(f"<script>{program}</script>" for program in programs)]),
     )

@@ -66,6 +66,11 @@ class Watch:
         with Store.read(self.store) as store:
             return store.records(problem=self.problem)
 
+    def page(self) -> str:
+        """The whole page. What is stored while it is being made is news."""
+        news = self.news()
+        return render(self.records(), self.store, news=news)
+
     def news(self) -> str:
         """A text that is another one when there is something new."""
         marks = []
@@ -78,7 +83,7 @@ class Watch:
 
 def _handler(watch: Watch) -> type[BaseHTTPRequestHandler]:
     pages: dict[str, tuple[str, Callable[[], str]]] = {
-        "/": ("text/html", lambda: render(watch.records(), watch.store, live=True)),
+        "/": ("text/html", watch.page),
         "/content": ("text/html", lambda: content(watch.records(), watch.store)),
         "/news": ("text/plain", watch.news),
         "/plotly.js": ("text/javascript", plotly),
