@@ -224,6 +224,8 @@ def test_a_wrong_device_or_option_gets_one_sentence():
         ex.run("output-permuted-digits", {"sgd": {"lr": 0.1}}, steps=5, options={"length": 3})
     with pytest.raises(ValueError, match="workers must be at least 1, not 0"):
         ex.run(SMALL, workers=0)
+    with pytest.raises(ValueError, match="look_every must be at least 1, not 0"):
+        ex.run(SMALL, look_every=0)
 
 
 def test_two_processes_give_the_same_and_a_worker_that_dies_is_replaced(tmp_path, expected):

@@ -328,3 +328,22 @@ def test_memory_does_not_grow_with_the_steps():
     crowd.run(Watching((3000,), 3, task_length=10_000), 2_000)
     assert max(asked) == 100
     assert sum(asked) == 2_000
+
+
+def test_one_learner_without_a_list_and_no_stream_get_a_sentence():
+    with pytest.raises(ValueError, match=r"learners must be one or more Learner\(…\), not Learner"):
+        Population(MLP((64, 10)), Learner(method="sgd", lr=0.1))
+    population = Population(MLP((64, 10)), [Learner(method="sgd", lr=0.1)], backend="torch")
+    with pytest.raises(
+        TypeError, match=r"stream must be what upgd.streams.make\(name\) gives, .* not 'stationary-digits'"
+    ):
+        population.run("stationary-digits", steps=1)
+
+
+def test_dropout_is_refused_unless_it_is_off():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 10))
+    learners = [Learner(method="sgd", lr=0.1)]
+    with pytest.raises(ValueError, match=r"network has the Dropout '2' in training mode.*call network.eval\(\) first"):
+        Population(network, learners)
+    result = Population(network.eval(), learners).run(make("stationary-digits"), steps=3)
+    assert np.isfinite(result.loss).all()

@@ -80,3 +80,11 @@ def test_mistakes_are_named() -> None:
         StreamDataset(STREAM, start=-1)
     with pytest.raises(TypeError, match="give it steps="):
         len(StreamDataset(STREAM))
+
+
+@pytest.mark.parametrize("loop", [iterate, StreamDataset])
+def test_a_name_is_no_stream(loop):
+    with pytest.raises(
+        TypeError, match=r"stream must be what upgd.streams.make\(name\) gives, .*, not 'stationary-digits'"
+    ):
+        loop("stationary-digits", steps=1)

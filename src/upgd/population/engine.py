@@ -3,7 +3,7 @@
 import copy
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -122,7 +122,7 @@ class Population:
         """
         self._check_whole()
         steps = _checked_count("steps", steps, 0)
-        self._begin(stream, stream.task_length if window is None else window)
+        self._begin(stream, window)
         assert self._window is not None
         begin, end = self.step, self.step + steps
         while self.step < end:
@@ -234,9 +234,9 @@ class Population:
 
     # ---------------------------------------------------------------------------------------------- a block, a window
 
-    def _begin(self, stream: Stream, window: int) -> None:
+    def _begin(self, stream: Stream, window: int | None) -> None:
         _check_fits(self._network, stream)
-        window = _checked_count("window", window, 1)
+        window = _checked_count("window", stream.task_length if window is None else window, 1)
         for name, old, new in (("window", self._window, window), ("loss", self._loss, stream.loss)):
             if self.step and old != new:
                 raise ValueError(f"the {name} was {old!r} until step {self.step}, and cannot become {new!r} now")
@@ -347,6 +347,8 @@ def _initial(network: nn.Module, seeds: list[int], given: Mapping[str, Tensor] |
 
 def _check_fits(network: nn.Module, stream: Stream) -> None:
     """Whether the network takes what the stream gives."""
+    if not hasattr(stream, "chunk"):
+        raise TypeError(f"stream must be what upgd.streams.make(name) gives, or one of your own, not {stream!r}")
     dtype = next(network.parameters()).dtype
     try:
         with torch.no_grad():
@@ -361,7 +363,7 @@ def _check_fits(network: nn.Module, stream: Stream) -> None:
 
 
 def _checked_learners(learners: Sequence[Learner]) -> tuple[Learner, ...]:
-    checked = tuple(learners)
+    checked = tuple(learners) if isinstance(learners, Iterable) else ()
     if not checked or not all(isinstance(learner, Learner) for learner in checked):
         raise ValueError(f"learners must be one or more Learner(…), not {learners!r}")
     return checked

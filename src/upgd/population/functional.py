@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.dropout import _DropoutNd
 
 from upgd.population.backend import Loss
 from upgd.population.chain import Derivatives
@@ -20,6 +21,12 @@ class Functional:
     """
 
     def __init__(self, network: nn.Module) -> None:
+        for name, module in network.named_modules():
+            if isinstance(module, _DropoutNd) and module.training and module.p > 0:
+                raise ValueError(
+                    f"network has the {type(module).__name__} {name!r} in training mode, which draws numbers that are no "
+                    "function of seed and step; call network.eval() first, or leave it out"
+                )
         self._network = network
         self._buffers = dict(network.named_buffers())
 

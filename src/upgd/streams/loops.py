@@ -46,7 +46,7 @@ def iterate(
         (1, 8, 8) (1,)
         (1, 8, 8) (1,)
     """
-    _check(steps, start, batch_size)
+    _check(stream, steps, start, batch_size)
     return _batches(stream, seed, steps, start, batch_size, device)
 
 
@@ -73,7 +73,7 @@ class StreamDataset(IterableDataset[tuple[Tensor, Tensor]]):
     def __init__(
         self, stream: Stream, seed: int = 0, *, steps: int | None = None, start: int = 0, batch_size: int | None = None
     ) -> None:
-        _check(steps, start, batch_size)
+        _check(stream, steps, start, batch_size)
         self.stream, self.seed, self.steps, self.start, self.batch_size = stream, seed, steps, start, batch_size
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -112,7 +112,9 @@ def _batches(
             yield x.clone(), y.clone()
 
 
-def _check(steps: int | None, start: int, batch_size: int | None) -> None:
+def _check(stream: Stream, steps: int | None, start: int, batch_size: int | None) -> None:
+    if not hasattr(stream, "chunk"):
+        raise TypeError(f"stream must be what upgd.streams.make(name) gives, or one of your own, not {stream!r}")
     for name, value, least in (("steps", steps, 0), ("start", start, 0), ("batch_size", batch_size, 1)):
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
