@@ -283,3 +283,14 @@ def test_a_folder_that_cannot_be_written_to():
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "1"
     assert "cannot be opened (unable to open database file); check the permissions" in done.stdout
+
+
+def test_records_can_be_looked_for_in_lists():
+    """Two arrays have no single answer to whether they are equal; a record is equal to itself, and its key says the rest."""
+    one, other = (
+        Record(Key(problem="p", network="8", method="sgd", settings={}, seed=0, steps=2), 1, [1, 2]) for _ in range(2)
+    )
+    assert one in [other, one]
+    assert one != other
+    assert one.key == other.key
+    assert len({one, other}) == 2

@@ -100,7 +100,7 @@ class Key:
         return hashlib.sha256(_json(asdict(self)).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Record:
     """What one learner has shown.
 
