@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
+from upgd.experiments.settings import SETTINGS
+
 __all__ = [
     "Declaration",
     "Execution",
@@ -103,8 +105,7 @@ class Declaration:
 
     def settings(self) -> dict[str, list[Any]]:
         """The settings that were given, as lists of values."""
-        names = ("lr", "beta_utility", "sigma", "weight_decay", "wise", "scaling", "order", "noise", "betas", "eps")
-        given = {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in SETTINGS}
         return {
             name: read_values(f"--{name.replace('_', '-')}", text) for name, text in given.items() if text is not None
         }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from upgd.experiments.compare import Best, Comparison, Entry, Row, area, best, comparisons, quarter, rows
-from upgd.experiments.settings import SETTINGS
+from upgd.experiments.settings import SETTINGS, SWITCHES
 from upgd.store import Record
 
 if TYPE_CHECKING:
@@ -141,12 +141,11 @@ def _html(rows: Sequence[Sequence[str]]) -> str:
 
 
 _SHORT = {"beta_utility": "β", "sigma": "σ", "weight_decay": "wd", "eps": "ε", "betas": "β₁β₂"}
-_USUAL = {"wise": "weight", "scaling": "global", "order": 1, "noise": "white"}
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings in a few letters; what a method does unless told otherwise is left out."""
-    names = [name for name in SETTINGS if name in settings and _USUAL.get(name) != settings[name]]
+    names = [name for name in SETTINGS if name in settings and SWITCHES.get(name) != settings[name]]
     return ", ".join(f"{_SHORT.get(name, name)} {_text(settings[name])}" for name in names)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from upgd.experiments.compare import Best, Comparison, Entry, best
+from upgd.experiments.settings import SWITCHES
 
 __all__ = ["LABELS", "Variant", "best_of_variants", "by_variant", "variant"]
 
@@ -25,8 +26,6 @@ LABELS = {
 }
 #: What is worth saying about a variant: everything but the usual.
 _WORDS = {"feature": "feature-wise", "local": "local", 2: "2nd order", "anticorrelated": "anticorrelated"}
-_SWITCHES = ("wise", "scaling", "order", "noise")
-_USUAL = {"wise": "weight", "scaling": "global", "order": 1, "noise": "white"}
 
 
 class Variant(NamedTuple):
@@ -56,7 +55,7 @@ class Variant(NamedTuple):
 
 def variant(entry: Entry) -> Variant:
     """The variant that an entry is a setting of."""
-    return Variant(entry.method, *(entry.settings.get(name, _USUAL[name]) for name in _SWITCHES))
+    return Variant(entry.method, *(entry.settings.get(name, usual) for name, usual in SWITCHES.items()))
 
 
 def by_variant(comparison: Comparison) -> dict[Variant, Comparison]:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from upgd.experiments.bands import band, of_seeds
 from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons, rows
 from upgd.experiments.results import settings_text
-from upgd.experiments.settings import SETTINGS
+from upgd.experiments.settings import SETTINGS, SWITCHES
 from upgd.experiments.variants import Variant, best_of_variants, by_variant
 from upgd.report.colours import Colours, colours
 from upgd.store import Record
@@ -23,7 +23,6 @@ __all__ = ["Section", "Setting", "sections"]
 #: A curve on the page has at most this many points, and a number this many digits: more than a screen shows.
 _POINTS = 150
 _DIGITS = 5
-_SWITCHES = ("wise", "scaling", "order", "noise")
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Section:
         steps, values = of_seeds(self.best[variant].entry, self.comparison.metric, _POINTS)
         mean, reach = band(values) if len(values) else (values, values)
         own = [setting for setting in self.settings if setting.variant == variant]
-        names = [name for name in SETTINGS if name in own[0].settings and name not in _SWITCHES]
+        names = [name for name in SETTINGS if name in own[0].settings and name not in SWITCHES]
         return {
             "name": variant.label,
             **self.colours[variant]._asdict(),
