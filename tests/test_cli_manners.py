@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from upgd import cli
+from upgd.cli import running
 from upgd.cli.options import load_torch
 from upgd.store import Key, Record, Store
 
@@ -131,3 +132,13 @@ def test_ctrl_c_in_the_demo_says_how_to_go_on(upgd, monkeypatch):
 def test_ctrl_c_anywhere_gets_a_word(upgd, monkeypatch):
     monkeypatch.setattr("upgd.experiments.bench.measure", _press_ctrl_c)
     assert upgd("bench") == (130, "", "upgd: stopped\n")
+
+
+def test_a_study_tells_how_far_it_is_unless_it_shall_be_quiet(upgd, monkeypatch):
+    monkeypatch.setattr(running._say_now_and_then, "__defaults__", (0.0,))
+    study = ("run", "utility-quality-features", "--seeds", "1", "--steps", "2", "--json")
+    code, _, err = upgd(*study)
+    assert code == 0
+    assert [line.partition(",")[0] for line in err.splitlines()] == [" 33%", " 67%", "100%"]
+    assert err.endswith("about 0.0 s left\n")
+    assert upgd(*study, "--quiet")[2] == ""

@@ -3,7 +3,8 @@
 import json
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -42,7 +43,7 @@ def run(
     problem
         The problem's name; a wrong one gets a list.
     method
-        sgd, sgdw, adamw, pgd, anti-pgd, shrink-and-perturb, upgd, upgd-nonprotecting or ups.
+        sgd, sgdw, adamw, pgd, anti-pgd, shrink-and-perturb, upgd, upgd-nonprotecting, ups or ups-even.
     as_json
         Print JSON, for other programs.
     """
@@ -50,7 +51,7 @@ def run(
     from upgd.experiments import Experiment
 
     if problem in _STUDIES:
-        return _study(problem, method, declaration, as_json)
+        return _study(problem, method, declaration, as_json, execution.quiet)
     if method is None:
         raise UsageError("say which method to run, such as --method upgd.")
     if "," in method:
@@ -132,7 +133,7 @@ _STUDIES: dict[str, Literal["weight", "feature"]] = {
 }
 
 
-def _study(problem: str, method: str | None, declaration: Declaration, as_json: bool) -> int:
+def _study(problem: str, method: str | None, declaration: Declaration, as_json: bool, quiet: bool) -> int:
     """Measure how well approximate utilities order things; print the correlations and save the figure."""
     from pathlib import Path
 
@@ -143,7 +144,10 @@ def _study(problem: str, method: str | None, declaration: Declaration, as_json: 
         raise UsageError(f"{problem} takes --seeds and --steps only, not --{min(extra).replace('_', '-')}.")
     seeds = given.get("seeds", 20)
     result = measure(
-        _STUDIES[problem], seeds=range(seeds) if isinstance(seeds, int) else seeds, steps=given.get("steps", 2_000)
+        _STUDIES[problem],
+        seeds=range(seeds) if isinstance(seeds, int) else seeds,
+        steps=given.get("steps", 2_000),
+        progress=None if quiet else _say_now_and_then(),
     )
     if as_json:
         print(json.dumps(result.summary(), indent=2))
@@ -154,6 +158,23 @@ def _study(problem: str, method: str | None, declaration: Declaration, as_json: 
     print(result.table())
     print(f"\nThe curves are in {figure}.")
     return 0
+
+
+def _say_now_and_then(every: float = 10.0) -> Callable[[int, int], None]:
+    """Tells the standard error every so many seconds how far it is."""
+    from upgd.experiments.progress import duration
+
+    began = said = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= every:
+            said = now
+            left = (now - began) * (total - done) / done
+            print(f"{done / total:4.0%}, about {duration(left)} left", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _declared(problem: str, methods: str | None, grid: str | None, declaration: Declaration) -> "Experiment":

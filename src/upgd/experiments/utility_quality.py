@@ -9,7 +9,7 @@ weights and biases, or 100 features) is compared by rank with what the approxima
 ``python -m upgd.experiments.utility_quality --out docs/results`` runs the whole study, draws it and writes it up.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -43,6 +43,7 @@ def run(
     seeds: Sequence[int] = range(20),
     steps: int = 2_000,
     lr: float = 0.01,
+    progress: Callable[[int, int], None] | None = None,
 ) -> "UtilityQuality":
     """Measure, at every step of online learning, how approximate utilities correlate with the true one.
 
@@ -53,6 +54,7 @@ def run(
         seeds: one run each.
         steps: how many samples a run learns from.
         lr: SGD's step size. The paper does not give it; this is what the authors' public code uses.
+        progress: told now and then about the steps done and those to be done, of all activations.
 
     Returns:
         The correlations, with ``table()`` and ``plot()``.
@@ -65,8 +67,13 @@ def run(
     if steps < 1 or not len(seeds):
         raise ValueError(f"steps and the number of seeds must be at least 1, not {steps} and {len(seeds)}")
     curves, losses = {}, {}
-    for activation in activations:
-        curves[activation], losses[activation] = _learn(wise, activation, list(seeds), steps, lr)
+    for number, activation in enumerate(activations):
+
+        def tell(done: int, before: int = number * steps) -> None:
+            if progress is not None:
+                progress(before + done, len(activations) * steps)
+
+        curves[activation], losses[activation] = _learn(wise, activation, list(seeds), steps, lr, tell)
     return UtilityQuality(wise, tuple(seeds), steps, lr, curves, losses)
 
 
@@ -131,7 +138,7 @@ class UtilityQuality:
 
 
 def _learn(
-    wise: Wise, activation: str, seeds: list[int], steps: int, lr: float
+    wise: Wise, activation: str, seeds: list[int], steps: int, lr: float, tell: Callable[[int], None]
 ) -> tuple[dict[str, dict[str, Tensor]], Tensor]:
     """Run SGD for all seeds; correlations scope → measure → (seeds, steps), and losses (seeds, steps)."""
     stream = make(f"utility-quality-{wise}s")
@@ -154,6 +161,7 @@ def _learn(
         }
         stacked["random"] = _random(stacked["true"], seeds, start)
         parts.append(_correlations(stacked))
+        tell(start + inputs.shape[1])
     joined = {
         scope: {measure: torch.cat([part[scope][measure] for part in parts], 1) for measure in MEASURES}
         for scope in SCOPES
