@@ -242,6 +242,7 @@ def test_results_at_a_prompt_are_a_line_and_not_all_their_numbers():
     found = Results([record(curve, seed=seed, window=1) for seed in range(20)])
     assert repr(found) == "<20 learners: p, network n, 1,000 steps>"
     assert repr(Results([])) == "<no learners>"
+    assert repr(found.table()).startswith("p, network n, 1,000 steps: online accuracy\nmethod ")
     (chosen,) = found.best()
     assert "settings={'lr': 0.1}" in repr(chosen)
     assert len(repr(chosen)) < 500

@@ -78,7 +78,7 @@ class Results:
         return figures.curves(self.comparisons()[0], ax=ax)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """Lines with the same columns; prints as text, shows as HTML in a notebook.
 
@@ -90,6 +90,8 @@ class Table:
 
     def __str__(self) -> str:
         return "\n\n".join(f"{title}\n{_aligned(rows)}" for title, rows in self._parts()) or "(nothing)"
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return "".join(f"<p>{html.escape(title)}</p>{_html(rows)}" for title, rows in self._parts())
