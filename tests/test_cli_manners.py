@@ -142,3 +142,8 @@ def test_a_study_tells_how_far_it_is_unless_it_shall_be_quiet(upgd, monkeypatch)
     assert [line.partition(",")[0] for line in err.splitlines()] == [" 33%", " 67%", "100%"]
     assert err.endswith("about 0.0 s left\n")
     assert upgd(*study, "--quiet")[2] == ""
+
+
+def test_a_file_that_cannot_be_written_is_named_without_numbers_of_errors(upgd, folder):
+    stored(folder / "upgd.db")
+    assert upgd("export", "nowhere/results.csv") == (1, "", "upgd: nowhere/results.csv: No such file or directory\n")

@@ -57,7 +57,10 @@ def _run(arguments: list[str]) -> int:
         # The reader of our output has gone, as in `upgd data list | head`; nothing may be written when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, OSError, ImportError) as error:
+    except OSError as error:
+        named = error.filename is not None and error.strerror
+        return _failed(f"{error.filename}: {error.strerror}" if named else error, 1)
+    except (ValueError, ImportError) as error:
         return _failed(error, 1)
     return result if isinstance(result, int) else 0
 
