@@ -2,12 +2,13 @@
 
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.options import Execution, UsageError, store_path
+from upgd.cli.options import Execution, UsageError, load_torch, store_path
 from upgd.cli.running import _executor, _terminable
 
 if TYPE_CHECKING:
@@ -74,12 +75,16 @@ def reproduce(
     write_only
         Compute nothing; write the pages from what the store has.
     """
+    if not names:
+        return _list()
+    load_torch()
+
     from upgd.data import DataError
     from upgd.experiments.catalogue import STUDIES, UTILITY_QUALITY
     from upgd.experiments.reproduce import plan
 
-    if not names:
-        return _list()
+    if not dry_run:
+        _check_folder(output)
     chosen = list(STUDIES) if "all" in names else list(dict.fromkeys(names))
     stand_ins = dict(_pair(text) for text in data)
     if UTILITY_QUALITY in chosen and UTILITY_QUALITY in names and panels:
@@ -124,7 +129,19 @@ def reproduce(
                 file=sys.stderr,
             )
             return 130
-    return 1 if failed else 0
+    return 1 if failed and not dry_run else 0
+
+
+def _check_folder(output: Path) -> None:
+    """Before anything is computed: whether the pages can be written."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--output {output}: nothing can be written there ({error.strerror}); name another folder."
+        ) from error
 
 
 def _list() -> int:
@@ -153,6 +170,8 @@ def _carry_out(plan: "Plan", execution: Execution, output: Path, command: str, w
         if not found.records:
             raise ValueError(f"{path} has nothing of {plan.study.name} at this scale; leave out --write-only to run it")
     else:
+        if plan.scale.name == "paper" and execution.ray is None and not execution.quiet:
+            _say_what_is_left(plan, execution)  # it may be weeks
         checkpoints = Checkpoints.beside(path)
         with Store.write(path) as store, _terminable(), display("none" if execution.quiet else "auto") as show:
 
@@ -213,7 +232,7 @@ def _say_what_is_left(plan: "Plan", execution: Execution) -> None:
 
 
 def _utility_quality(scale: str, output: Path, nothing: bool) -> None:
-    """The one study that is no sweep; it takes a minute or two and starts anew each time."""
+    """The one study that is no sweep; it takes a few minutes and starts anew each time."""
     from upgd.experiments._utility_page import main
 
     steps, seeds = {"paper": (2_000, 20), "small": (500, 5), "smoke": (40, 2)}[scale]
