@@ -342,7 +342,8 @@ class TestPage:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "input-permuted"}, "there is no study 'input-permuted'; choose one of"),
+        ({"name": "anything"}, "there is no study 'anything'; choose one of"),
+        ({"name": "input-permuted"}, "there is no study 'input-permuted'; did you mean 'input-permuted-mnist'?"),
         ({"name": "utility-quality"}, "there is no study"),
         ({"name": "ablation", "scale": "huge"}, "scale must be one of paper, small, smoke, not 'huge'"),
         ({"name": "ablation", "grid": "fine"}, "grid must be one of"),
@@ -415,6 +416,25 @@ class TestCommand:
         code, said = upgd("reproduce ablation --scale smoke --write-only")
         assert code == 1
         assert "upgd.db has nothing of ablation at this scale" in said.err
+
+    def test_a_folder_that_cannot_be_written_to_is_found_before_the_work(self, upgd, tmp_path):
+        (tmp_path / "file").touch()
+        code, said = upgd("reproduce toy-changing-inputs --scale smoke --output file")
+        assert code == 2
+        assert "--output file: nothing can be written there" in said.err
+        assert not (tmp_path / "upgd.db").exists()
+
+    def test_what_may_take_weeks_says_so_first(self, upgd):
+        what = "reproduce ups-stationary-mnist --data mnist=digits --grid tiny --panels weight-white --steps 20"
+        code, said = upgd(f"{what} --final-seeds 2 --workers 1")
+        assert code == 0, said.err
+        assert said.out.index("measured on 1 × cpu now") < said.out.index("search: stationary-digits")
+
+    @pytest.mark.parametrize("mode", ["", " --dry-run"])
+    def test_no_worker_is_a_mistake(self, upgd, mode):
+        code, said = upgd("reproduce toy-changing-inputs --scale smoke --workers 0" + mode)
+        assert code == 2
+        assert "--workers must be 1 or more, not 0" in said.err
 
     def test_without_a_name_it_lists(self, upgd):
         code, said = upgd("reproduce")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from upgd.cli.options import Execution, UsageError, load_torch, store_path
-from upgd.cli.running import _executor, _terminable
+from upgd.cli.running import _check, _executor, _terminable
 
 if TYPE_CHECKING:
     from upgd.experiments import Experiment, Results
@@ -83,6 +83,7 @@ def reproduce(
     from upgd.experiments.catalogue import STUDIES, UTILITY_QUALITY
     from upgd.experiments.reproduce import plan
 
+    _check(execution)
     if not dry_run:
         _check_folder(output)
     chosen = list(STUDIES) if "all" in names else list(dict.fromkeys(names))

@@ -29,12 +29,16 @@ def estimate(units: Sequence[Unit], workers: int, device: str, backend: BackendN
     torch.set_num_threads(max(1, processes_that_help("cpu") // workers))
     try:
         for unit in units:
-            kind = unit.learners[0].kind
-            if kind not in rates:
-                rates[kind] = learner_steps_per_second(network, stream, unit.learners, device, backend, seconds)
+            if _kinds(unit) not in rates:
+                rates[_kinds(unit)] = learner_steps_per_second(network, stream, unit.learners, device, backend, seconds)
     finally:
         torch.set_num_threads(threads)
-    return sum(unit.learner_steps / rates[unit.learners[0].kind] for unit in units) / workers
+    return sum(unit.learner_steps / rates[_kinds(unit)] for unit in units) / workers
+
+
+def _kinds(unit: Unit) -> tuple[Any, ...]:
+    """The kinds of computation that a unit needs; on a CPU it is one."""
+    return tuple(dict.fromkeys(learner.kind for learner in unit.learners))
 
 
 def learner_steps_per_second(

@@ -7,6 +7,7 @@ need not be best late.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from upgd.experiments.catalogue import GRIDS, SCALES, STUDIES, Arm, GridName, Panel, Scale, Study, settings_of
@@ -203,7 +204,9 @@ def plan(
         [38, 2]
     """
     if name not in STUDIES or not STUDIES[name].panels:
-        raise ValueError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+        near = get_close_matches(name, STUDIES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(STUDIES)}"
+        raise ValueError(f"there is no study {name!r}; {hint}")
     if scale not in SCALES:
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, not {scale!r}")
     if grid is not None and grid not in GRIDS:
