@@ -81,13 +81,14 @@ def best(*, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B
         Print JSON, for other programs.
     """
     from upgd.experiments.compare import best as best_of
+    from upgd.experiments.layout import terminal_width
     from upgd.experiments.results import best_text
 
     chosen = [(c, best_of(c, method)) for c in which.results().comparisons() for method in c.methods]
     if as_json:
         print(json.dumps([_best_facts(c, b) for c, b in chosen], indent=2))
     else:
-        print(best_text(chosen))
+        print(best_text(chosen, terminal_width()))
 
 
 def table(
@@ -105,8 +106,10 @@ def table(
     as_json
         Print JSON, for other programs.
     """
+    from upgd.experiments.layout import terminal_width
+
     lines = which.results().table(all_settings=all_settings)
-    print(json.dumps(list(lines.lines), indent=2) if as_json else lines)
+    print(json.dumps(list(lines.lines), indent=2) if as_json else lines.text(terminal_width()))
 
 
 def export(
@@ -128,6 +131,7 @@ def export(
         One row for each window of each learner.
     """
     from upgd.experiments.exports import write_csv, write_parquet
+    from upgd.experiments.results import plural
 
     chosen = format or _format(file)
     if chosen == "parquet" and file is None:
@@ -142,7 +146,7 @@ def export(
         with file.open("w", newline="", encoding="utf-8") as stream:
             write_csv(results, stream, curves=curves)
     if file is not None:
-        print(f"{len(results):,} learners → {file}", file=sys.stderr)
+        print(f"{plural(len(results), 'learner')} → {file}", file=sys.stderr)
 
 
 def _format(file: Path | None) -> Literal["csv", "parquet"]:
@@ -168,17 +172,20 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
     if as_json:
         print(json.dumps([_run_facts(record) for record in records], indent=2))
         return
-    from upgd.experiments.results import settings_text
+    from upgd.experiments.layout import terminal_width, wrapped
+    from upgd.experiments.results import plural, settings_text
 
+    width = terminal_width()
     for record in records:
         key, facts = record.key, _run_facts(record)
         diverged = record.diverged_at is not None
         score = f"diverged at step {record.diverged_at:,}" if diverged else f"{facts['metric']} {facts['score']:.4f}"
-        print(
+        line = (
             f"{record.id:>6}  {key.problem}  {key.network}  {key.method} ({settings_text(key.settings)})  seed {key.seed}  "
             f"{key.steps:,} steps  {score}  {record.finished[:16].replace('T', ' ')}"
         )
-    print(f"{len(records):,} learners in {store_path(which.store)}", file=sys.stderr)
+        print(wrapped(line, width, indent=" " * 8, breaks="  "))
+    print(f"{plural(len(records), 'learner')} in {store_path(which.store)}", file=sys.stderr)
 
 
 @runs.command
@@ -196,6 +203,7 @@ def delete(
     yes
         Do not ask.
     """
+    from upgd.experiments.results import plural
     from upgd.store import Store
 
     described = which != Filter(store=which.store)
@@ -203,11 +211,11 @@ def delete(
         raise UsageError("say what to delete: numbers, or options such as --problem NAME; `upgd runs` lists all.")
     chosen = list(ids) if ids else [record.id for record in which.records() if record.id is not None]
     path = store_path(which.store)
-    if not yes and not _confirmed(f"Delete {len(chosen):,} learners from {path} for good? [y/N] "):
+    if not yes and not _confirmed(f"Delete {plural(len(chosen), 'learner')} from {path} for good? [y/N] "):
         print("Nothing was deleted.")
         return
     with Store.write(path) as store:
-        print(f"{store.delete(chosen):,} learners deleted from {path}")
+        print(f"{plural(store.delete(chosen), 'learner')} deleted from {path}")
 
 
 def _confirmed(question: str) -> bool:

@@ -50,6 +50,10 @@ def run(
     load_torch()
     from upgd.experiments import Experiment
 
+    if problem.endswith(".toml"):
+        raise UsageError(
+            f"`upgd run` takes a problem and one method; a declared experiment is run by `upgd sweep {problem}`."
+        )
     if problem in _STUDIES:
         return _study(problem, method, declaration, as_json, execution.quiet)
     if method is None:
@@ -219,9 +223,10 @@ def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> i
                     show=show,
                 )
         except KeyboardInterrupt:
+            more = len(store) - before
             print(
-                f"upgd: stopped; {len(store) - before} more learners are in {path}, and what was begun is saved: "
-                "give the same command again to go on",
+                f"upgd: stopped; {more} more {'learner is' if more == 1 else 'learners are'} in {path}, and "
+                "what was begun is saved: give the same command again to go on",
                 file=sys.stderr,
             )
             return 130
@@ -315,8 +320,10 @@ def _of(experiment: "Experiment", method: str) -> Iterator[Any]:
 
 
 def _print(results: "Results", as_json: bool) -> None:
+    from upgd.experiments.layout import terminal_width
+
     table = results.table()
-    print(json.dumps(list(table.lines), indent=2) if as_json else table)
+    print(json.dumps(list(table.lines), indent=2) if as_json else table.text(terminal_width()))
 
 
 @contextmanager

@@ -27,12 +27,13 @@ def demo(
     """
     load_torch()
     from upgd.experiments.demo import demo as show_it
+    from upgd.experiments.layout import terminal_width
 
     try:
         show = show_it(output, progress=not quiet)
     except KeyboardInterrupt:
         print("upgd: stopped; what was begun is saved: give the same command again to go on", file=sys.stderr)
         return 130
-    print(show.table)
+    print(show.table.text(terminal_width()))
     print(f"\nOpen {show.page} in a browser.")
     return 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from upgd.experiments.compare import Best, Comparison, Entry, Row, area, best, comparisons, quarter, rows
+from upgd.experiments.layout import laid_out, terminal_width, wrapped
 from upgd.experiments.settings import SETTINGS, SWITCHES
 from upgd.store import Record
 
@@ -89,9 +90,22 @@ class Table:
     lines: Sequence[Mapping[str, Any]]
 
     def __str__(self) -> str:
-        return "\n\n".join(f"{title}\n{_aligned(rows)}" for title, rows in self._parts()) or "(nothing)"
+        return self.text()
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return self.text(terminal_width())  # at the prompt
+
+    def text(self, width: int | None = None) -> str:
+        """The table in lines of at most ``width``, with what there is room for; None: all of it, however wide."""
+        parts: list[str] = []
+        missing: dict[str, None] = {}
+        for title, cells in self._parts():
+            table, left_out = laid_out(cells, width)
+            parts.append(f"{wrapped(title, width, breaks=', ')}\n{table}")
+            missing.update(dict.fromkeys(left_out))
+        if missing:
+            parts.append(wrapped(f"(no room for {', '.join(missing)})", width))
+        return "\n\n".join(parts) or "(nothing)"
 
     def _repr_html_(self) -> str:
         return "".join(f"<p>{html.escape(title)}</p>{_html(rows)}" for title, rows in self._parts())
@@ -126,16 +140,6 @@ def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        words = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append("  ".join([*words, *numbers]).rstrip())
-    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
-
-
 def _html(rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in rows[0])
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
@@ -151,14 +155,14 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{_SHORT.get(name, name)} {_text(settings[name])}" for name in names)
 
 
-def best_text(chosen: Iterable[tuple[Comparison, Best]]) -> str:
-    """The best settings in words, comparison by comparison."""
+def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = None) -> str:
+    """The best settings in words, comparison by comparison, in lines of at most ``width``."""
     parts: dict[str, list[str]] = {}
     for comparison, one in chosen:
         score = "all diverged" if math.isnan(one.score) else f"{comparison.metric} {one.score:.4f}"
         lines = [
             f"  {one.entry.method}: {settings_text(one.entry.settings)}",
-            f"    {score}, mean of {_plural(len(one.seeds), 'seed')}; {_plural(one.tried, 'setting')} tried, "
+            f"    {score}, mean of {plural(len(one.seeds), 'seed')}; {plural(one.tried, 'setting')} tried, "
             f"{one.flat:.0%} within 1 % of the best",
         ]
         if one.diverged_settings:
@@ -170,7 +174,9 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]]) -> str:
             names = " and ".join(_SHORT.get(name, name) for name in one.edges)
             lines.append(f"    {names} at the edge of what was tried: a wider grid may find better")
         parts.setdefault(comparison.title, []).extend(lines)
-    return "\n\n".join("\n".join([title, *lines]) for title, lines in parts.items())
+    return "\n\n".join(
+        "\n".join(wrapped(line, width, indent="      ") for line in [title, *lines]) for title, lines in parts.items()
+    )
 
 
 def _line(comparison: Comparison, row: Row) -> dict[str, Any]:
@@ -249,7 +255,7 @@ def _framed(columns: dict[str, list[Any]]) -> Any:
     return pd.DataFrame(columns)
 
 
-def _plural(count: int, what: str) -> str:
+def plural(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 

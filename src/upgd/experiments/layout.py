@@ -1,0 +1,80 @@
+"""Text that fits a terminal; a pipe or a file gets all of it."""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+
+__all__ = ["laid_out", "terminal_width", "wrapped"]
+
+#: What a narrow table goes without, in this order; settings are not lost, they get a line of their own.
+_DISPENSABLE = ("learner-steps", "settings", "p", "first quarter", "seeds", "to the best", "last quarter")
+_WORDS = ("method", "settings")  # the other columns are numbers
+_GAP = "  "
+_NARROW_HEAD = 8
+
+
+def terminal_width() -> int | None:
+    """How many columns the standard output has (``COLUMNS`` may say otherwise); None if it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def wrapped(text: str, width: int | None, *, indent: str = "", breaks: str = " ") -> str:
+    """A line, broken after ``breaks`` where it is too long; those that follow begin with ``indent``."""
+    if width is None or len(text) <= width:
+        return text
+    parts = [part.replace(" ", "\u00a0") for part in text.split(breaks)]
+    lines = textwrap.wrap(
+        breaks.join(parts),
+        max(width, len(indent) + 1),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace("\u00a0", " ")
+
+
+def laid_out(rows: Sequence[Sequence[str]], width: int | None) -> tuple[str, list[str]]:
+    """Rows under each other, the first of which has the columns' names.
+
+    Args:
+        rows: with as many cells each.
+        width: what there is room for. Names are folded first, then columns are left out.
+
+    Returns:
+        The text, and the names of the columns that were left out.
+    """
+    columns = {name: cells for name, *cells in zip(*rows, strict=True)}
+    heads = {name: [name] for name in columns}
+    if width is None:
+        return _joined(columns, heads), []
+    if _width(columns, heads) > width:
+        heads = {name: textwrap.wrap(name, max(_NARROW_HEAD, *map(len, cells))) for name, cells in columns.items()}
+    left_out, below = [], [""] * (len(rows) - 1)
+    for name in _DISPENSABLE:
+        if name not in columns or _width(columns, heads) <= width:
+            continue
+        if name == "settings":
+            below = [wrapped(_GAP + text, width, indent=_GAP, breaks=", ") for text in columns["settings"]]
+        else:
+            left_out.append(name)
+        del columns[name]
+    return _joined(columns, heads, below), left_out
+
+
+def _joined(columns: dict[str, list[str]], heads: dict[str, list[str]], below: Sequence[str] = ()) -> str:
+    depth = max(len(heads[name]) for name in columns)
+    whole = {name: [""] * (depth - len(heads[name])) + heads[name] + cells for name, cells in columns.items()}
+    padded = [
+        [cell.ljust(width) if name in _WORDS else cell.rjust(width) for cell in cells]
+        for name, cells in whole.items()
+        for width in [max(map(len, cells))]
+    ]
+    lines = [_GAP.join(row).rstrip() for row in zip(*padded, strict=True)]
+    for i, text in enumerate(below):
+        lines[depth + i] += f"\n{text}" if text.strip() else ""
+    return "\n".join([*lines[:depth], "─" * _width(columns, heads), *lines[depth:]])
+
+
+def _width(columns: dict[str, list[str]], heads: dict[str, list[str]]) -> int:
+    return sum(max(map(len, heads[name] + cells)) for name, cells in columns.items()) + len(_GAP) * (len(columns) - 1)
