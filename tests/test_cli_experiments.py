@@ -187,6 +187,17 @@ def test_table(filled):
     assert "upgd.db has no results of that kind" in err
 
 
+def test_a_narrow_terminal_gets_lines_that_fit_and_a_pipe_gets_everything(filled, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    commands = (["table"], ["table", "--all"], ["best"], ["runs"])
+    piped = [filled(*command)[1] for command in commands]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    fitted = [filled(*command)[1] for command in commands]
+    assert all(max(map(len, text.splitlines())) > 80 for text in piped)
+    assert all(max(map(len, text.splitlines())) <= 60 for text in fitted)
+    assert "learner-steps" in piped[0].splitlines()[1]
+
+
 def test_export(filled, folder):
     rows = list(csv.DictReader(filled("export")[1].splitlines()))
     assert len(rows) == 8
@@ -230,6 +241,8 @@ def test_runs_are_listed_and_deleted(filled):
     assert filled("runs", "delete", "1", "2", "--yes")[1] == "2 learners deleted from upgd.db\n"
     assert filled("runs", "delete", "--methods", "upgd", "-y")[1] == "4 learners deleted from upgd.db\n"
     assert len(json.loads(filled("runs", "--json")[1])) == 2
+    assert filled("runs", "delete", "3", "--yes")[1] == "1 learner deleted from upgd.db\n"
+    assert filled("runs")[2] == "1 learner in upgd.db\n"
 
 
 def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
@@ -276,7 +289,12 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
         (["sweep", "nothing.toml"], 1, "there is no file nothing.toml"),
         (["best"], 1, "there is no store upgd.db"),
         (["table", "--store", "elsewhere.db"], 1, "there is no store elsewhere.db"),
-        (["bench", "--device", "abacus"], 1, "device='abacus' cannot be used"),
+        (
+            ["bench", "--device", "abacus"],
+            1,
+            "device='abacus' cannot be used; it can be 'auto', 'cpu', 'cuda' or 'cuda:1'",
+        ),
+        (["run", "mine.toml"], 2, "`upgd sweep mine.toml`"),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_an_exit_code(upgd, arguments, code, says):

@@ -280,7 +280,7 @@ class Store:
 def _check_exists(path: Path) -> None:
     if not path.exists():
         raise StoreError(
-            f"there is no store {path}; `upgd run` and `upgd sweep` make one, --store PATH or UPGD_STORE names another"
+            f"there is no store {path}; `upgd run` and `upgd sweep` make one; or name another file (--store, UPGD_STORE)"
         )
 
 
@@ -306,11 +306,9 @@ def _locked(path: Path) -> sqlite3.Connection:
     store that the writer has in an exclusive transaction.
     """
     if not path.parent.is_dir():
-        raise StoreError(
-            f"there is no folder {path.parent} for the store {path.name}; make it, or choose another --store"
-        )
+        raise StoreError(f"there is no folder {path.parent} for the store {path.name}; make it, or choose another file")
     if path.is_dir():
-        raise StoreError(f"{path} is a folder; --store must name a file, such as {path / 'upgd.db'}")
+        raise StoreError(f"{path} is a folder; the store must be a file, such as {path / 'upgd.db'}")
     with _explained(path):
         lock = sqlite3.connect(f"{path}.lock", isolation_level=None, timeout=0)
         try:
@@ -353,12 +351,12 @@ def _checked_version(connection: sqlite3.Connection, path: str | Path) -> int:
     if not tables and application == 0:
         return 0
     if application != APPLICATION or "migrations" not in tables:
-        raise StoreError(f"{path} is an SQLite file of another program; choose another file with --store")
+        raise StoreError(f"{path} is an SQLite file of another program; choose another file")
     version = int(connection.execute("SELECT max(version) FROM migrations").fetchone()[0])
     if version > len(MIGRATIONS):
         raise StoreError(
             f"{path} was written by a newer version of upgd (schema {version}; this one knows {len(MIGRATIONS)}); "
-            "upgrade upgd, or choose another --store"
+            "upgrade upgd, or choose another file"
         )
     return version
 
@@ -387,13 +385,13 @@ def _explained(path: str | Path) -> Iterator[None]:
 
 def _reason(path: str, name: str, error: sqlite3.Error) -> str:
     if name.startswith("SQLITE_BUSY") or name.startswith("SQLITE_LOCKED"):
-        return f"another process is writing to {path}; wait for it, stop it, or choose another --store"
+        return f"another process is writing to {path}; wait for it, stop it, or choose another file"
     if name == "SQLITE_FULL":
-        return f"no space is left for {path}; what was finished is kept: make room and give the same command again"
+        return f"no space is left for {path}; what was finished is kept: make room and run the same again"
     if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
         return f"{path} is damaged or no store ({error}); move it away, or put a copy in its place"
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-        return f"{path} cannot be opened ({error}); check the permissions of file and folder, or choose another --store"
+        return f"{path} cannot be opened ({error}); check the permissions of file and folder, or choose another file"
     return f"{path} cannot be used ({error}); what was finished is kept"
 
 

@@ -58,6 +58,19 @@ def test_what_an_earlier_run_did_is_no_speed(clock):
     assert progress.steps == 160
 
 
+def test_a_rate_is_shown_once_there_is_one(clock):
+    progress = Progress(100_000, 1, _began=clock.now)
+    first = unit(0.1, steps=50_000)
+    progress.update(first, 0, 0)
+    clock.now += 20  # most of which went into preparations
+    progress.update(first, 500, 0)
+    assert progress.line() == "  0%, 0/1 units, 0 learners stored"
+    clock.now += 40
+    assert "8.33 learner-steps/s" in progress.line()
+    progress.update(first, 3000, 0)
+    assert "50 learner-steps/s, 32 min 20 s left" in progress.line()
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0.25, "0.2 s"), (42.4, "42 s"), (190, "3 min 10 s"), (7500, "2 h 5 min"), (273_600, "3 d 4 h")],

@@ -15,6 +15,9 @@ __all__ = ["Display", "Progress", "display", "duration"]
 #: Seconds between two plain lines at first; the pause grows with the run, so that a log stays short.
 _FIRST_LINE_S, _LATER_LINES = 10.0, 0.1
 
+#: After so long a rate is worth showing, however little is done.
+_SOME_TIME_S = 60.0
+
 #: What a bar with its name and percentage wants at least.
 _BAR_WIDTH = 40
 
@@ -87,8 +90,12 @@ class Progress:
     @property
     def seconds_left(self) -> float | None:
         """An estimate; None as long as there is little to go by."""
-        little = self.steps - sum(self._first.values()) <= 0.01 * self.total
-        return None if little else (self.total - self.steps) / self.rate
+        return None if self._little else (self.total - self.steps) / self.rate
+
+    @property
+    def _little(self) -> bool:
+        """What was done since it began says little about the speed: it may have been spent on preparations."""
+        return self.steps - sum(self._first.values()) <= 0.01 * self.total
 
     def line(self) -> str:
         """All of it in one line."""
@@ -102,7 +109,7 @@ class Progress:
             "units": f"{self.finished}/{self.units} units",
             "learners": f"{learners} learner{'' if learners == 1 else 's'} stored",
         }
-        if self.rate > 0:
+        if self.rate > 0 and (self.seconds >= _SOME_TIME_S or not self._little):
             parts["rate"] = f"{_count(self.rate)} learner-steps/s"
         if self.seconds_left and self.finished < self.units:
             parts["left"] = f"{duration(self.seconds_left)} left"

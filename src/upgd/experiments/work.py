@@ -84,8 +84,9 @@ def device_named(name: str) -> str:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
+        reason = f" ({str(error).splitlines()[0]})" if name.startswith("cuda") else ""  # else it names all that exist
         raise ValueError(
-            f"device={name!r} cannot be used ({str(error).splitlines()[0]}); try 'cpu' or 'auto'"
+            f"device={name!r} cannot be used{reason}; it can be 'auto', 'cpu', 'cuda' or 'cuda:1'"
         ) from error
     return str(device)
 
