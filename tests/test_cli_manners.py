@@ -45,7 +45,7 @@ def test_steps_as_people_write_them(upgd, text, folder):
     assert upgd(*QUICK, "--steps", text)[0] == 0
     with Store.read(folder / "upgd.db") as store:
         assert [record.key.steps for record in store.records()] == [40]
-    assert "1 learners" in upgd("runs", "--steps", text)[2]
+    assert "1 learner in upgd.db" in upgd("runs", "--steps", text)[2]
 
 
 @pytest.mark.parametrize("text", ["1.5", "many", "inf", "nan"])

@@ -58,6 +58,16 @@ def test_what_an_earlier_run_did_is_no_speed(clock):
     assert progress.steps == 160
 
 
+def test_nothing_done_yet_has_a_reason(clock):
+    progress, first, _ = started(clock)
+    assert progress.line() == "  0%, 0/2 units, 3 learners stored, starting (compiles the first time)"
+    progress.update(first, 100, 0)  # by an earlier run
+    assert progress.line().endswith("starting (compiles the first time)")
+    progress.update(first, 101, 0)
+    assert "starting" not in progress.line()
+    assert "starting" not in Progress(0, 0, already=3).line()
+
+
 def test_a_rate_is_shown_once_there_is_one(clock):
     progress = Progress(100_000, 1, _began=clock.now)
     first = unit(0.1, steps=50_000)
@@ -148,7 +158,21 @@ def test_a_narrow_terminal_keeps_bars_and_the_time_that_is_left(clock, width, no
     progress.update(second, 0, 0)
     with module._Bars(console) as bars:
         bars(progress)
-    *_, overall = (line for line in console.file.getvalue().splitlines() if " 50%" in line)
+    overall = _last_line(console, " 50%")
     assert overall.endswith(note)
     assert "━━━" in overall
     assert "…" not in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("width", "said"), [(80, True), (60, False)])
+def test_a_narrow_terminal_says_why_nothing_moves_if_there_is_room(clock, width, said):
+    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=True, width=width)
+    with module._Bars(console) as bars:
+        bars(started(clock)[0])
+    assert ("starting (compiles the first time)" in _last_line(console, " 0%")) == said
+    assert "…" not in console.file.getvalue()
+
+
+def _last_line(console, part: str) -> str:
+    *_, line = (line.rstrip() for line in console.file.getvalue().splitlines() if part in line)
+    return line

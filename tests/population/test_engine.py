@@ -252,21 +252,35 @@ def test_ctrl_c_leaves_a_population_that_can_run_on():
         np.testing.assert_array_equal(result.loss, expected.loss)
 
 
-def test_interrupts_wait_for_the_end():
+def test_interrupts_wait_for_the_end_and_are_answered_at_once(capsys):
     done = []
 
     def interrupted():
         with interrupts_wait():
             signal.raise_signal(signal.SIGINT)
-            done.append("block")
+            signal.raise_signal(signal.SIGINT)
+            done.append(capsys.readouterr().err)
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert done == ["block"]
+    assert done == ["stopping as soon as the steps in work are done …\n"]
     with interrupts_wait():
         pass
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_interrupts_that_others_handle_are_not_answered(capsys):
+    heard = []
+    usual = signal.signal(signal.SIGINT, lambda *_: heard.append("by others"))
+    try:
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            assert heard == []
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert heard == ["by others"]
+    assert capsys.readouterr().err == ""
 
 
 def test_runs_in_a_thread():

@@ -85,7 +85,7 @@ class Progress:
     @property
     def rate(self) -> float:
         """Learner-steps per second, of what was done since it began."""
-        return (self.steps - sum(self._first.values())) / max(self.seconds, 1e-9)
+        return self._since_it_began / max(self.seconds, 1e-9)
 
     @property
     def seconds_left(self) -> float | None:
@@ -95,7 +95,11 @@ class Progress:
     @property
     def _little(self) -> bool:
         """What was done since it began says little about the speed: it may have been spent on preparations."""
-        return self.steps - sum(self._first.values()) <= 0.01 * self.total
+        return self._since_it_began <= 0.01 * self.total
+
+    @property
+    def _since_it_began(self) -> int:
+        return self.steps - sum(self._first.values())
 
     def line(self) -> str:
         """All of it in one line."""
@@ -111,6 +115,8 @@ class Progress:
         }
         if self.rate > 0 and (self.seconds >= _SOME_TIME_S or not self._little):
             parts["rate"] = f"{_count(self.rate)} learner-steps/s"
+        if self.units and self._since_it_began == 0:
+            parts["starting"] = "starting (compiles the first time)"
         if self.seconds_left and self.finished < self.units:
             parts["left"] = f"{duration(self.seconds_left)} left"
         if self.diverged:
@@ -214,7 +220,7 @@ class _Bars:
     def _note(self, progress: Progress) -> str:
         """What there is room for beside a bar; the time that is left goes last."""
         parts = progress.parts()
-        for name in ("learners", "rate", "units"):
+        for name in ("learners", "rate", "units", "starting"):
             if len(", ".join(parts.values())) <= self._console.width - _BAR_WIDTH:
                 break
             parts.pop(name, None)

@@ -22,6 +22,7 @@ import torch
 from upgd.experiments.units import Checkpoints, Snapshot, Unit
 from upgd.experiments.work import compute
 from upgd.population.choose import BackendName
+from upgd.population.interrupt import say_stopping
 from upgd.store import Record
 
 __all__ = ["Executor", "Settings", "Watcher", "in_process", "in_processes", "processes_that_help"]
@@ -75,6 +76,9 @@ def in_processes(settings: Settings, workers: int) -> Executor:
         pool = _Pool(settings, min(workers, len(units)), watcher)
         try:
             yield from pool.run(units)
+        except KeyboardInterrupt:
+            say_stopping()
+            raise
         finally:
             pool.stop()
 
