@@ -133,6 +133,17 @@ def test_a_dry_run_computes_nothing(upgd, folder):
     assert (facts["learners"], facts["stored"], facts["learner_steps"], facts["seconds"]) == (8, 8, 0, 0.0)
 
 
+def test_a_single_run_has_a_dry_run_too(upgd, folder):
+    code, out, _ = upgd(
+        "run", "output-permuted-digits", "--method", "sgd", "--lr", "0.1", *SMALL, "--dry-run", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["methods"] == {"sgd": 2}
+    assert not (folder / "upgd.db").exists()
+    code, _, err = upgd("run", "utility-quality-weights", "--dry-run")
+    assert (code, "has no --dry-run" in err) == (2, True)
+
+
 def test_the_papers_grid_with_a_part_replaced(upgd):
     code, out, _ = upgd(
         *("sweep", "output-permuted-digits", "--methods", "sgd,pgd", "--grid", "paper", "--lr", "0.1", *SMALL),

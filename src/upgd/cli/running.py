@@ -24,6 +24,7 @@ def run(
     method: str | None = None,
     declaration: Declaration = Declaration(),  # noqa: B008  # frozen
     execution: Execution = Execution(),  # noqa: B008
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
     as_json: Json = False,
 ) -> int:
     """Run one method with given settings, and print how it did.
@@ -44,6 +45,8 @@ def run(
         The problem's name; a wrong one gets a list.
     method
         sgd, sgdw, adamw, pgd, anti-pgd, shrink-and-perturb, upgd, upgd-nonprotecting, ups or ups-even.
+    dry_run
+        Only say what would be run, and how long that would take on this machine.
     as_json
         Print JSON, for other programs.
     """
@@ -55,13 +58,15 @@ def run(
             f"`upgd run` takes a problem and one method; a declared experiment is run by `upgd sweep {problem}`."
         )
     if problem in _STUDIES:
+        if dry_run:
+            raise UsageError(f"{problem} takes a few minutes and has no --dry-run.")
         return _study(problem, method, declaration, as_json, execution.quiet)
     if method is None:
         raise UsageError("say which method to run, such as --method upgd.")
     if "," in method:
         raise UsageError(f"`upgd run` takes one method, not {method!r}; `upgd sweep` takes several with --methods.")
     experiment = Experiment(problem, {method: declaration.settings()}, **declaration.rest())
-    return _execute(experiment, execution, as_json)
+    return _dry_run(experiment, execution, as_json) if dry_run else _execute(experiment, execution, as_json)
 
 
 def sweep(
