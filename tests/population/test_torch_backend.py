@@ -10,6 +10,7 @@ from torch.nn.utils import parameters_to_vector
 
 from upgd.networks import MLP, Linear
 from upgd.population import Learner, Population
+from upgd.population.chain import Chain
 
 STEPS = 300
 UTILITY = [
@@ -112,3 +113,15 @@ def test_any_module_runs(monkeypatch):
     learners = learners_of(PLAIN + first_order)
     assert_equals_plain_loop(monkeypatch, Residual(6, 3), Counters((6,), 3), learners, steps=40)
     assert_equals_plain_loop(monkeypatch, Residual(6, 3), Counters((6,), 3, "mse"), learners[:3], steps=20)
+
+
+@pytest.mark.parametrize("parent", [nn.LeakyReLU, nn.Flatten])
+def test_a_layer_of_ones_own_is_not_taken_for_its_parent(parent):
+    """It may compute something else."""
+
+    class Own(parent):
+        def forward(self, x):
+            return -super().forward(x)
+
+    network = nn.Sequential(nn.Linear(3, 4), Own(), nn.Linear(4, 2))
+    assert "its layer '1' is a Own" in str(Chain.unsupported(network))

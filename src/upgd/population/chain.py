@@ -403,14 +403,14 @@ def _layer(name: str, module: nn.Module, first: bool) -> Layer:
         return Convolution(weight, bias, first, module.kernel_size, module.stride, module.padding, module.dilation)
     if kind in (nn.ReLU, nn.Identity):
         return Activation(0.0 if kind is nn.ReLU else 1.0)
-    if isinstance(module, nn.LeakyReLU):
+    if type(module) is nn.LeakyReLU:
         return Activation(module.negative_slope)
     if kind is nn.Tanh:
         return Activation(None)
-    if isinstance(module, nn.MaxPool2d):
+    if type(module) is nn.MaxPool2d:
         m = module
         return MaxPool(nn.MaxPool2d(m.kernel_size, m.stride, m.padding, m.dilation, True, m.ceil_mode))
-    if isinstance(module, nn.Flatten) and module.start_dim in (1, -3) and module.end_dim == -1:
+    if type(module) is nn.Flatten and module.start_dim in (1, -3) and module.end_dim == -1:
         return Flat()
     raise NotAChain(
         f"its layer {name!r} is a {kind.__name__}, and only Linear, Conv2d, ReLU, LeakyReLU, Tanh, Identity, MaxPool2d and "
