@@ -108,9 +108,14 @@ def test_names_stay_text(open_page, address):
     assert heading.inner_text() == EVIL
     chart = page.locator('[data-chart="curves"][data-of="comparison-2"]')
     chart.scroll_into_view_if_needed()
+    chart.locator(".main-svg").first.wait_for(state="attached")
+    page.settle()
     box = chart.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    chart.locator(".hoverlayer text").first.wait_for()
+    for attempt in range(100):  # a chart hears of a pointer that moves, once it listens
+        page.mouse.move(box["x"] + box["width"] / 2 + attempt % 2, box["y"] + box["height"] / 2)
+        if chart.locator(".hoverlayer text").count():
+            break
+        page.wait_for_timeout(100)
     assert EVIL in chart.locator(".hoverlayer").text_content()
     assert page.eval_on_selector_all("script", "all => all.length") == 3
     assert alerts == []
