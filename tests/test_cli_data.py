@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from upgd import cli
 from upgd.data.sources import OFFICIAL, Download, Part
 
 
@@ -26,19 +25,6 @@ def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("UPGD_DATA", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def upgd(capsys):
-    """Run the command in this process: exit code, what it printed, what it complained about."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exited:
-            cli.main(list(arguments))
-        printed = capsys.readouterr()
-        return exited.value.code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

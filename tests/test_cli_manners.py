@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from upgd import cli
 from upgd.cli import running
 from upgd.cli.options import load_torch
 from upgd.store import Key, Record, Store
@@ -21,17 +20,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("UPGD_STORE", raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def upgd(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exited:
-            cli.main(list(arguments))
-        printed = capsys.readouterr()
-        return exited.value.code, printed.out, printed.err
-
-    return run
 
 
 def stored(path, *, diverged_at=None):
