@@ -56,6 +56,7 @@ img { width: 100%; margin: 1.2rem 0 } .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; white-space: nowrap }
 th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid #e6e6e6 }
 th { color: #666; font-weight: 600 } th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left }
+td:nth-child(2) { white-space: normal; min-width: 9rem }
 footer { margin-top: 2.5rem; color: #777; font-size: .87rem } code { background: #f3f3f3; padding: .1rem .3rem }
 """
 
