@@ -17,7 +17,7 @@ class Lanes:
     """Advances groups through a chunk: on the CPU one after the other, on a GPU on streams of their own.
 
     Groups that fill a GPU go first, one after the other: a cluster begins only when several multiprocessors are free at the
-    same time, and beside kernels that come and go they hardly ever are.
+    same time, and beside kernels that come and go it may wait for long.
 
     Args:
         backends, tallies: of each group.
