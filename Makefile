@@ -29,7 +29,6 @@ test-slow: $(VENV)/.ready  ## run the large checks, too (tens of minutes)
 	$(PYTEST) -n 2 --dist worksteal -m "not gpu"
 
 test-gpu:  ## run the checks that need a GPU, and print its speeds; asks for torch and numpy alone
-	PYTHONPATH=src:. $(PYTHON) tests/optim/gpu_checks.py
 	PYTHONPATH=src:. $(PYTHON) tests/gpu_main.py
 	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu random kernel
 

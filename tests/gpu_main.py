@@ -1,7 +1,8 @@
 """Run the GPU checks with torch and numpy alone: ``PYTHONPATH=src python3 tests/gpu_main.py [--jobs N] [--small] [NAME …]``.
 
 Most of a check's time goes to the truth on the CPU and to compilers, so several checks run at once, each in a process of its
-own. ``--small`` is one check that takes every path of the kernel in few steps, in this process: for compute-sanitizer.
+own, and those that take longest begin first. ``--small`` is one check that takes every path of the kernel in few steps, in
+this process: for compute-sanitizer.
 """
 
 import argparse
@@ -16,8 +17,10 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "population"))
+sys.path.insert(0, str(Path(__file__).parent / "optim"))
 
 import general_on_gpu  # noqa: F401 (here and below: they put their checks among CHECKS)
+import gpu_checks
 import population_on_gpu  # noqa: F401
 import torch
 from gpu_cases import CHECKS, Check, compiling
@@ -32,6 +35,13 @@ OTHERS = (
     "test_networks_on_gpu.py",
 )
 FIRST = "kernels_compile"
+#: They compile with torch, or compute much on the CPU.
+LONGEST = (
+    "long_runs_in_the_general_layer",
+    "compiled_steps_of_a_convnet",
+    "compiled_steps",
+    "every_variant_of_a_convnet",
+)
 SMALL = "every_path_in_few_steps"
 
 
@@ -40,7 +50,12 @@ def run_others(path: str, device: str) -> str:
         return run_tests(Path(__file__).parent / path) if device == "cuda" else "needs a GPU"
 
 
+def run_optimizers(device: str) -> str:
+    return gpu_checks.run_all() if device == "cuda" else "needs a GPU"
+
+
 ALL = CHECKS | {Path(path).stem: Check(partial(run_others, path), needs_kernels=False) for path in OTHERS}
+ALL["optimizers"] = Check(run_optimizers, needs_kernels=False)
 
 
 def outcome(name: str, device: str) -> tuple[bool, str]:
@@ -59,7 +74,9 @@ def outcomes(names: Sequence[str], device: str, jobs: int) -> Iterator[tuple[boo
         yield from (outcome(name, device) for name in names)
         return
     threads = max(1, (os.cpu_count() or 1) // jobs)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
     spawn = multiprocessing.get_context("spawn")
+    names = sorted(names, key=lambda name: LONGEST.index(name) if name in LONGEST else len(LONGEST))
     with ProcessPoolExecutor(jobs, spawn, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
 
         def submitted(kernels: bool) -> list[Future[tuple[bool, str]]]:
@@ -76,7 +93,7 @@ def outcomes(names: Sequence[str], device: str, jobs: int) -> Iterator[tuple[boo
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(ALL)}")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 3), help="how many checks at once")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="how many checks at once")
     parser.add_argument("--small", action="store_true", help=f"{SMALL} alone")
     parser.add_argument("--device", default="cuda", help="cpu tries out the checks where there is no GPU")
     given = parser.parse_args(arguments)

@@ -17,6 +17,7 @@ from gpu_cases import (
     Problem,
     Run,
     Samples,
+    Settings,
     assert_same_bits,
     assert_same_learner,
     both,
@@ -24,8 +25,6 @@ from gpu_cases import (
     check_with_kernels,
     compared,
     of_learner,
-    on_the_cpu,
-    on_the_device,
     rule_learners,
 )
 from torch import Tensor
@@ -46,12 +45,11 @@ SMALL: dict[int, Problem] = {
     1: (MLP((6, 18, 10, 2), "tanh"), Samples((6,), 2, "mse")),
     8: (MLP((33, 21, 18, 7), "leaky_relu"), Samples((33,), 7, images=True, task_length=5)),
 }
-#: Sizes that no other network here would get.
-OTHER_CLUSTERS = (2, 4, 16)
+#: Sizes that no other network here would get, and the noise for each: what depends on the size does not depend on the noise.
+OTHER_CLUSTERS: dict[int, Settings | None] = dict(zip((2, 4, 16), NOISES, strict=True))
 #: More learners than an H200 has room for clusters of eight: some wait for others.
 MANY = [Learner(method="upgd", lr=0.01, sigma=0.1, seed=seed) for seed in range(10, 22)]
 EVERY_RULE = [learner for noise in NOISES for learner in rule_learners(noise)]
-SOME_RULES = [learner for learner in EVERY_RULE if learner.method == "upgd" or learner.kind.rule == "plain"]
 
 
 @contextmanager
@@ -74,8 +72,8 @@ def kernels_to_come() -> Iterator[tuple[Problem, Sequence[Learner], int | None]]
             yield problem, rule_learners(noise), None
     for size, problem in SMALL.items():
         yield problem, [*EVERY_RULE, *MANY], size
-    for size in OTHER_CLUSTERS:
-        yield NETWORKS["five layers"], SOME_RULES, size
+    for size, noise in OTHER_CLUSTERS.items():
+        yield NETWORKS["five layers"], rule_learners(noise), size
     long_learners = [Learner(**settings) for settings in long_runs.ON_CHIP.values()]
     for size in (None, 8):
         yield (long_runs.NETWORK, long_runs.STREAM), long_learners, size
@@ -162,12 +160,11 @@ def every_path_in_few_steps(device: str) -> str:
 @check_with_kernels
 def every_size_of_cluster(device: str) -> str:
     """The planner chooses sizes by speed; all others are right, too."""
-    case = NETWORKS["five layers"], SOME_RULES, STEPS
-    right = on_the_cpu(*case)
     lines = []
-    for size in OTHER_CLUSTERS:
+    for size, noise in OTHER_CLUSTERS.items():
         with clusters_of(size):
-            lines.append(f"clusters of {size}: {compared(*right, on_the_device(*case, device, 'kernel'))}")
+            runs = both(NETWORKS["five layers"], rule_learners(noise), STEPS, device, "kernel")
+        lines.append(f"clusters of {size}: {compared(*runs)}")
     return "\n".join(lines)
 
 

@@ -34,7 +34,6 @@ def made_small(monkeypatch) -> None:
     monkeypatch.setitem(NETWORKS, "16-300-150-1", (MLP((16, 40, 30, 1), "identity"), Samples((16,), 1, "mse")))
     monkeypatch.setattr(general_on_gpu, "STEPS", 10)
     monkeypatch.setattr(population_on_gpu, "STEPS", 10)
-    monkeypatch.setattr(population_on_gpu, "SOME_RULES", population_on_gpu.SOME_RULES[::3])
     for name, learners in general_on_gpu.LEARNERS.items():
         monkeypatch.setitem(general_on_gpu.LEARNERS, name, learners[::9])
     monkeypatch.setattr(long_runs, "STEPS", 50)
