@@ -35,13 +35,8 @@ OTHERS = (
     "test_networks_on_gpu.py",
 )
 FIRST = "kernels_compile"
-#: They compile with torch, or compute much on the CPU.
-LONGEST = (
-    "long_runs_in_the_general_layer",
-    "compiled_steps_of_a_convnet",
-    "compiled_steps",
-    "every_variant_of_a_convnet",
-)
+#: They go through torch.compile.
+LONGEST = ("long_runs_of_weights", "long_runs_of_moments_and_features", "compiled_steps_of_a_convnet")
 SMALL = "every_path_in_few_steps"
 
 

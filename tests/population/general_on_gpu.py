@@ -14,12 +14,14 @@ from gpu_cases import (
     Settings,
     assert_same_bits,
     assert_same_learner,
+    bits,
     both,
     check,
     check_with_kernels,
     compared,
     compiling,
     of_learner,
+    on_the_device,
 )
 from torch import Tensor, nn
 
@@ -95,21 +97,22 @@ ANY_NETWORK = ("plain", "AdamW", "weights, order 1")
 def _held(problem: Problem, learners: Sequence[Learner], device: str) -> str:
     """The CPU's answers; and the same, bit for bit, in other blocks."""
     runs = both(problem, learners, STEPS, device, "torch")
-    again = Population(problem[0], learners, device=device, backend="torch")
+    there = runs[2].population
+    once = bits(there)
+    there.restore(runs[2].before)
     for length in (7, 1, STEPS - 8):
-        again.run(problem[1], length, window=10_000)
-    assert_same_bits(runs[2].population, again, "in blocks")
+        there.run(problem[1], length, window=10_000)
+    assert_same_bits(once, bits(there), "in blocks")
     return compared(*runs)
 
 
 # ------------------------------------------------------------------------------------------------ through torch.compile
 
 
-@check
-def long_runs_in_the_general_layer(device: str) -> str:
-    """AdamW, features and second order, compiled: some steps exactly, and 8 seeds × 50 000 steps in the mean."""
-    network, stream = long_runs.NETWORK, long_runs.STREAM
-    learners = [learner for settings in long_runs.GENERAL.values() for learner in long_runs.learners_of(settings)]
+def _long_runs(names: Sequence[str], device: str) -> str:
+    """Some steps exactly, and 8 seeds × 50 000 steps in the mean."""
+    network, stream, known = long_runs.NETWORK, long_runs.STREAM, {**long_runs.ON_CHIP, **long_runs.GENERAL}
+    learners = [learner for name in names for learner in long_runs.learners_of(known[name])]
     begin = long_runs.beginnings(learners)
     with compiling(True):
         populations = [
@@ -119,24 +122,30 @@ def long_runs_in_the_general_layer(device: str) -> str:
         ]
         exact = compared(*(Run.of(population, stream, STEPS) for population in populations))
         result = populations[2].run(stream, long_runs.STEPS - STEPS, window=10_000)
-    found = long_runs.numbers(result, list(long_runs.GENERAL))
-    return f"{exact}\n{long_runs.compared(long_runs.reference()[0], found)}"
+    return f"{exact}\n{long_runs.compared(long_runs.reference()[0], long_runs.numbers(result, names))}"
 
 
 @check
-def compiled_steps(device: str) -> str:
-    """The case of the paper, through torch.compile: white noise, global scaling, first order; on an MLP."""
-    learners = [learner for learner in utility_learners("weight", 1) if learner.kind[2:] == ("global", 1, "white")]
-    with compiling(True):
-        return _held(PROBLEMS["MLP"], learners, device)
+def long_runs_of_weights(device: str) -> str:
+    """First order, the case of the paper, and second order."""
+    return _long_runs(["upgd", "upgd, second order"], device)
+
+
+@check
+def long_runs_of_moments_and_features(device: str) -> str:
+    """AdamW, and UPGD by features."""
+    return _long_runs(["adamw", "upgd, feature-wise"], device)
 
 
 @check
 def compiled_steps_of_a_convnet(device: str) -> str:
-    """... and with convolutions."""
+    """White noise, global scaling, first order, with convolutions; and the same, bit for bit, when it is compiled again."""
     learners = [learner for learner in utility_learners("weight", 1) if learner.kind[2:] == ("global", 1, "white")]
     with compiling(True):
-        return _held(PROBLEMS["ConvNet"], learners, device)
+        words = _held(PROBLEMS["ConvNet"], learners, device)
+        once, again = (on_the_device(PROBLEMS["ConvNet"], learners, 8, device, "torch").population for _ in range(2))
+    assert_same_bits(bits(once), bits(again), "again")
+    return words
 
 
 # ------------------------------------------------------------------------------------------------------- every variant
@@ -221,8 +230,8 @@ def kinds_side_by_side(device: str) -> str:
         if device == "cuda":
             assert set(mixed.backends) == {"kernel", "torch"}, mixed.backends
         assert (mixed.result().diverged_at < 0).all()
-        assert_same_bits(mixed, run(MIXED, 350), "again")
-        assert_same_bits(mixed, run(MIXED, 100, 33, 217), "in blocks")
+        assert_same_bits(bits(mixed), bits(run(MIXED, 350)), "again")
+        assert_same_bits(bits(mixed), bits(run(MIXED, 100, 33, 217)), "in blocks")
         kinds = list(dict.fromkeys(learner.kind for learner in MIXED))
         for kind in kinds:
             places = [place for place, learner in enumerate(MIXED) if learner.kind == kind]

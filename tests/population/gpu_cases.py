@@ -272,8 +272,7 @@ def bits(population: Population) -> dict[str, Tensor]:
     return {name: tensor.contiguous().flatten().view(torch.uint8) for name, tensor in population.state().items()}
 
 
-def assert_same_bits(one: Population, other: Population, what: str) -> None:
-    first, second = bits(one), bits(other)
+def assert_same_bits(first: dict[str, Tensor], second: dict[str, Tensor], what: str) -> None:
     assert first.keys() == second.keys(), what
     differing = [name for name in first if not torch.equal(first[name], second[name])]
     assert not differing, f"{what}: {differing}"
