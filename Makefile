@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 SANITIZER ?= compute-sanitizer
+# What benchmarks/gpu.py measures for test-gpu: random images or mnist; the kernel, torch, or both.
+TABLE ?= random kernel
 
 .PHONY: help setup demo test test-slow test-gpu sanitize-gpu lint format bench docs clean
 
@@ -30,7 +32,7 @@ test-slow: $(VENV)/.ready  ## run the large checks, too (tens of minutes)
 
 test-gpu:  ## run the checks that need a GPU, and print its speeds; asks for torch and numpy alone
 	PYTHONPATH=src:. $(PYTHON) tests/gpu_main.py
-	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu random kernel
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu $(TABLE)
 
 # The sanitizer slows kernels down many times, so it gets the run that takes every path in few steps, compiled beforehand.
 sanitize-gpu:  ## look for memory errors and races in the GPU's kernel; asks for NVIDIA's compute-sanitizer
