@@ -85,6 +85,17 @@ def test_seeds_may_be_named(upgd, folder):
         assert [r.key.seed for r in store.records()] == [3, 7]
 
 
+def test_no_seeds_are_not_all_seeds(filled):
+    for command in ("best", "table", "export", "runs", "runs delete --yes"):
+        for nothing in ("0", "-1", ",", ""):
+            code, out, err = filled(*command.split(), f"--seeds={nothing}")
+            assert (code, out) == (2, "")
+            assert "--seeds takes a number of at least 1 (20), or seeds separated by commas (0,5,7; " in err
+            assert err.endswith(f"not {nothing!r}.\n")
+    assert len(json.loads(filled("runs", "--json")[1])) == 8
+    assert {run["seed"] for run in json.loads(filled("runs", "--seeds", "0,", "--json")[1])} == {0}
+
+
 def test_the_store_can_be_elsewhere(upgd, folder, monkeypatch):
     monkeypatch.setenv("UPGD_STORE", str(folder / "a.db"))
     arguments = ("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.03", *SMALL)

@@ -206,10 +206,15 @@ def _value(option: str, text: str) -> Any:
 
 def read_seeds(text: str) -> int | list[int]:
     """How many, or which."""
-    try:
-        return [int(part) for part in text.split(",") if part] if "," in text else int(text)
-    except ValueError:
-        raise UsageError(f"--seeds takes a number (20) or seeds separated by commas (0,5,7), not {text!r}.") from None
+    seeds: int | list[int] = 0
+    with suppress(ValueError):
+        seeds = [int(part) for part in text.split(",") if part] if "," in text else int(text)
+    if not seeds or (isinstance(seeds, int) and seeds < 0):
+        raise UsageError(
+            "--seeds takes a number of at least 1 (20), or seeds separated by commas (0,5,7; seed 0 alone is written 0,), "
+            f"not {text!r}."
+        )
+    return seeds
 
 
 def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Filter:
         """What is in the store of it."""
         from upgd.store import Store
 
-        seeds = read_seeds(self.seeds) if self.seeds else []
+        seeds = [] if self.seeds is None else read_seeds(self.seeds)
         with Store.read(store_path(self.store)) as store:
             return store.records(
                 problem=self.problem,
