@@ -250,6 +250,8 @@ def test_runs_are_listed_and_deleted(filled):
     assert "--yes" in err
     assert filled("runs", "delete", "1", "2", "--yes")[1] == "2 learners deleted from upgd.db\n"
     assert filled("runs", "delete", "--methods", "upgd", "-y")[1] == "4 learners deleted from upgd.db\n"
+    for empty in ("--problem", "--methods", "--network"):  # "$NAME" of a variable that is not set
+        assert filled("runs", "delete", empty, "", "-y")[1] == "0 learners deleted from upgd.db\n"
     assert len(json.loads(filled("runs", "--json")[1])) == 2
     assert filled("runs", "delete", "3", "--yes")[1] == "1 learner deleted from upgd.db\n"
     assert filled("runs")[2] == "1 learner in upgd.db\n"

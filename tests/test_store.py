@@ -102,6 +102,73 @@ def test_records_are_filtered(path):
         assert len(store.records(digests=[record(method="a").key.digest])) == 1
 
 
+def test_an_empty_list_matches_nothing(path):
+    with Store.write(path) as store:
+        store.add([record()])
+        for nothing in (
+            {"methods": []},
+            {"seeds": []},
+            {"digests": []},
+            {"problem": ""},
+            {"network": ""},
+            {"steps": 0},
+        ):
+            assert store.records(**nothing) == []
+
+
+@settings(deadline=None)
+@given(
+    problem=st.none() | st.sampled_from("pqr"),
+    methods=st.none() | st.lists(st.sampled_from("abc")),
+    seeds=st.none() | st.lists(st.integers(0, 3)),
+    every=st.none() | st.integers(1, 4),
+)
+def test_filters_are_those_of_a_plain_loop(problem, methods, seeds, every):
+    records = [record(problem=p, method=m, seed=s) for s in (1, 0, 2) for p in "pq" for m in "ab"]
+    digests = None if every is None else [r.key.digest for r in reversed(records[::every])]
+    expected = [
+        r.key
+        for r in records
+        if (problem is None or r.key.problem == problem)
+        and (methods is None or r.key.method in methods)
+        and (seeds is None or r.key.seed in seeds)
+        and (digests is None or r.key.digest in digests)
+    ]
+    with Store.write(":memory:") as store:
+        store.add(records)
+        found = store.records(problem=problem, methods=methods, seeds=seeds, digests=digests)
+    assert [r.key for r in found] == expected
+
+
+def test_more_digests_than_sqlite_has_variables(path):
+    others = [f"{i:064x}" for i in range(300_000)]
+    with Store.write(path) as store:
+        store.add([record(seed=s) for s in range(4)])
+        mine = [record(seed=s).key.digest for s in (3, 1)]
+        assert [r.key.seed for r in store.records(digests=[*others, *mine])] == [1, 3]
+
+
+def test_only_what_is_asked_for_is_looked_at(path):
+    """SQLite counts its instructions: those for one learner of 1000 are few."""
+    with Store.write(path) as store:
+        store.add([record(problem=f"p{s % 10}", seed=s) for s in range(1000)])
+
+        def instructions(**wanted):
+            count = 0
+
+            def one_more():
+                nonlocal count
+                count += 1
+
+            store._connection.set_progress_handler(one_more, 1)
+            store.records(**wanted)
+            return count
+
+        everything = instructions()
+        assert instructions(digests={record(problem="p3", seed=3).key.digest}) < everything / 50
+        assert instructions(problem="p3", methods=["upgd"]) < everything / 5
+
+
 def test_delete(path):
     with Store.write(path) as store:
         store.add([record(seed=s) for s in range(5)])

@@ -245,26 +245,29 @@ class Store:
         self,
         *,
         problem: str | None = None,
-        methods: Collection[str] = (),
+        methods: Collection[str] | None = None,
         network: str | None = None,
         steps: int | None = None,
-        seeds: Collection[int] = (),
+        seeds: Collection[int] | None = None,
         digests: Collection[str] | None = None,
     ) -> list[Record]:
-        """The records that match all that is given, in the order in which they were added."""
-        wanted = {
-            name: value for name, value in (("problem", problem), ("network", network), ("steps", steps)) if value
+        """The records that match all that is given, in the order in which they were added; None matches everything."""
+        single = {"problem": problem, "network": network, "steps": steps}
+        several = {"method": methods, "seed": seeds, "digest": digests}
+        conditions = {f"{name} = ?": value for name, value in single.items() if value is not None}
+        # A list travels as one JSON text: it may be longer than SQLite lets a statement have variables.
+        conditions |= {
+            f"{name} IN (SELECT value FROM json_each(?))": _json(list(values))
+            for name, values in several.items()
+            if values is not None
         }
-        where = " AND ".join(f"{name} = ?" for name in wanted) or "1"
-        sql = f"SELECT id, digest, {', '.join(_COLUMNS)} FROM runs WHERE {where} ORDER BY id"
+        # Ids first, so that curves are read only of what is wanted, and never sorted.
+        sql = f"""
+            SELECT id, {", ".join(_COLUMNS)} FROM runs
+            WHERE id IN (SELECT id FROM runs WHERE {" AND ".join(conditions) or "1"}) ORDER BY id
+        """
         with _explained(self.path):
-            return [
-                _record(row)
-                for row in self._connection.execute(sql, list(wanted.values()))
-                if (not methods or row[2 + _COLUMNS.index("method")] in methods)
-                and (not seeds or row[2 + _COLUMNS.index("seed")] in seeds)
-                and (digests is None or row[1] in digests)
-            ]
+            return [_record(row) for row in self._connection.execute(sql, list(conditions.values()))]
 
     def delete(self, ids: Iterable[int]) -> int:
         """Remove records for good, and give the space back; how many there were."""
@@ -406,8 +409,7 @@ def _row(record: Record) -> tuple[Any, ...]:
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    values = dict(zip(("id", "digest", *_COLUMNS), row, strict=True))
-    del values["digest"]
+    values = dict(zip(("id", *_COLUMNS), row, strict=True))
     values |= {name: json.loads(values[name]) for name in ("options", "settings")}
     values |= {name: _curve(values[name]) for name in ("loss", "accuracy")}
     values["diagnostics"] = None if values["diagnostics"] is None else json.loads(values["diagnostics"])

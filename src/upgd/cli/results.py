@@ -50,11 +50,11 @@ class Filter:
         """What is in the store of it."""
         from upgd.store import Store
 
-        seeds = [] if self.seeds is None else read_seeds(self.seeds)
+        seeds = None if self.seeds is None else read_seeds(self.seeds)
         with Store.read(store_path(self.store)) as store:
             return store.records(
                 problem=self.problem,
-                methods=self.methods.split(",") if self.methods else (),
+                methods=None if self.methods is None else self.methods.split(","),
                 network=self.network,
                 steps=self.steps,
                 seeds=range(seeds) if isinstance(seeds, int) else seeds,
