@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
 from upgd.experiments import Results
-from upgd.experiments.compare import area, best, comparisons, quarter, rows
+from upgd.experiments.compare import Entry, area, best, comparisons, quarter, rows
 from upgd.experiments.results import best_text
 from upgd.store import Key, Record
 
@@ -138,6 +138,15 @@ def test_more_seeds_of_one_setting_do_not_change_the_choice():
     more = [record(0.1, seed=s, sigma=0.1) for s in range(3, 20)]
     chosen = best(only(records + more), "upgd")
     assert (chosen.entry.settings["sigma"], chosen.seeds) == (0.1, (0, 1, 2))
+
+
+def test_the_best_of_many_settings_is_found_without_comparing_each_with_each(monkeypatch):
+    many = only([record(i / 300, lr=float(i), seed=seed) for i in range(300) for seed in range(1 + i % 3)])
+    compared = []
+    monkeypatch.setattr(Entry, "__eq__", lambda self, other: compared.append(other) or self is other)
+    chosen = best(many, "upgd")
+    assert (chosen.entry.settings["lr"], chosen.seeds, chosen.tried) == (299.0, (0,), 300)
+    assert not compared
 
 
 def test_an_edge_of_the_grid_is_told():

@@ -203,14 +203,14 @@ def _finite(values: Iterable[float]) -> NDArray[np.float64]:
 
 
 def _on_common_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], tuple[int, ...]]:
-    chosen: list[Entry] = []
+    chosen: set[int] = set()
     common: set[int] = set()
-    for entry in sorted(entries, key=lambda entry: -len(entry.records)):
-        shared = common & set(entry.records) if chosen else set(entry.records)
+    for i in sorted(range(len(entries)), key=lambda i: -len(entries[i].records)):
+        shared = common.intersection(entries[i].records) if chosen else set(entries[i].records)
         if shared:
-            chosen.append(entry)
+            chosen.add(i)
             common = shared
-    return [entry for entry in entries if entry in chosen], tuple(sorted(common))
+    return [entries[i] for i in sorted(chosen)], tuple(sorted(common))
 
 
 def _tie_break(settings: Mapping[str, Any]) -> tuple[Any, ...]:
