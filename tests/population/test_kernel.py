@@ -210,6 +210,7 @@ def test_the_number_of_threads_does_not_show():
         (nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), "cpu", torch.float32, "'1' is a GELU"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), "cpu", torch.float32, "end with a Linear layer"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Tanh(), nn.Linear(3, 2)), "cpu", torch.float32, "'2' is a Tanh"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(6, 2)), "cpu", torch.float32, "'1' is a Flatten"),
         (nn.Sequential(nn.Linear(4, 4), *[nn.Linear(4, 4)] * 2), "cpu", torch.float32, "one layer twice"),
     ],
 )

@@ -115,6 +115,14 @@ def test_any_module_runs(monkeypatch):
     assert_equals_plain_loop(monkeypatch, Residual(6, 3), Counters((6,), 3, "mse"), learners[:3], steps=20)
 
 
+@pytest.mark.parametrize("units", [1, 3])
+def test_a_linear_layer_may_see_several_vectors_of_a_sample(monkeypatch, units):
+    """Which no chain can: it would take them for one."""
+    network = nn.Sequential(nn.Linear(4, units), nn.Tanh(), nn.Flatten(), nn.Linear(5 * units, 2))
+    assert "Flatten '2' comes behind a Linear layer" in str(Chain.unsupported(network))
+    assert_equals_plain_loop(monkeypatch, network, Counters((5, 4), 2), learners_of(PLAIN), steps=20)
+
+
 @pytest.mark.parametrize("parent", [nn.LeakyReLU, nn.Flatten])
 def test_a_layer_of_ones_own_is_not_taken_for_its_parent(parent):
     """It may compute something else."""

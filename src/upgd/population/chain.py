@@ -364,6 +364,10 @@ def _layers(network: nn.Module) -> list[Layer]:
     for name, module in _sequence(network):
         weighted = any(isinstance(layer, Dense | Convolution) for layer in layers)
         layers.append(_layer(name, module, first=not weighted))
+        if isinstance(layers[-1], Flat) and any(isinstance(layer, Dense) for layer in layers):
+            raise NotAChain(
+                f"its Flatten {name!r} comes behind a Linear layer, which must be for samples of several vectors"
+            )
     if not any(isinstance(layer, Dense | Convolution) for layer in layers):
         raise NotAChain("it has no Linear or Conv2d layer")
     if not isinstance(layers[-1], Dense):

@@ -50,8 +50,8 @@ def chain(network: nn.Module) -> list[Link] | str:
         last = links[-1] if links else None
         if type(module) is nn.Linear or (isinstance(network, ConvNet) and type(module) is nn.Conv2d and _plain(module)):
             links.append(Link(prefix + name, module))
-        elif type(module) is nn.Flatten:
-            continue  # units lie in one vector as they are
+        elif type(module) is nn.Flatten and not (last and isinstance(last.layer, nn.Linear)):
+            continue  # units lie in one vector as they are; behind a Linear layer there would have been several
         elif last and last.activation is None and not last.pool and _activation(module) is not None:
             last.activation = module
         elif last and isinstance(last.layer, nn.Conv2d) and not last.pool and _pool(module):
