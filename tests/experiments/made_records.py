@@ -1,10 +1,11 @@
 """Records with curves that are easy to predict, without any learning."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from upgd.experiments import Experiment, Results
 from upgd.population import METHODS, Learner
 from upgd.store import Key, Record
 
@@ -19,6 +20,7 @@ def record(
     window: int = 10,
     steps: int | None = None,
     problem: str = "output-permuted-digits",
+    options: Mapping[str, Any] | None = None,
     network: str = "100-50",
     diverged_at: int | None = None,
     regression: bool = False,
@@ -33,7 +35,8 @@ def record(
     curve = np.linspace(level / 2, level, windows) + seed / 100
     if diverged_at is not None:
         curve[diverged_at // window :] = np.nan
-    key = Key(problem=problem, network=network, method=method, settings=given, seed=seed, steps=steps)
+    where = {"problem": problem, "options": options or {}, "network": network, "steps": steps}
+    key = Key(**where, method=method, settings=given, seed=seed)
     accuracy = None if regression else curve
     return Record(key, window=window, loss=1 - curve, accuracy=accuracy, diverged_at=diverged_at, seconds=1.5, **rest)
 
@@ -41,3 +44,22 @@ def record(
 def seeds(count: int, *arguments: Any, **options: Any) -> Iterable[Record]:
     """The same learner with several seeds."""
     return [record(*arguments, seed=seed, **options) for seed in range(count)]
+
+
+def results(experiment: Experiment, **of: Callable[[Learner], Any]) -> Results:
+    """What an experiment might have given: ``of`` says how each argument of :func:`record` depends on the learner."""
+    where = {"problem": experiment.problem, "options": experiment.options, "network": experiment.network}
+    return Results(
+        [
+            record(
+                learner.method,
+                learner.settings(),
+                seed=learner.seed,
+                steps=experiment.steps,
+                window=experiment.steps // 4,
+                **where,
+                **{name: value(learner) for name, value in of.items()},
+            )
+            for learner in experiment.learners()
+        ]
+    )

@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from made_records import record
+from made_records import record, results
 
-from upgd.experiments import Results, paper, run
+from upgd.experiments import paper, run
 from upgd.experiments.catalogue import SCALES, STUDIES, Arm, settings_of
 from upgd.experiments.reproduce import left, plan, reproduce, stored
 from upgd.store import Store
@@ -106,21 +106,7 @@ def test_only_some_values_are_tried():
 def planted(experiment, seeds_seen):
     """Learners whose score depends on their settings alone: the best lr is 0.001, the best σ 0.01."""
     seeds_seen.append({learner.seed for learner in experiment.learners()})
-    return Results(
-        [
-            record(
-                learner.method,
-                learner.settings(),
-                seed=learner.seed,
-                level=0.5 - 10 * abs(learner.lr - 0.001) - abs((learner.sigma or 0.01) - 0.01),
-                problem=experiment.problem,
-                network=experiment.network,
-                steps=experiment.steps,
-                window=experiment.steps // 4,
-            )
-            for learner in experiment.learners()
-        ]
-    )
+    return results(experiment, level=lambda one: 0.5 - 10 * abs(one.lr - 0.001) - abs((one.sigma or 0.01) - 0.01))
 
 
 def test_the_best_setting_runs_again_with_seeds_that_nobody_has_seen():
@@ -158,22 +144,8 @@ class TestShorterSearch:
         """lr 0.01 is best in short runs, 0.001 in long ones: the short ones decide."""
 
         def compute(experiment):
-            early = experiment.steps == 100
-            return Results(
-                [
-                    record(
-                        learner.method,
-                        learner.settings(),
-                        seed=learner.seed,
-                        level=0.5 - abs(learner.lr - (0.01 if early else 0.001)),
-                        problem=experiment.problem,
-                        network=experiment.network,
-                        steps=experiment.steps,
-                        window=experiment.steps // 4,
-                    )
-                    for learner in experiment.learners()
-                ]
-            )
+            lr = 0.01 if experiment.steps == 100 else 0.001
+            return results(experiment, level=lambda one: 0.5 - abs(one.lr - lr))
 
         where = {"panels": ["weight-global"], "steps": 400}
         for sweep_steps, lr in ((None, 0.001), (100, 0.01)):
@@ -309,21 +281,7 @@ class TestPage:
         from upgd.experiments.pages import write_page
 
         def compute(experiment):
-            return Results(
-                [
-                    record(
-                        learner.method,
-                        learner.settings(),
-                        seed=learner.seed,
-                        problem=experiment.problem,
-                        network=experiment.network,
-                        steps=experiment.steps,
-                        window=experiment.steps // 4,
-                        diverged_at=30 if learner.method == "pgd" else None,
-                    )
-                    for learner in experiment.learners()
-                ]
-            )
+            return results(experiment, diverged_at=lambda one: 30 if one.method == "pgd" else None)
 
         found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"]), compute)
         page = write_page(found, tmp_path, "…").read_text(encoding="utf-8")

@@ -165,7 +165,7 @@ def _scale(plan: Plan) -> str:
     lengths: dict[str, None] = {}
     for arm in plan.arms():
         theirs = paper.defaults(arm.problem)
-        ours, steps = len(plan.seeds(arm)), plan.place(arm)[2]
+        ours, steps = len(plan.seeds(arm)), plan.place(arm).steps
         same = (ours, steps) == (theirs.seeds, theirs.steps)
         as_in = "as in the paper" if same else f"in the paper {theirs.seeds} of {theirs.steps:,}"
         lengths[f"{ours} runs of {steps:,} steps for each curve ({as_in})"] = None
@@ -208,7 +208,7 @@ def _how(found: Reproduction, command: str) -> list[str]:
 
 def _shorter_search(plan: Plan) -> str:
     """How long the runs of the search were, where they were shorter than those in the tables."""
-    lengths = {(plan.place(arm, searching=True)[2], plan.place(arm)[2]) for arm in plan.arms()}
+    lengths = {(plan.place(arm, searching=True).steps, plan.place(arm).steps) for arm in plan.arms()}
     short = [f"{search:,} steps instead of {final:,}" for search, final in sorted(lengths) if search < final]
     if not short:
         return ""

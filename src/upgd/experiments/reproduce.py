@@ -5,10 +5,10 @@ was. The final runs have seeds that the search has not seen. The search may be s
 need not be best late.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from upgd.experiments.catalogue import GRIDS, SCALES, STUDIES, Arm, GridName, Panel, Scale, Study, settings_of
 from upgd.experiments.compare import Best, Comparison, Entry, best, comparisons
@@ -39,6 +39,14 @@ class _Listed(Experiment):
     def learners(self) -> tuple[Learner, ...]:
         listed: tuple[Learner, ...] = self._learners  # type: ignore[attr-defined]
         return listed
+
+
+class Place(NamedTuple):
+    """Where learners run: what they can be compared in."""
+
+    problem: str
+    network: str
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,8 @@ class Plan:
             raise ValueError(f"only={dict(self.only)} leaves nothing to try of {arm.name}, which has {values}")
         return wanted
 
-    def sweep(self) -> list[Experiment]:
-        """The search."""
+    def sweep(self, arms: Iterable[Arm] | None = None) -> list[Experiment]:
+        """The search, of all curves or of some."""
         return self._experiments(
             {
                 arm: [
@@ -93,7 +101,7 @@ class Plan:
                     for settings in self.settings(arm)
                     for seed in range(self.sweep_seeds)
                 ]
-                for arm in self.arms()
+                for arm in (self.arms() if arms is None else arms)
             },
             searching=True,
         )
@@ -114,8 +122,8 @@ class Plan:
         count = self.final_seeds or paper.defaults(arm.problem).seeds
         return range(self.sweep_seeds, self.sweep_seeds + count)
 
-    def place(self, arm: Arm, *, searching: bool = False) -> tuple[str, str, int, Mapping[str, Any]]:
-        """Where an arm runs, in the end or in the search: problem, network, steps, and the problem's options."""
+    def place(self, arm: Arm, *, searching: bool = False) -> Place:
+        """Where an arm runs, in the end or in the search."""
         problem, network = arm.problem, arm.network
         kind, _, data = problem.rpartition("-")
         stand_ins = {**self.scale.data, **self.data}
@@ -127,15 +135,14 @@ class Plan:
         steps = self.steps or self.scale.length(arm.problem)
         if searching and self.sweep_steps is not None:
             steps = min(steps, self.sweep_steps)
-        return problem, network, steps, self.scale.options
+        return Place(problem, network, steps)
 
     def _experiments(self, learners: Mapping[Arm, Sequence[Learner]], *, searching: bool = False) -> list[Experiment]:
         """Arms that run on the same problem and network together: a device is used well when it is full."""
-        together: dict[str, tuple[tuple[str, str, int, Mapping[str, Any]], list[Learner]]] = {}
+        together: dict[Place, list[Learner]] = {}
         for arm, own in learners.items():
-            place = self.place(arm, searching=searching)
-            together.setdefault(repr(place), (place, []))[1].extend(own)
-        return [_Listed(*place, own) for place, own in together.values()]
+            together.setdefault(self.place(arm, searching=searching), []).extend(own)
+        return [_Listed(*place, self.scale.options, own) for place, own in together.items()]
 
 
 @dataclass(frozen=True)
@@ -247,13 +254,13 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
     """
     search = plan.sweep()
     swept = _computed(search, compute, say, "search")
-    searches = {arm: _of_arm(plan.place(arm, searching=True), arm, plan.settings(arm), swept) for arm in plan.arms()}
+    searches = {arm: _compared(plan.sweep([arm]), swept) for arm in plan.arms()}
     chosen = {arm: best(found, arm.method) for arm, found in searches.items() if found is not None}
     settings = {arm: _settings(one.entry) for arm, one in chosen.items()}
     final = _computed(plan.final(settings), compute, say, "final runs")
     findings = {}
     for arm, one in chosen.items():
-        runs = _of_arm(plan.place(arm), arm, [settings[arm]], final, plan.seeds(arm))
+        runs = _compared(plan.final({arm: settings[arm]}), final)
         comparison = runs or searches[arm]
         assert comparison is not None
         findings[arm] = Finding(arm, comparison, one, runs.entries[0] if runs else None)
@@ -275,29 +282,12 @@ def _computed(
     return records
 
 
-def _of_arm(
-    place: tuple[str, str, int, Mapping[str, Any]],
-    arm: Arm,
-    settings: Sequence[Mapping[str, Any]],
-    records: Sequence[Record],
-    seeds: Sequence[int] = (),
-) -> Comparison | None:
-    """The records of an arm at a place, of these settings and seeds, as something that can be compared."""
-    problem, network, steps, _ = place
-    wanted = {repr(_plain(Learner(method=arm.method, **one).settings())) for one in settings}
-    own = [
-        record
-        for record in records
-        if (record.key.problem, record.key.network, record.key.steps) == (problem, network, steps)
-        and record.key.method == arm.method
-        and repr(_plain(record.key.settings)) in wanted
-        and (not seeds or record.key.seed in seeds)
-    ]
+def _compared(experiments: Sequence[Experiment], records: Sequence[Record]) -> Comparison | None:
+    """Those of the records that are of one arm's experiment; None if there are none."""
+    (experiment,) = experiments
+    wanted = whole(experiment).digests
+    own = [record for record in records if record.key.digest in wanted]
     return comparisons(own)[0] if own else None
-
-
-def _plain(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted((name, tuple(value) if isinstance(value, list) else value) for name, value in settings.items())
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
@@ -318,7 +308,7 @@ def left(plan: Plan, store: Store, workers: int, device: str) -> tuple[list[Unit
     runs that cannot be planned yet."""
     search = [unit for experiment in plan.sweep() for unit in pending(experiment, store, workers, device)]
     if search:
-        return search, sum(len(plan.seeds(arm)) * plan.place(arm)[2] for arm in plan.arms())
+        return search, sum(len(plan.seeds(arm)) * plan.place(arm).steps for arm in plan.arms())
     found = reproduce(plan, stored(store))
     settings = {arm: _settings(finding.best.entry) for arm, finding in found.findings.items()}
     final = plan.final(settings)
