@@ -24,6 +24,7 @@ __all__ = [
     "load_torch",
     "read_options",
     "read_seeds",
+    "read_steps",
     "read_values",
     "store_path",
 ]
@@ -37,14 +38,18 @@ StorePath = Annotated[Path | None, Parameter(name="--store", env_var="UPGD_STORE
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 
 
-def _steps(_: Any, tokens: Sequence[Token]) -> int:
-    text = tokens[0].value
+def read_steps(text: str) -> int:
+    """A whole number, however people write it."""
     for read in (int, float):  # 1e6 is how people write a million
         with suppress(ValueError, OverflowError):
             number = read(text)
             if number == int(number):
                 return int(number)
     raise ValueError(f"it takes a whole number, such as 30000 or 1e6, not {text!r}.")
+
+
+def _steps(_: Any, tokens: Sequence[Token]) -> int:
+    return read_steps(tokens[0].value)
 
 
 Steps = Annotated[int | None, Parameter(converter=_steps)]

@@ -78,6 +78,10 @@ class Study:
             dict.fromkeys(arm for panel in self.panels if not wanted or panel.key in wanted for arm in panel.arms)
         )
 
+    def problems(self) -> list[str]:
+        """The problems of its curves; none twice."""
+        return list(dict.fromkeys(arm.problem for arm in self.arms()))
+
 
 @dataclass(frozen=True)
 class Scale:
