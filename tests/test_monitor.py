@@ -1,16 +1,20 @@
 """The diagnostics, by hand-computed numbers, and the monitor in ordinary training loops."""
 
+import copy
 import math
 import runpy
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import upgd
 from upgd import monitor, utility
 from upgd.monitor import Monitor
+from upgd.networks import MLP
 
 
 def stacked(function, *batches):
@@ -219,19 +223,118 @@ def test_units_of_a_linear_layer_lie_last_whatever_comes_before():
     assert figures[0] == pytest.approx(figures[1])
 
 
+class Functional(nn.Module):
+    """Layers and a function of what each of them puts out."""
+
+    def __init__(self, *layers, between=torch.relu, at_the_end=lambda x: x):
+        super().__init__()
+        self.layers, self.between, self.at_the_end = nn.ModuleList(layers), between, at_the_end
+
+    def forward(self, x):
+        for layer in self.layers[:-1]:
+            x = self.between(layer(x))
+        return self.at_the_end(self.layers[-1](x))
+
+
+def two_layers(**functions):
+    return Functional(nn.Linear(2, 3), nn.Linear(3, 1), **functions)
+
+
+def warnings_of(model, x=None, **options):
+    """What the monitor has to say after two passes and two snapshots."""
+    with Monitor(model, **options) as looking, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model(torch.randn(5, 2) if x is None else x).sum().backward()
+            looking.snapshot()
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    return [str(warning.message) for warning in caught]
+
+
 def test_a_model_without_activation_modules():
-    class Functional(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = nn.Linear(2, 3), nn.Linear(3, 1)
-
-        def forward(self, x):
-            return self.last(torch.relu(self.first(x)))
-
-    model = Functional()
+    model = two_layers()
     looking = Monitor(model)
-    model(torch.ones(1, 2))
-    assert "zero_share/first" in looking.snapshot()
+    model(torch.tensor([[1.0, 2.0]]))
+    with pytest.warns(
+        UserWarning, match=r"what the layer 'layers.0', for one, puts out before its relu; write .* nn.ReLU"
+    ) as caught:
+        assert "zero_share/layers.0" in looking.snapshot()
+    assert caught[0].filename == __file__
+
+
+FUNCTIONS = [
+    *(F.relu, F.relu6, F.leaky_relu, F.rrelu, F.elu, F.celu, F.selu, F.gelu, F.silu, F.mish, F.softplus, F.hardtanh),
+    *(F.hardswish, F.hardsigmoid, torch.tanh, torch.sigmoid),
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_functions_on_hidden_layers_are_told_once(function):
+    assert len(warnings_of(two_layers(between=function))) == 1
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_functions_are_found_behind_pooling_normalisation_and_dropout(bias):
+    def pooled(x):
+        return F.relu(F.max_pool2d(F.dropout(norm(x)), 2)).flatten(1)
+
+    norm = nn.BatchNorm2d(3)
+    model = Functional(nn.Conv2d(1, 3, 3, bias=bias), nn.Linear(12, 2, bias=bias), between=pooled)
+    model.norm = norm
+    (sentence,) = warnings_of(model, torch.randn(4, 1, 6, 6))
+    assert "'layers.0', for one, puts out before its relu" in sentence
+
+
+class Recurrent(nn.Module):
+    """Has gates of its own between two layers, which are no activations of theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.memory, self.last = nn.Linear(2, 3), nn.LSTM(3, 3), nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.last(self.memory(self.first(x))[0])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MLP((2, 3, 3, 1)),
+        MLP((2, 3, 3, 1), "identity"),
+        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 1)),
+        two_layers(between=lambda x: x * 2),
+        two_layers(between=nn.ReLU()),
+        two_layers(between=nn.Identity(), at_the_end=torch.sigmoid),
+        two_layers(between=lambda x: F.relu(x, inplace=True)),  # what is kept is what comes after it
+        nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(), nn.Linear(3, 1)),
+        nn.Linear(2, 1),
+        Recurrent(),
+    ],
+)
+def test_no_false_alarms(model):
+    assert warnings_of(model) == []
+
+
+def test_who_names_layers_knows_what_they_are():
+    assert warnings_of(two_layers(), layers=["layers.0"]) == []
+
+
+def test_a_copy_of_a_model_that_is_looked_at_computes():
+    with Monitor(model := two_layers()):
+        copied = copy.deepcopy(model)
+        copied(torch.ones(1, 2)).sum().backward()
+
+
+def test_functions_that_come_later_are_told_too():
+    """The first pass may be one without gradients, or through other layers."""
+    model = two_layers()
+    with Monitor(model) as looking:
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+        looking.snapshot()
+        model(torch.ones(1, 2))
+        with pytest.warns(UserWarning, match="before its relu"):
+            looking.snapshot()
 
 
 def test_an_activation_module_that_serves_two_widths():

@@ -5,17 +5,19 @@ result for each learner. :class:`Monitor` applies them to a model in an ordinary
 """
 
 import math
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from upgd.curvature._backward import transform_level
 from upgd.networks import ACTIVATION_MODULES
-from upgd.utility._model import LAYERS
+from upgd.utility._model import LAYERS, function_before
 
 __all__ = [
     "Monitor",
@@ -32,6 +34,8 @@ __all__ = [
     "windowed_means",
     "zero_share",
 ]
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 def sample_plasticity(loss_before: Tensor, loss_after: Tensor) -> Tensor:
@@ -196,7 +200,9 @@ class Monitor:
         samples: how many of the last samples are kept for the figures about activations. Of a convolution only means over
             positions are kept.
         layers: names of the modules whose outputs are looked at. By default the activation modules; in a model that has
-            none (it may call functions instead), all Linear and convolution layers but the last.
+            none, all Linear and convolution layers but the last. Of a model that calls functions instead, such as
+            ``F.relu``, these are the units before their activation, of which hardly any is ever zero: the first snapshot
+            warns. Write activations as modules, such as ``nn.ReLU()``, to look behind them.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -233,6 +239,10 @@ class Monitor:
         self._hooks = [
             module.register_forward_hook(self._recorder(name, dim)) for name, (module, dim) in watched.items()
         ]
+        #: A layer, and the function behind it that we look before; once one was seen, until that was said.
+        self._looks_before: tuple[str, str] | None = None
+        if layers is None and not any(isinstance(module, ACTIVATION_MODULES) for module, _ in watched.values()):
+            self._look_for_functions({name: module for name, (module, _) in watched.items()})
 
     def snapshot(self) -> dict[str, Any]:
         """All figures, as ``"definition/layer"`` → number (``gate_histogram`` → list of ten shares).
@@ -245,6 +255,15 @@ class Monitor:
         * ``gate_histogram`` of the optimizer's gates
         * ``sample_plasticity``, the mean over what :meth:`plasticity` has measured since the last snapshot
         """
+        if self._looks_before is not None:
+            layer, function = self._looks_before
+            self._looks_before = None
+            warnings.warn(
+                f"the model has no activation modules, so that the monitor looks at what the layer {layer!r}, for one, puts "
+                f"out before its {function}; write activations as modules, such as nn.ReLU() for F.relu, or name the modules "
+                "to look at with layers=[...]",
+                stacklevel=2,
+            )
         with torch.no_grad():
             figures = self._of_activations() | self._of_parameters() | self._of_matrices() | self._of_gates()
             if self._plasticities:
@@ -299,6 +318,30 @@ class Monitor:
                 self._windows[key].add(output)
 
         return record
+
+    def _look_for_functions(self, watched: dict[str, nn.Module]) -> None:
+        """See, in the first pass, whether the model applies functions to what the watched layers put out."""
+        owners: dict[Tensor, str] = {
+            p: name for name, layer in watched.items() for p in layer.parameters(recurse=False)
+        }
+        norms = {p for m in self.model.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
+
+        def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled() or transform_level() is not None:
+                return
+            if module not in hooks:  # a copy
+                return
+            hooks[module].remove()
+            # A function that works in place changes what we keep, too: there is nothing to say about it.
+            if inputs and isinstance(inputs[0], Tensor) and inputs[0]._version == 0:
+                self._looks_before = function_before(inputs[0], owners, norms)
+            if self._looks_before is not None:
+                for hook in hooks.values():
+                    hook.remove()
+
+        layers: list[nn.Module] = [module for module in self.model.modules() if isinstance(module, LAYERS)]
+        hooks = {layer: layer.register_forward_pre_hook(look) for layer in layers}
+        self._hooks += hooks.values()
 
     def _of_activations(self) -> dict[str, Tensor]:
         widths = Counter(name for name, _ in self._windows)

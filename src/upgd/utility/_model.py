@@ -1,6 +1,6 @@
 """Looking at a model while it computes: the order of its modules, its hidden features, gates on these."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,6 +17,14 @@ from upgd.networks import ACTIVATION_MODULES
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 LAYERS = (nn.Linear, _ConvNd)
+
+#: Activations that are called as functions, by the names of autograd, without "Backward0".
+_FUNCTIONS = frozenset(
+    [
+        *("Relu", "LeakyRelu", "RreluWithNoise", "Elu", "Celu", "Gelu", "Silu", "Mish", "Softplus"),
+        *("Tanh", "Sigmoid", "Hardtanh", "Hardswish", "Hardsigmoid"),
+    ]
+)
 
 
 class Call(NamedTuple):
@@ -127,3 +135,27 @@ def hooked(hooks: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[No
     finally:
         for handle in handles:
             handle.remove()
+
+
+def function_before(x: Tensor, layers: Mapping[Tensor, str], passed: Container[Tensor] = ()) -> tuple[str, str] | None:
+    """The layer that ``x`` was computed from, and the activation function in between. None if there is no such function.
+
+    Hooks cannot see functions, but autograd remembers them. From ``x`` we go back until we meet parameters of a layer, or of
+    something that we know nothing about.
+
+    Args:
+        x: what another layer is called with.
+        layers: the layers' names by their parameters.
+        passed: parameters that we may go past, of normalisations.
+    """
+    function = None
+    nodes: list[Any] = [x.grad_fn] if x.grad_fn is not None else []
+    while nodes:
+        leaves = [node.variable for node in nodes if hasattr(node, "variable") and node.variable not in passed]
+        if leaves:
+            layer = next((layers[leaf] for leaf in leaves if leaf in layers), None)
+            return (layer, function.lower()) if layer is not None and function is not None else None
+        names = [node.name().split("Backward")[0] for node in nodes]
+        function = next((name for name in names if name in _FUNCTIONS), function)
+        nodes = list({before: None for node in nodes for before, _ in node.next_functions if before is not None})
+    return None
