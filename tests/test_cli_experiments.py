@@ -176,6 +176,14 @@ def test_best(filled):
     assert [b["method"] for b in json.loads(filled("best", "--methods", "upgd", "--json")[1])] == ["upgd"]
 
 
+def test_variants_that_were_asked_for_have_lines_of_their_own(upgd):
+    arguments = ("output-permuted-digits", "--methods", "upgd", "--lr", "0.1,0.01", "--wise", "weight,feature")
+    shown = upgd("sweep", *arguments, *SMALL, "--json")[1]
+    for lines in (shown, upgd("table", "--json")[1], upgd("best", "--json")[1]):
+        assert sorted(line["settings"]["wise"] for line in json.loads(lines)) == ["feature", "weight"]
+    assert "wise feature" in upgd("table")[1]
+
+
 def test_json_has_no_word_for_what_diverged(upgd, folder):
     good, bad = (Key(problem="p", network="8", method="sgd", settings={"lr": lr}, seed=0, steps=1) for lr in (0.1, 1.0))
     with Store.write(folder / "upgd.db") as store:

@@ -258,6 +258,22 @@ def test_results_at_a_prompt_are_a_line_and_not_all_their_numbers():
     assert len(repr(found.comparisons())) < 500
 
 
+def test_variants_are_curves_of_their_own_in_best_table_and_plot():
+    switches = ({}, {"wise": "feature"}, {"scaling": "local"}, {"order": 2}, {"noise": "anticorrelated"})
+    records = [
+        record(0.5 + i / 10 + lr / 10, seed=seed, lr=lr, **switch)
+        for i, switch in enumerate(switches)
+        for lr in (0.1, 0.2)
+        for seed in range(2)
+    ]
+    found = Results([*records, record(0.1, method="sgd")])
+    expected = [*({"lr": 0.2, **switch} for switch in switches), {"lr": 0.1}]
+    assert [one.entry.settings for one in found.best()] == expected
+    assert [line["settings"] for line in found.table().lines] == [*reversed(expected[:-1]), expected[-1]]
+    labels = {text.get_text() for text in found.plot().texts}
+    assert labels >= {"UPGD", "UPGD, feature-wise", "UPGD, local", "UPGD, 2nd order", "UPGD, anticorrelated", "SGD"}
+
+
 def test_one_seed_and_one_setting_are_singular():
     one = only([record(0.5)])
     assert "mean of 1 seed; 1 setting tried" in best_text([(one, best(one, "upgd"))])

@@ -73,18 +73,19 @@ class Filter:
 def best(*, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B008
     """The best setting of every method, by the area under its online curve, and how flat the optimum is.
 
-    A setting of which fewer learners diverged is better, whatever the scores; ties go to the smaller lr.
+    Variants of a method (--wise, --scaling, --order, --noise) have a best setting each. A setting of which fewer
+    learners diverged is better, whatever the scores; ties go to the smaller lr.
 
     Parameters
     ----------
     as_json
         Print JSON, for other programs.
     """
-    from upgd.experiments.compare import best as best_of
     from upgd.experiments.layout import terminal_width
     from upgd.experiments.results import best_text
+    from upgd.experiments.variants import best_of_variants
 
-    chosen = [(c, best_of(c, method)) for c in which.results().comparisons() for method in c.methods]
+    chosen = [(c, one) for c in which.results().comparisons() for one in best_of_variants(c).values()]
     if as_json:
         print(json.dumps([_best_facts(c, b) for c, b in chosen], indent=2))
     else:
@@ -102,7 +103,7 @@ def table(
     Parameters
     ----------
     all_settings
-        All settings, not only the best of each method.
+        All settings, not only the best of each method and variant.
     as_json
         Print JSON, for other programs.
     """

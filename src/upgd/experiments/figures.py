@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from numpy.typing import NDArray
 
 from upgd.experiments.bands import band, of_seeds
-from upgd.experiments.compare import Comparison, Entry, best
-from upgd.experiments.variants import LABELS, variant
+from upgd.experiments.compare import Comparison, Entry
+from upgd.experiments.variants import LABELS, best_of_variants, variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,7 @@ def curves(
 
     Args:
         comparison: the learners of one problem.
-        entries: which of them; by default every method at its best setting.
+        entries: which of them; by default every method and variant at its best setting.
         ax: where; by default a new figure.
         title: by default the problem's name.
         looks: what the entries' curves are called and look like; by default as their methods.
@@ -88,7 +88,7 @@ def curves(
 
         _, ax = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     if entries is None:
-        entries = [best(comparison, method).entry for method in comparison.methods]
+        entries = [one.entry for one in best_of_variants(comparison).values()]
     styles = looks or [_look(entry, entries) for entry in entries]
     drawn = [(look, *of_seeds(entry, comparison.metric, points)) for look, entry in zip(styles, entries, strict=True)]
     drawn = [(look, steps, values) for look, steps, values in drawn if len(values)]
@@ -230,11 +230,11 @@ def _look(entry: Entry, others: Sequence[Entry]) -> Look:
 
 
 def _name(entry: Entry, others: Sequence[Entry]) -> str:
-    """The method's name; and where others have the same, what sets this one apart."""
-    name = LABELS.get(entry.method, entry.method)
-    same = [other for other in others if other.method == entry.method]
+    """The variant's name; and where others have the same, what sets this one apart."""
+    own = variant(entry)
+    same = [other for other in others if variant(other) == own]
     differing = [key for key in entry.settings if any(_differs(entry, other, key) for other in same)]
-    return name + (f" ({_differing_text(entry.settings, differing)})" if differing else "")
+    return own.label + (f" ({_differing_text(entry.settings, differing)})" if differing else "")
 
 
 def _differs(entry: Entry, other: Entry, name: str) -> bool:

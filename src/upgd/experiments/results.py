@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from upgd.experiments.compare import Best, Comparison, Entry, Row, area, best, comparisons, quarter, rows
+from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons, quarter, rows
 from upgd.experiments.layout import laid_out, terminal_width, wrapped
 from upgd.experiments.settings import SETTINGS, SWITCHES
+from upgd.experiments.variants import best_of_variants
 from upgd.store import Record
 
 if TYPE_CHECKING:
@@ -57,21 +58,24 @@ class Results:
         return comparisons(self.records)
 
     def best(self) -> list[Best]:
-        """The best setting of every method of every comparison (:mod:`upgd.experiments.compare` has the rules)."""
-        return [best(comparison, method) for comparison in self.comparisons() for method in comparison.methods]
+        """The best setting of every method, and of every variant of it, in every comparison.
+
+        :mod:`upgd.experiments.compare` has the rules, :mod:`upgd.experiments.variants` says what a variant is.
+        """
+        return [one for comparison in self.comparisons() for one in best_of_variants(comparison).values()]
 
     def table(self, *, all_settings: bool = False) -> "Table":
-        """Mean ± standard error over seeds of every method at its best setting, or of all settings."""
+        """Mean ± standard error over seeds of every method and variant at its best setting, or of all settings."""
         lines = []
         for comparison in self.comparisons():
             chosen: Sequence[Entry] = comparison.entries
             if not all_settings:
-                chosen = [best(comparison, method).entry for method in comparison.methods]
+                chosen = [one.entry for one in best_of_variants(comparison).values()]
             lines += [_line(comparison, row) for row in rows(comparison, chosen)]
         return Table(lines)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """The online curve of every method at its best setting, of the first comparison, with bands over seeds."""
+        """The online curves of all methods and variants at their best settings, of the first comparison, with bands."""
         from upgd.experiments import figures
 
         if not self.records:
