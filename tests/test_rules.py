@@ -84,6 +84,20 @@ def test_a_zero_norm_gives_a_gate_of_one_half() -> None:
     assert (rules.gate(u, rules.local_scale(u)) == 0.5).all()
 
 
+@given(st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=1, max_size=20), st.integers(0, 150))
+def test_no_utility_is_above_its_local_scale(values: list[float], halvings: int) -> None:
+    """... not even where squares are too small for a float."""
+    u = tensor([values], dtype=torch.float32) * 0.5**halvings
+    assert (u.abs() <= rules.local_scale(u) * (1 + 1e-6)).all()
+
+
+def test_a_unit_that_fades_away_has_gates_of_one_half() -> None:
+    u = tensor([[3e-19, -2e-19], [1e-25, -1e-30]])
+    gates = rules.gate(u, rules.local_scale(u))
+    assert (gates[0] > 0.6).tolist() == [True, False]
+    close(gates[1], [0.5, 0.5], rtol=1e-6)
+
+
 def test_update_by_hand() -> None:
     w, g, gate, xi = (tensor([v], dtype=F64) for v in (2.0, 0.5, 0.25, -1.0))
     values = {"lr": 0.1, "sigma": 0.2, "weight_decay": 0.3}

@@ -69,7 +69,10 @@ def global_scale(utilities: Iterable[Tensor], learner_dims: int = 0) -> Tensor:
 
 
 def local_scale(utility: Tensor, learner_dims: int = 0) -> Tensor:
-    """The Euclidean norm over the weights that enter the same unit, at least the smallest normal float.
+    """The Euclidean norm over the weights that enter the same unit; of next to nothing, the root of the smallest float.
+
+    The squares of smaller numbers vanish. So no utility is ever larger than its scale, even if the norm has lost it: the
+    utilities of a unit that fell silent long ago fade away, and its gates go to φ(0).
 
     A unit is a row of a Linear weight, a filter of a convolution, or a bias vector as a whole. The result has the
     dimensions of ``utility``, of size 1 where the norm was taken.
@@ -80,7 +83,7 @@ def local_scale(utility: Tensor, learner_dims: int = 0) -> Tensor:
     else:
         first = learner_dims + 1 if within_learner > 1 else learner_dims
         norm = torch.linalg.vector_norm(utility, dim=tuple(range(first, utility.ndim)), keepdim=True)
-    return norm.clamp(min=torch.finfo(norm.dtype).tiny)
+    return norm.clamp(min=torch.finfo(norm.dtype).tiny ** 0.5)
 
 
 def gate(utility: Tensor, scale: Tensor) -> Tensor:

@@ -172,6 +172,31 @@ def every_size_of_cluster(device: str) -> str:
 
 
 @check_with_kernels
+def utilities_that_fade_away(device: str) -> str:
+    """Local scaling, and units that fell silent long ago: the squares of their utilities are too small for a float."""
+    network, stream = NETWORKS["784-300-150-10"]
+    settings = {"lr": 0.01, "sigma": 0.1, "beta_utility": 0.9, "scaling": "local"}
+    learners = [Learner(method=m, seed=s, **settings) for m in ("upgd", "upgd-nonprotecting") for s in (0, 1)]
+    begin = Population(network, learners, backend="torch")
+    begin.run(stream, 3, window=10_000)
+    state = begin.state()
+    state["group.0.parameters.layers.0.bias"][:, ::2] = -100
+    for name in [name for name in state if ".utility." in name]:
+        state[name] *= 1e-22
+    here = Population(network, learners, backend="torch")
+    there = Population(network, learners, device=device, backend="kernel")
+    for population in (here, there):
+        population.restore(state)
+        population.run(stream, 10, window=10_000)
+    assert (there.result().diverged_at < 0).all(), there.result().diverged_at
+    end, right = there.state(), here.state()
+    moved = {n: right[n] - state[n] for n in state if ".parameters." in n}
+    apart = max(float((end[n] - right[n]).norm() / moved[n].norm()) for n in moved)
+    assert apart < 1e-3, apart
+    return f"apart by {apart:.1e} of how far they moved"
+
+
+@check_with_kernels
 def noise_value_by_value(device: str) -> str:
     """One step with and without noise: the difference is lr·σ·ζ. For large seeds and late steps, too."""
     network, stream = NETWORKS["784-300-150-10"]

@@ -34,7 +34,7 @@ INLINE void put4(float* p, const float* v) { *(float4*)p = make_float4(v[0], v[1
 INLINE int ordered(float f) { int i = __float_as_int(f); return i ^ ((i >> 31) & 0x7fffffff); }
 INLINE float unordered(int i) { return __int_as_float(i ^ ((i >> 31) & 0x7fffffff)); }
 INLINE bool finite(float x) { return fabsf(x) < __int_as_float(0x7f800000); }
-constexpr float TINY = 1.17549435e-38f;
+constexpr float TINY = 1.17549435e-38f, TINY_NORM = 1.08420217e-19f;
 
 template <int ACTIVATION> INLINE float active(float a, float slope) {
   if constexpr (ACTIVATION == TANH) return tanhf(a);

@@ -161,17 +161,17 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
     if (!finite(verdict.loss)) { diverged_at = args.start + step; break; }
     answer(args, in, me.x_next);
 
-    float by = 0.f;
+    float by = 0.f, smallest = 0.f;
     if constexpr (RULE == UTILITY) {
       if ((own_step - 1) % RENEWED_EVERY == 0 && scale != 1.f) { scale_utilities(me, scale); scale = 1.f; __syncthreads(); }
       scale *= own.beta;
       if (scale < 1e-12f) { scale_utilities(me, scale); scale = 1.f; __syncthreads(); }
       const float factor = -own.rest / scale;
       if constexpr (SCALING == GLOBAL) by = 1.44269504f / fmaxf(largest_utility(me, factor), TINY);
-      else { local_norms(me, factor); __syncthreads(); }
+      else { smallest = TINY_NORM / scale; local_norms(me, factor, smallest); __syncthreads(); }
     }
     const Noise z = {keys[0], keys[1], own.noise, own_step > 1 ? own.noise : 0.f};
-    if (RULE == UTILITY && own.p == 1.f && own.q == 1.f) descend<true>(me, rule, z, by); else descend<false>(me, rule, z, by);
+    if (RULE == UTILITY && own.p == 1.f && own.q == 1.f) descend<true>(me, rule, z, by, smallest); else descend<false>(me, rule, z, by, smallest);
     for (int b = 0; b < BLOCKS_0; ++b) for (int k = 0; k < 4; ++k) me.x[b][k] = me.x_next[b][k];
     target = target_after;
     if constexpr (EXCHANGES < 2) cluster_sync();  // else one exchange waits for what the other one read

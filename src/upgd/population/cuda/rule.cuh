@@ -75,8 +75,9 @@ INLINE float largest_utility(Thread& me, float factor) {
   return unordered(__reduce_max_sync(~0u, largest));
 }
 // Local scaling: log₂e over the norm of a unit's incoming utilities, by row (even layers) or by lane (odd ones), and of biases.
-INLINE float inverse_norm(float squares) { return 1.44269504f / fmaxf(sqrtf(squares), TINY); }
-INLINE void local_norms(Thread& me, float factor) {
+// The smallest norm is the root of the smallest float: the squares of smaller utilities vanish, but none is above its scale.
+INLINE float inverse_norm(float squares, float smallest) { return 1.44269504f / fmaxf(sqrtf(squares), smallest); }
+INLINE void local_norms(Thread& me, float factor, float smallest) {
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
     constexpr int l = L::NUMBER;
@@ -86,13 +87,13 @@ INLINE void local_norms(Thread& me, float factor) {
         float u[2][4]; tile.get_u(u);
         for (int k = 0; k < 4; ++k) sum[k] = fmaf(u[1][k], u[1][k], fmaf(u[0][k], u[0][k], sum[k]));
       });
-      for (int k = threadIdx.x; k < L::OUTPUTS; k += THREADS) memory[L::NORMS + k] = inverse_norm(received<l>(L::NORM_BUFFER, k));
+      for (int k = threadIdx.x; k < L::OUTPUTS; k += THREADS) memory[L::NORMS + k] = inverse_norm(received<l>(L::NORM_BUFFER, k), smallest);
     } else {
       trace<l>(me, factor, [&](auto block, int pair, int chunk, const float (&u)[2][4]) {
         put_parts<decltype(block)>(dot4(u[0], u[0]), dot4(u[1], u[1]), pair, chunk);
       });
       __syncthreads();
-      rows_done<l>(me, [&](int row, int j, float sum) { if (j == 0) memory[L::NORMS + row] = inverse_norm(sum); });
+      rows_done<l>(me, [&](int row, int j, float sum) { if (j == 0) memory[L::NORMS + row] = inverse_norm(sum, smallest); });
     }
     __syncthreads();
   });
@@ -108,10 +109,10 @@ INLINE void local_norms(Thread& me, float factor) {
   });
   me.receive(SCALE, CLUSTER * LAYERS * 4);
 }
-INLINE float bias_inverse_norm(int l) {
+INLINE float bias_inverse_norm(int l, float smallest) {
   float squares = 0.f;
   for (int c = 0; c < CLUSTER; ++c) squares += memory[SCALE_BUFFER + c * LAYERS + l];
-  return inverse_norm(squares);
+  return inverse_norm(squares, smallest);
 }
 
 // 1 − ū = 1 / (1 + e^(û/scale)) for four utilities with one reciprocal. û/scale ≤ 1, so the product stays small.
@@ -149,7 +150,7 @@ template <class B> INLINE void tile_noise(const Thread& me, const Noise& z, int 
   }
 }
 // The update of all parameters; the first layer meets the next input on the way.
-template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noise& z, float by) {
+template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noise& z, float by, float smallest) {
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
     constexpr int l = L::NUMBER;
@@ -180,7 +181,7 @@ template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noi
     });
   });
   each_bias(me, [&](float& w, float& u, float delta, int index, int l) {
-    const float b = SCALING == LOCAL && RULE == UTILITY ? bias_inverse_norm(l) : by;
+    const float b = SCALING == LOCAL && RULE == UTILITY ? bias_inverse_norm(l, smallest) : by;
     w = updated<BOTH>(w, rule.lr_c, delta, single_noise(index, z), RULE == UTILITY ? 1.f / (1.f + ex2(u * b)) : 0.f, rule);
   });
 }

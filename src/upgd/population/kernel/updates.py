@@ -12,7 +12,9 @@ from upgd.population.kernel.machine import Floats, Integers, compiled, skip
 __all__ = ["adamw_step", "feature_gates", "unit_wise_step", "weight_wise_step"]
 
 _f: Any = np.float32
+#: The smallest scale of an unbiased utility, global and local; see :func:`upgd.rules.local_scale`.
 _TINY = float(np.finfo(np.float32).tiny)
+_TINY_NORM = math.sqrt(_TINY)
 
 
 @compiled
@@ -34,9 +36,9 @@ def _tensor(plan: Integers, slopes: Floats, number: int, scratch: Scratch) -> Te
 
 
 @compiled
-def _inverse(scale: float, unbias: float) -> float:
-    """1/scale, where the smallest scale of an unbiased utility is the smallest normal float."""
-    return _f(min(1 / max(np.float64(scale), _TINY * unbias), 3e38))
+def _inverse(scale: float, smallest: float) -> float:
+    """1/scale, where there is a smallest scale."""
+    return _f(min(1 / max(np.float64(scale), smallest), 3e38))
 
 
 @compiled
@@ -70,7 +72,10 @@ def weight_wise_step(
             )  # fmt: skip
             top = max(top, high if np.isfinite(high) else _f(0))
     for i in range(rows):
-        scratch.inverse[i] = _inverse(memory.largest[i] if method.local else top, unbias)
+        if method.local:
+            scratch.inverse[i] = _inverse(memory.largest[i], _TINY_NORM * unbias)
+        else:
+            scratch.inverse[i] = _inverse(top, _TINY * unbias)
 
     decay = _f(1 - method.lr * method.weight_decay)
     gradient, search = (_f(method.lr * method.c), _f(method.p)), (_f(method.lr * method.sigma), _f(method.q))
@@ -102,10 +107,10 @@ def feature_gates(plan: Integers, slopes: Floats, memory: Memory, method: Method
             high = max(high, u)
             total += np.float64(u) * np.float64(u)
         top = max(top, high if np.isfinite(high) else _f(0))
-        scratch.inverse[at] = _inverse(math.sqrt(total), unbias)
+        scratch.inverse[at] = _inverse(math.sqrt(total), _TINY_NORM * unbias)
     for at in range(len(plan) - 1):
         layer = layer_at(plan, slopes, at)
-        scale = np.float64(scratch.inverse[at] if method.local else _inverse(top, unbias))
+        scale = np.float64(scratch.inverse[at] if method.local else _inverse(top, _TINY * unbias))
         for i in range(layer.outputs, layer.outputs + layer.rows):
             scratch.gate[i] = _f(1 / (1 + math.exp(-np.float64(memory.features[i]) * scale)))
 
