@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from made_records import record, results
+from made_records import results
 
 from upgd.experiments import paper, run
 from upgd.experiments.catalogue import SCALES, STUDIES, Arm, settings_of
@@ -122,13 +122,17 @@ def test_the_best_setting_runs_again_with_seeds_that_nobody_has_seen():
         assert sorted(finding.entry.records) == [3, 4, 5, 6]
 
 
+def learner_steps(units):
+    return sum(unit.learner_steps for unit in units)
+
+
 class TestShorterSearch:
     def test_search_and_final_runs_have_their_lengths(self, tmp_path):
         chosen, path = plan("ups-stationary-mnist", **SMALLEST, sweep_steps=20), tmp_path / "r.db"
         with Store.write(":memory:") as store:
-            units, later = left(chosen, store, 1, "cpu")
-        assert sum(unit.learner_steps for unit in units) == 3 * 20
-        assert later == 3 * 2 * 40
+            search, final = left(chosen, store, 1, "cpu")
+        assert learner_steps(search) == 3 * 20
+        assert learner_steps(final) == 3 * 2 * 40
         found = reproduce(chosen, partial(run, store=path))
         assert (found.unsearched, found.missing) == (0, 0)
         assert sorted(one.key.steps for one in found.records) == [20] * 3 + [40] * 6
@@ -137,7 +141,7 @@ class TestShorterSearch:
             assert {one.key.steps for one in finding.entry.records.values()} == {40}
             assert finding.comparison.steps == 40
         with Store.read(path) as store:
-            assert left(chosen, store, 1, "cpu") == ([], 0)
+            assert left(chosen, store, 1, "cpu") == ([], [])
             assert reproduce(chosen, stored(store)).missing == 0
 
     def test_the_best_early_is_chosen_although_another_is_better_late(self):
@@ -158,13 +162,49 @@ class TestShorterSearch:
         assert lengths["input-permuted-mnist"] == 5_000
         assert lengths["output-permuted-cifar10"] == chosen.scale.length("output-permuted-cifar10") == 2_500
 
-    def test_the_page_says_so(self):
-        from upgd.experiments.pages import _shorter_search
+    def test_one_problem_may_have_a_length_of_its_own(self):
+        chosen = plan("ablation", sweep_steps={"output-permuted-emnist": 300_000}, data={"emnist": "my-letters"})
+        assert {experiment.problem: experiment.steps for experiment in chosen.sweep()} == {
+            "input-permuted-mnist": 1_000_000,
+            "output-permuted-my-letters": 300_000,
+            "output-permuted-cifar10": 1_000_000,
+        }
+        assert {chosen.place(arm).steps for arm in chosen.arms()} == {1_000_000}
 
-        assert _shorter_search(plan("ups-stationary-mnist", **SMALLEST)) == ""
-        assert "chosen by runs of 20 steps instead of 40" in _shorter_search(
-            plan("ups-stationary-mnist", **SMALLEST, sweep_steps=20)
+    def test_a_number_is_for_all_problems(self):
+        problems = ("input-permuted-mnist", "output-permuted-emnist", "output-permuted-cifar10")
+        assert plan("ablation", sweep_steps=np.int64(20)) == plan("ablation", sweep_steps=dict.fromkeys(problems, 20))
+        assert plan("ablation") == plan("ablation", sweep_steps={})
+
+    def test_every_problem_is_chosen_by_runs_of_its_own_length(self):
+        """At this scale EMNIST and CIFAR-10 are the same digits; the smaller lr is best in runs of 20 steps."""
+        chosen = plan(
+            "ablation",
+            "smoke",
+            panels=["emnist-decay", "cifar10-decay"],
+            sweep_steps={"output-permuted-cifar10": 20},
         )
+        with Store.write(":memory:") as store:
+
+            def compute(experiment):
+                sign = -1 if experiment.steps == 20 else 1
+                made = results(experiment, level=lambda one: 0.5 + sign * one.lr)
+                store.add(made.records)
+                return made
+
+            search, final = left(chosen, store, 1, "cpu")
+            assert learner_steps(search) == 5 * 2 * (80 + 20)
+            assert learner_steps(final) == 5 * 2 * 80  # whose best settings are not known to differ
+            found = reproduce(chosen, compute)
+            assert left(chosen, store, 1, "cpu") == ([], [])
+            again = reproduce(chosen, stored(store))
+        for one in (found, again):
+            assert (one.unsearched, one.missing) == (0, 0)
+            for arm, finding in one.findings.items():
+                short = arm.problem == "output-permuted-cifar10"
+                assert {run.key.steps for run in finding.best.entry.records.values()} == {20 if short else 80}
+                assert {run.key.steps for run in finding.entry.records.values()} == {80}
+                assert finding.entry.settings["lr"] == (0.001 if short else 0.01)
 
 
 def test_several_studies_with_torch_and_numpy_alone(tmp_path):
@@ -219,14 +259,14 @@ def test_an_interrupted_reproduction_goes_on(tmp_path):
     with Store.read(path) as store:
         halfway = reproduce(chosen, stored(store))
         assert (halfway.unsearched, halfway.missing) == (0, 6)
-        search = len(store)
-        units, later = left(chosen, store, 1, "cpu")
-    assert search == 3
-    assert (sum(len(unit.learners) for unit in units), later) == (6, 0)  # the search is done
+        assert len(store) == 3
+        search, final = left(chosen, store, 1, "cpu")
+    assert search == []  # it is done
+    assert sum(len(unit.learners) for unit in final) == 6
     first = reproduce(chosen, partial(run, store=path))
     with Store.read(path) as store:
         assert len(store) == 3 + 6
-        assert left(chosen, store, 1, "cpu") == ([], 0)
+        assert left(chosen, store, 1, "cpu") == ([], [])
         again = reproduce(chosen, stored(store))
     assert again.missing == first.missing == 0
     for arm, finding in first.findings.items():
@@ -238,63 +278,9 @@ def test_what_is_left_before_anything_was_run():
     with Store.write(":memory:") as store:
         nothing = reproduce(plan("ups-stationary-mnist", **SMALLEST), stored(store))
         assert (nothing.unsearched, nothing.missing, nothing.findings) == (3, 6, {})
-        units, later = left(plan("ups-stationary-mnist", **SMALLEST), store, 1, "cpu")
-    assert sum(unit.learner_steps for unit in units) == 3 * 40
-    assert later == 3 * 2 * 40
-
-
-class TestPage:
-    def test_numbers_are_the_records(self, tmp_path):
-        pytest.importorskip("matplotlib", reason="figures need matplotlib")
-        from upgd.experiments.pages import write_page
-
-        found = reproduce(plan("toy-changing-outputs", "smoke", panels=["weight-global"]), run)
-        (tmp_path / "toy-changing-outputs.notes.md").write_text("We agree.\n", encoding="utf-8")
-        page = write_page(found, tmp_path, "upgd reproduce toy-changing-outputs --scale smoke").read_text(
-            encoding="utf-8"
-        )
-        for finding in found.findings.values():
-            scores = [one.loss.astype(np.float64).mean() for one in finding.entry.records.values()]
-            error = np.std(scores, ddof=1) / np.sqrt(2)
-            line = next(line for line in page.splitlines() if line.startswith(f"| {finding.arm.name} |"))
-            assert f"| {np.mean(scores):.4f} ± {error:.4f} (2) |" in line
-        assert "\nWe agree.\n" in page
-        assert "Command: `upgd reproduce toy-changing-outputs --scale smoke`" in page
-        for ending in ("png", "svg", "pdf"):
-            assert (tmp_path / f"toy-changing-outputs-weight-global.{ending}").stat().st_size > 5_000
-
-    def test_it_says_how_much_of_the_paper_was_run(self):
-        from upgd.experiments.pages import _scale
-
-        assert _scale(plan("toy-changing-inputs")) == (
-            "Scale: 20 runs of 1,000,000 steps for each curve (as in the paper). "
-            "Settings tried: all combinations of the paper's values."
-        )
-        less = _scale(plan("toy-changing-inputs", steps=100_000, final_seeds=10, grid="coarse"))
-        assert "10 runs of 100,000 steps for each curve (in the paper 20 of 1,000,000)" in less
-        assert less.endswith("Settings tried: a handful of combinations of the paper's values.")
-        some = _scale(plan("toy-changing-inputs", only={"sigma": (0.1, 0.01)}))
-        assert some.endswith("values, limited to σ 0.1, σ 0.01.")
-
-    def test_learners_that_all_diverged_have_no_numbers(self, tmp_path):
-        pytest.importorskip("matplotlib", reason="figures need matplotlib")
-        from upgd.experiments.pages import write_page
-
-        def compute(experiment):
-            return results(experiment, diverged_at=lambda one: 30 if one.method == "pgd" else None)
-
-        found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"]), compute)
-        page = write_page(found, tmp_path, "…").read_text(encoding="utf-8")
-        (line,) = (line for line in page.splitlines() if line.startswith("| PGD |"))
-        assert line.endswith("| – (0) | – | – | – | 2 of 2 |")
-
-    def test_data_are_named_with_their_checksum(self):
-        from upgd.data import load
-        from upgd.experiments.pages import _data
-
-        assert _data(["toy-changing-inputs"]) == []
-        (line,) = _data(["stationary-digits", "input-permuted-digits"])
-        assert f"{len(load('digits').labels):,} images, SHA-256" in line
+        search, final = left(plan("ups-stationary-mnist", **SMALLEST), store, 1, "cpu")
+    assert learner_steps(search) == 3 * 40
+    assert learner_steps(final) == 3 * 2 * 40
 
 
 @pytest.mark.parametrize(
@@ -302,110 +288,32 @@ class TestPage:
     [
         ({"name": "anything"}, "there is no study 'anything'; choose one of"),
         ({"name": "input-permuted"}, "there is no study 'input-permuted'; did you mean 'input-permuted-mnist'?"),
-        ({"name": "utility-quality"}, "there is no study"),
+        ({"name": "utility-quality"}, "there is no search in the study 'utility-quality'; choose one of ups-stat"),
         ({"name": "ablation", "scale": "huge"}, "scale must be one of paper, small, smoke, not 'huge'"),
         ({"name": "ablation", "grid": "fine"}, "grid must be one of"),
         ({"name": "ablation", "panels": ["left"]}, "ablation has no panel 'left'; choose among mnist-decay"),
-        ({"name": "ablation", "steps": 0}, "steps must be at least 1, not 0"),
+        ({"name": "ablation", "steps": 0}, "steps must be an integer of at least 1, not 0"),
         ({"name": "ablation", "only": {"betas": [0.9]}}, "only must be about lr, .*, not 'betas'"),
-        ({"name": "ablation", "sweep_steps": -5}, "sweep_steps must be at least 1, not -5"),
+        ({"name": "ablation", "final_seeds": 1e6}, "final_seeds must be an integer of at least 1, not 1000000.0"),
+        ({"name": "ablation", "sweep_steps": -5}, "sweep_steps must be an integer of at least 1, not -5"),
+        ({"name": "ablation", "sweep_steps": "9"}, "sweep_steps must be an integer of at least 1, not '9'"),
+        (
+            {"name": "ablation", "sweep_steps": {"output-permuted-cifar10": 0}},
+            "sweep_steps must be an integer of at least 1, not 0",
+        ),
+        (
+            {"name": "ablation", "sweep_steps": {"cifar10": 10}},
+            "sweep_steps: ablation has no problem 'cifar10'; choose among input-permuted-mnist, output-permuted-emnist, o",
+        ),
+        (
+            {"name": "toy-changing-inputs", "sweep_steps": {"input-permuted-mnist": 10}},
+            "sweep_steps: toy-changing-inputs has no problem 'input-permuted-mnist'; choose among toy-changing-inputs",
+        ),
     ],
 )
 def test_mistakes_get_a_sentence(arguments, words):
     with pytest.raises(ValueError, match=words):
         plan(**arguments)
-
-
-class TestCommand:
-    @pytest.fixture
-    def upgd(self, tmp_path, monkeypatch, capsys):
-        pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
-        from upgd.cli import main
-
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("UPGD_DATA", str(tmp_path / "no-data"))
-
-        def type_(line):
-            with pytest.raises(SystemExit) as exit_:
-                main(line.split())
-            return exit_.value.code, capsys.readouterr()
-
-        return type_
-
-    def test_it_runs_says_what_is_left_and_writes_again(self, upgd, tmp_path):
-        pytest.importorskip("matplotlib", reason="figures need matplotlib")
-        what = "reproduce ups-stationary-mnist --scale smoke --panels weight-white --sweep-steps 20 --steps 40"
-        code, said = upgd(f"{what} --dry-run")
-        assert code == 0
-        assert "left of the search: 3 learners, 60 learner-steps" in said.out
-        assert not (tmp_path / "upgd.db").exists()
-        code, said = upgd(f"{what} --quiet --workers 1")
-        assert code == 0, said.err
-        assert "Weight-wise, white noise, online accuracy:" in said.out
-        page = tmp_path / "reproduced" / "ups-stationary-mnist.md"
-        first = page.read_text(encoding="utf-8")
-        assert f"Command: `upgd {what}`" in first
-        assert "**Settings were chosen by runs of 20 steps instead of 40:**" in first
-        assert "nothing is left" in upgd(f"{what} --dry-run")[1].out
-        page.unlink()
-        assert upgd(f"{what} --write-only")[0] == 0
-        assert page.read_text(encoding="utf-8") == first
-
-    def test_only_some_values(self, upgd, tmp_path):
-        pytest.importorskip("matplotlib", reason="figures need matplotlib")
-        what = "reproduce ups-stationary-mnist --scale smoke --grid paper --panels weight-white --steps 20"
-        code, said = upgd(f"{what} --only sigma=0.1,0.01 --only beta-utility=0.9 --quiet --workers 1")
-        assert code == 0, said.err
-        page = (tmp_path / "reproduced" / "ups-stationary-mnist.md").read_text(encoding="utf-8")
-        assert "--steps 20 --only sigma=0.1,0.01 --only beta-utility=0.9`" in page
-        assert "Search: 6 settings, 1 run each" in page  # two σ for UPS, global and local, and the control
-        code, said = upgd(f"{what} --only sigma")
-        assert code != 0
-        assert "--only takes NAME=VALUES, such as sigma=0.1,0.01, not 'sigma'" in said.err
-
-    def test_data_that_are_not_there_are_asked_for(self, upgd):
-        code, said = upgd("reproduce input-permuted-mnist --scale small")
-        assert code == 1
-        assert "upgd data fetch mnist" in said.err
-
-    def test_nothing_to_write_is_a_sentence(self, upgd):
-        with Store.write("upgd.db") as store:
-            store.add([record()])
-        code, said = upgd("reproduce ablation --scale smoke --write-only")
-        assert code == 1
-        assert "upgd.db has nothing of ablation at this scale" in said.err
-
-    def test_a_folder_that_cannot_be_written_to_is_found_before_the_work(self, upgd, tmp_path):
-        (tmp_path / "file").touch()
-        code, said = upgd("reproduce toy-changing-inputs --scale smoke --output file")
-        assert code == 2
-        assert "--output file: nothing can be written there" in said.err
-        assert not (tmp_path / "upgd.db").exists()
-
-    def test_what_may_take_weeks_says_so_first(self, upgd):
-        what = "reproduce ups-stationary-mnist --data mnist=digits --grid tiny --panels weight-white --steps 20"
-        code, said = upgd(f"{what} --final-seeds 2 --workers 1")
-        assert code == 0, said.err
-        assert said.out.index("measured on 1 × cpu now") < said.out.index("search: stationary-digits")
-
-    @pytest.mark.parametrize("mode", ["", " --dry-run"])
-    def test_no_worker_is_a_mistake(self, upgd, mode):
-        code, said = upgd("reproduce toy-changing-inputs --scale smoke --workers 0" + mode)
-        assert code == 2
-        assert "--workers must be 1 or more, not 0" in said.err
-
-    def test_without_a_name_it_lists(self, upgd):
-        code, said = upgd("reproduce")
-        assert code == 0
-        assert all(name in said.out for name in STUDIES)
-
-    def test_utility_quality_is_called(self, upgd, tmp_path, monkeypatch):
-        from upgd.experiments import _utility_page
-
-        called = []
-        monkeypatch.setattr(_utility_page, "main", called.append)
-        assert upgd("reproduce utility-quality --scale smoke -o out")[0] == 0
-        assert called == [["--out", "out", "--steps", "40", "--seeds", "2"]]
 
 
 def test_names_in_a_panel_are_different():

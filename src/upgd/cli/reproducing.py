@@ -3,20 +3,25 @@
 import shlex
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.options import Execution, UsageError, load_torch, store_path
+from upgd.cli.options import Execution, Steps, UsageError, load_torch, read_steps, store_path
 from upgd.cli.running import _check, _executor, _terminable
 
 if TYPE_CHECKING:
     from upgd.experiments import Experiment, Results
+    from upgd.experiments.catalogue import Study
     from upgd.experiments.reproduce import Plan, Reproduction
     from upgd.experiments.units import Unit
 
 __all__ = ["reproduce"]
+
+Repeated = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 
 def reproduce(
@@ -24,12 +29,12 @@ def reproduce(
     scale: Literal["paper", "small", "smoke"] = "paper",
     panels: str | None = None,
     grid: Literal["paper", "star", "coarse", "tiny"] | None = None,
-    only: tuple[str, ...] = (),
+    only: Repeated = (),
     sweep_seeds: int | None = None,
     final_seeds: int | None = None,
-    steps: int | None = None,
-    sweep_steps: int | None = None,
-    data: tuple[str, ...] = (),
+    steps: Steps = None,
+    sweep_steps: Repeated = (),
+    data: Repeated = (),
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("reproduced"),
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     write_only: Annotated[bool, Parameter(negative="")] = False,
@@ -44,6 +49,8 @@ def reproduce(
         upgd reproduce all --scale small
 
         upgd reproduce input-permuted-mnist --panels weight-global --grid star --final-seeds 10
+
+        upgd reproduce ablation --sweep-steps 500000 --sweep-steps output-permuted-cifar10=300000
 
     Parameters
     ----------
@@ -65,7 +72,8 @@ def reproduce(
     steps
         How many samples each learner sees.
     sweep_steps
-        How many it sees in the search, if fewer; what is best early need not be best late.
+        How many it sees in the search, if fewer, such as 300000, or output-permuted-cifar10=300000 for one problem alone; may
+        be given several times. What is best early need not be best late.
     data
         A data set that stands in for another, such as emnist=emnist-subset; may be given several times.
     output
@@ -81,45 +89,55 @@ def reproduce(
 
     from upgd.data import DataError
     from upgd.experiments.catalogue import STUDIES, UTILITY_QUALITY
-    from upgd.experiments.reproduce import plan
+    from upgd.experiments.reproduce import plan, study_named
 
     _check(execution)
     if not dry_run:
         _check_folder(output)
-    chosen = list(STUDIES) if "all" in names else list(dict.fromkeys(names))
-    stand_ins = dict(_pair(text) for text in data)
-    if UTILITY_QUALITY in chosen and UTILITY_QUALITY in names and panels:
+    studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
+    if UTILITY_QUALITY in names and panels:
         raise UsageError(f"{UTILITY_QUALITY} has no panels to choose; leave out --panels.")
-    keys = [key.strip() for key in panels.split(",")] if panels else []
+    lengths = _lengths(sweep_steps, studies)
     plans = {
-        name: plan(
-            name,
+        study.name: plan(
+            study.name,
             scale,
-            panels=keys,
+            panels=[key.strip() for key in panels.split(",")] if panels else [],
             grid=grid,
             only=dict(_values(text) for text in only),
             sweep_seeds=sweep_seeds,
             final_seeds=final_seeds,
             steps=steps,
-            sweep_steps=sweep_steps,
-            data=stand_ins,
+            sweep_steps=_by_problem(lengths[study.name], study),
+            data=dict(_pair(text) for text in data),
         )
-        for name in chosen
-        if name != UTILITY_QUALITY
+        for study in studies
+        if study.name != UTILITY_QUALITY
     }
     failed = 0
-    for name in chosen:
-        print(f"\n{STUDIES[name].title} ({name}, {scale})" if len(chosen) > 1 else f"{STUDIES[name].title} ({scale})")
+    for study in studies:
+        print(f"\n{study.title} ({study.name}, {scale})" if len(studies) > 1 else f"{study.title} ({scale})")
         try:
-            if name == UTILITY_QUALITY:
+            if study.name == UTILITY_QUALITY:
                 _utility_quality(scale, output, dry_run or write_only)
             elif dry_run:
-                _say_what_is_left(plans[name], execution)
+                _say_what_is_left(plans[study.name], execution)
             else:
-                command = _command(name, scale, panels, grid, only, sweep_seeds, final_seeds, steps, sweep_steps, data)
-                _carry_out(plans[name], execution, output, command, write_only)
+                command = _command(
+                    study.name,
+                    scale=scale,
+                    panels=panels,
+                    grid=grid,
+                    sweep_seeds=sweep_seeds,
+                    sweep_steps=[f"{name}={one}" if name else one for name, one in lengths[study.name].items()],
+                    final_seeds=final_seeds,
+                    steps=steps,
+                    only=only,
+                    data=data,
+                )
+                _carry_out(plans[study.name], execution, output, command, write_only)
         except DataError as error:
-            if len(chosen) == 1:
+            if len(studies) == 1:
                 raise
             failed += 1
             print(f"  left out: {error}", file=sys.stderr)
@@ -216,20 +234,24 @@ def _say_what_is_left(plan: "Plan", execution: Execution) -> None:
     path, device = store_path(execution.store), device_named(execution.device)
     workers = execution.workers or processes_that_help(device)
     with Store.read(path) if path.exists() else Store.write(":memory:") as store:
-        units, later = left(plan, store, workers, device)
+        search, final = left(plan, store, workers, device)
+    units = search or final
     if not units:
         print(f"  nothing is left: all of it is in {path}")
         return
-    now = sum(unit.learner_steps for unit in units)
+    what = "the search" if search else "the final runs"
+    print(f"  left of {what}: {sum(len(unit.learners) for unit in units):,} learners, {_learner_steps(units)}")
+    if search:
+        print(f"  then the final runs: {_learner_steps(final)}")
     by_problem: dict[tuple[str, str], list[Unit]] = {}
-    for unit in units:
+    for unit in search + final:
         by_problem.setdefault((unit.problem, unit.network), []).append(unit)
     seconds = sum(estimate(own, workers, device, execution.backend) for own in by_problem.values())
-    what = "the search" if later else "the final runs"
-    print(f"  left of {what}: {sum(len(unit.learners) for unit in units):,} learners, {now:,} learner-steps")
-    if later:
-        print(f"  then the final runs: {later:,} learner-steps")
-    print(f"  about {duration(seconds * (now + later) / now)}, measured on {min(workers, len(units))} × {device} now")
+    print(f"  about {duration(seconds)}, measured on {min(workers, len(units))} × {device} now")
+
+
+def _learner_steps(units: Sequence["Unit"]) -> str:
+    return f"{sum(unit.learner_steps for unit in units):,} learner-steps"
 
 
 def _utility_quality(scale: str, output: Path, nothing: bool) -> None:
@@ -258,31 +280,42 @@ def _values(text: str) -> tuple[str, list[float]]:
         raise UsageError(f"--only takes NAME=VALUES, such as sigma=0.1,0.01, not {text!r}.") from None
 
 
-def _command(
-    name: str,
-    scale: str,
-    panels: str | None,
-    grid: str | None,
-    only: tuple[str, ...],
-    sweep_seeds: int | None,
-    final_seeds: int | None,
-    steps: int | None,
-    sweep_steps: int | None,
-    data: tuple[str, ...],
-) -> str:
-    """What to type to get the same page."""
-    given = {
-        "panels": panels,
-        "grid": grid,
-        "sweep-seeds": sweep_seeds,
-        "sweep-steps": sweep_steps,
-        "final-seeds": final_seeds,
-        "steps": steps,
+def _lengths(texts: Sequence[str], studies: Sequence["Study"]) -> dict[str, dict[str, int]]:
+    """What --sweep-steps says about each study: lengths by problem, and under "" that of all others."""
+    lengths = dict(_length(text) for text in texts)
+    known = dict.fromkeys(problem for study in studies for problem in study.problems())
+    for name, steps in lengths.items():
+        if name and name not in known:
+            where = ", ".join(study.name for study in studies)
+            remedy = f"choose among {', '.join(known)}" if known else "leave it out"
+            raise UsageError(f"--sweep-steps {name}={steps}: there is no problem {name!r} in {where}; {remedy}.")
+    return {
+        study.name: {name: steps for name, steps in lengths.items() if not name or name in study.problems()}
+        for study in studies
     }
-    words = ["upgd", "reproduce", name, "--scale", scale]
-    for option, value in given.items():
-        words += [f"--{option}", str(value)] if value is not None else []
-    for option, pairs in (("only", only), ("data", data)):
-        for pair in pairs:
-            words += [f"--{option}", pair]
+
+
+def _length(text: str) -> tuple[str, int]:
+    name, equals, number = text.rpartition("=")
+    with suppress(ValueError):
+        if name or not equals:
+            return name.strip(), read_steps(number)
+    raise UsageError(
+        f"--sweep-steps takes a number or NAME=NUMBER, such as 300000 or output-permuted-cifar10=300000, not {text!r}."
+    )
+
+
+def _by_problem(lengths: Mapping[str, int], study: "Study") -> dict[str, int]:
+    """The same without the "", for :func:`upgd.experiments.reproduce.plan`."""
+    all_of_them = dict.fromkeys(study.problems(), lengths[""]) if "" in lengths else {}
+    return all_of_them | {name: steps for name, steps in lengths.items() if name}
+
+
+def _command(name: str, **options: object) -> str:
+    """What to type to get the same page."""
+    words = ["upgd", "reproduce", name]
+    for option, given in options.items():
+        values = given if isinstance(given, tuple | list) else [] if given is None else [given]
+        for value in values:
+            words += [f"--{option.replace('_', '-')}", str(value)]
     return shlex.join(words)

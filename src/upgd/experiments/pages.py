@@ -169,7 +169,7 @@ def _scale(plan: Plan) -> str:
         same = (ours, steps) == (theirs.seeds, theirs.steps)
         as_in = "as in the paper" if same else f"in the paper {theirs.seeds} of {theirs.steps:,}"
         lengths[f"{ours} runs of {steps:,} steps for each curve ({as_in})"] = None
-    only = [f"{settings_text({name: value})}" for name, values in plan.only.items() for value in values]
+    only = [settings_text({name: value}) for name, values in plan.only.items() for value in values]
     limited = f", limited to {', '.join(only)}" if only else ""
     return f"Scale: {'; '.join(lengths)}. Settings tried: {GRIDS[plan.grid]}{limited}."
 
@@ -207,12 +207,19 @@ def _how(found: Reproduction, command: str) -> list[str]:
 
 
 def _shorter_search(plan: Plan) -> str:
-    """How long the runs of the search were, where they were shorter than those in the tables."""
-    lengths = {(plan.place(arm, searching=True).steps, plan.place(arm).steps) for arm in plan.arms()}
-    short = [f"{search:,} steps instead of {final:,}" for search, final in sorted(lengths) if search < final]
-    if not short:
+    """How long the runs of the search were, if some were shorter than those in the tables; by problem if that differs."""
+    problems: dict[tuple[int, int], dict[str, None]] = {}
+    for arm in plan.arms():
+        lengths = (plan.place(arm, searching=True).steps, plan.place(arm).steps)
+        problems.setdefault(lengths, {})[arm.problem] = None
+    if all(search == final for search, final in problems):
         return ""
-    return f" **Settings were chosen by runs of {' and '.join(short)}:** what is best early need not be best late."
+    runs = [
+        (f"{search:,} steps instead of {final:,}" if search < final else f"all {final:,} steps")
+        + (f" on {' and '.join(own)}" if len(problems) > 1 else "")
+        for (search, final), own in problems.items()
+    ]
+    return f" **Settings were chosen by runs of {'; of '.join(runs)}:** what is best early need not be best late."
 
 
 def _data(problems: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ need not be best late.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from operator import index
 from typing import Any, NamedTuple
 
 from upgd.experiments.catalogue import GRIDS, SCALES, STUDIES, Arm, GridName, Panel, Scale, Study, settings_of
@@ -19,7 +20,7 @@ from upgd.experiments.units import Unit, whole
 from upgd.population import Learner
 from upgd.store import Record, Store
 
-__all__ = ["Finding", "Plan", "Reproduction", "left", "plan", "reproduce", "stored"]
+__all__ = ["Finding", "Place", "Plan", "Reproduction", "left", "plan", "reproduce", "stored", "study_named"]
 
 #: Computes what an experiment lacks and gives its results; some may be missing.
 Compute = Callable[[Experiment], Results]
@@ -60,7 +61,7 @@ class Plan:
         only: of these hyperparameters only these values.
         sweep_seeds, final_seeds: how many learners for each setting that is tried, and for each best one.
         steps: how long each learner runs; None: as the scale says.
-        sweep_steps: how long it runs in the search, if that is less; None: as long.
+        sweep_steps: how long the learners of a problem run in the search, if that is less; as long where nothing is said.
         data: data sets that stand in for others.
     """
 
@@ -72,7 +73,7 @@ class Plan:
     sweep_seeds: int
     final_seeds: int | None
     steps: int | None
-    sweep_steps: int | None
+    sweep_steps: Mapping[str, int]
     data: Mapping[str, str]
 
     def arms(self) -> list[Arm]:
@@ -133,8 +134,8 @@ class Plan:
             _, colon, activation = network.partition(":")
             network = self.scale.network + colon + activation
         steps = self.steps or self.scale.length(arm.problem)
-        if searching and self.sweep_steps is not None:
-            steps = min(steps, self.sweep_steps)
+        if searching:
+            steps = min(steps, self.sweep_steps.get(arm.problem, steps))
         return Place(problem, network, steps)
 
     def _experiments(self, learners: Mapping[Arm, Sequence[Learner]], *, searching: bool = False) -> list[Experiment]:
@@ -191,6 +192,15 @@ class Reproduction:
         return (replace(found[0].comparison, entries=entries) if found else None), found
 
 
+def study_named(name: str) -> Study:
+    """A study of the catalogue."""
+    if name not in STUDIES:
+        near = get_close_matches(name, STUDIES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(STUDIES)}"
+        raise ValueError(f"there is no study {name!r}; {hint}")
+    return STUDIES[name]
+
+
 def plan(
     name: str,
     scale: str = "paper",
@@ -201,19 +211,22 @@ def plan(
     sweep_seeds: int | None = None,
     final_seeds: int | None = None,
     steps: int | None = None,
-    sweep_steps: int | None = None,
+    sweep_steps: int | Mapping[str, int] | None = None,
     data: Mapping[str, str] | None = None,
 ) -> Plan:
     """What to do for a study; whatever is not given is the scale's.
+
+    ``sweep_steps`` is a number for all problems of the study, or numbers for some of them by name:
+    ``{"output-permuted-cifar10": 300_000}``. A problem keeps its name where other data stand in for its own.
 
     Example:
         >>> [len(experiment.learners()) for experiment in plan("toy-changing-inputs", "smoke").sweep()]
         [38, 2]
     """
-    if name not in STUDIES or not STUDIES[name].panels:
-        near = get_close_matches(name, STUDIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(STUDIES)}"
-        raise ValueError(f"there is no study {name!r}; {hint}")
+    study = study_named(name)
+    if not study.panels:
+        sweeps = [other.name for other in STUDIES.values() if other.panels]
+        raise ValueError(f"there is no search in the study {name!r}; choose one of {', '.join(sweeps)}")
     if scale not in SCALES:
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, not {scale!r}")
     if grid is not None and grid not in GRIDS:
@@ -221,11 +234,9 @@ def plan(
     for hyperparameter in only or {}:
         if hyperparameter not in _NUMBERS:
             raise ValueError(f"only must be about {', '.join(_NUMBERS)}, not {hyperparameter!r}")
-    numbers = {"sweep_seeds": sweep_seeds, "final_seeds": final_seeds, "steps": steps, "sweep_steps": sweep_steps}
-    for what, number in numbers.items():
-        if number is not None and number < 1:
-            raise ValueError(f"{what} must be at least 1, not {number}")
-    study, size = STUDIES[name], SCALES[scale]
+    given = {"sweep_seeds": sweep_seeds, "final_seeds": final_seeds, "steps": steps}
+    numbers = {what: _number(what, number) for what, number in given.items() if number is not None}
+    size = SCALES[scale]
     known = {panel.key: panel for panel in study.panels}
     for key in panels:
         if key not in known:
@@ -236,12 +247,35 @@ def plan(
         panels=tuple(known[key] for key in panels or known),
         grid=grid or size.grid,
         only={hyperparameter: tuple(values) for hyperparameter, values in (only or {}).items()},
-        sweep_seeds=sweep_seeds or size.sweep_seeds,
-        final_seeds=final_seeds or size.final_seeds,
-        steps=steps,
-        sweep_steps=sweep_steps,
+        sweep_seeds=numbers.get("sweep_seeds", size.sweep_seeds),
+        final_seeds=numbers.get("final_seeds", size.final_seeds),
+        steps=numbers.get("steps"),
+        sweep_steps=_search_lengths(study, sweep_steps),
         data=dict(data or {}),
     )
+
+
+def _search_lengths(study: Study, sweep_steps: int | Mapping[str, int] | None) -> dict[str, int]:
+    if sweep_steps is None:
+        return {}
+    problems = study.problems()
+    lengths = sweep_steps if isinstance(sweep_steps, Mapping) else dict.fromkeys(problems, sweep_steps)
+    for problem in lengths:
+        if problem not in problems:
+            raise ValueError(
+                f"sweep_steps: {study.name} has no problem {problem!r}; choose among {', '.join(problems)}"
+            )
+    return {problem: _number("sweep_steps", steps) for problem, steps in lengths.items()}
+
+
+def _number(what: str, given: int) -> int:
+    try:
+        number = index(given)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{what} must be an integer of at least 1, not {given!r}")
+    return number
 
 
 def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda text: None) -> Reproduction:
@@ -303,13 +337,17 @@ def stored(store: Store) -> Compute:
     return compute
 
 
-def left(plan: Plan, store: Store, workers: int, device: str) -> tuple[list[Unit], int]:
-    """What a store lacks: the units of the search; or, when that is done, of the final runs. And the learner-steps of final
-    runs that cannot be planned yet."""
-    search = [unit for experiment in plan.sweep() for unit in pending(experiment, store, workers, device)]
+def left(plan: Plan, store: Store, workers: int, device: str) -> tuple[list[Unit], list[Unit]]:
+    """What a store lacks: the units of the search, and of the final runs. As long as the search is not finished, the first
+    setting that it tries stands in for the best one: that takes as long."""
+
+    def lacking(experiments: Iterable[Experiment]) -> list[Unit]:
+        return [unit for experiment in experiments for unit in pending(experiment, store, workers, device)]
+
+    search = lacking(plan.sweep())
     if search:
-        return search, sum(len(plan.seeds(arm)) * plan.place(arm).steps for arm in plan.arms())
-    found = reproduce(plan, stored(store))
-    settings = {arm: _settings(finding.best.entry) for arm, finding in found.findings.items()}
-    final = plan.final(settings)
-    return [unit for experiment in final for unit in pending(experiment, store, workers, device)], 0
+        chosen = {arm: plan.settings(arm)[0] for arm in plan.arms()}
+    else:
+        found = reproduce(plan, stored(store))
+        chosen = {arm: _settings(finding.best.entry) for arm, finding in found.findings.items()}
+    return search, lacking(plan.final(chosen))

@@ -1,0 +1,89 @@
+"""Pages: no number on them is typed by hand, and they say how much of the paper was run, and how."""
+
+import numpy as np
+import pytest
+from made_records import results
+
+from upgd.data import load
+from upgd.experiments import run
+from upgd.experiments.pages import _data, _scale, _shorter_search, write_page
+from upgd.experiments.reproduce import plan, reproduce
+
+
+def test_numbers_are_the_records(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    found = reproduce(plan("toy-changing-outputs", "smoke", panels=["weight-global"]), run)
+    (tmp_path / "toy-changing-outputs.notes.md").write_text("We agree.\n", encoding="utf-8")
+    page = write_page(found, tmp_path, "upgd reproduce toy-changing-outputs --scale smoke").read_text(encoding="utf-8")
+    for finding in found.findings.values():
+        scores = [one.loss.astype(np.float64).mean() for one in finding.entry.records.values()]
+        error = np.std(scores, ddof=1) / np.sqrt(2)
+        line = next(line for line in page.splitlines() if line.startswith(f"| {finding.arm.name} |"))
+        assert f"| {np.mean(scores):.4f} ± {error:.4f} (2) |" in line
+    assert "\nWe agree.\n" in page
+    assert "Command: `upgd reproduce toy-changing-outputs --scale smoke`" in page
+    for ending in ("png", "svg", "pdf"):
+        assert (tmp_path / f"toy-changing-outputs-weight-global.{ending}").stat().st_size > 5_000
+
+
+def test_it_says_how_much_of_the_paper_was_run():
+    assert _scale(plan("toy-changing-inputs")) == (
+        "Scale: 20 runs of 1,000,000 steps for each curve (as in the paper). "
+        "Settings tried: all combinations of the paper's values."
+    )
+    less = _scale(plan("toy-changing-inputs", steps=100_000, final_seeds=10, grid="coarse"))
+    assert "10 runs of 100,000 steps for each curve (in the paper 20 of 1,000,000)" in less
+    assert less.endswith("Settings tried: a handful of combinations of the paper's values.")
+    some = _scale(plan("toy-changing-inputs", only={"sigma": (0.1, 0.01)}))
+    assert some.endswith("values, limited to σ 0.1, σ 0.01.")
+
+
+def test_learners_that_all_diverged_have_no_numbers(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+
+    def compute(experiment):
+        return results(experiment, diverged_at=lambda one: 30 if one.method == "pgd" else None)
+
+    found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"]), compute)
+    page = write_page(found, tmp_path, "…").read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if line.startswith("| PGD |"))
+    assert line.endswith("| – (0) | – | – | – | 2 of 2 |")
+
+
+def test_data_are_named_with_their_checksum():
+    assert _data(["toy-changing-inputs"]) == []
+    (line,) = _data(["stationary-digits", "input-permuted-digits"])
+    assert f"{len(load('digits').labels):,} images, SHA-256" in line
+
+
+class TestShorterSearch:
+    def test_one_length(self):
+        assert _shorter_search(plan("ablation")) == _shorter_search(plan("ablation", sweep_steps=2_000_000)) == ""
+        assert _shorter_search(plan("ablation", sweep_steps=300_000)) == (
+            " **Settings were chosen by runs of 300,000 steps instead of 1,000,000:** "
+            "what is best early need not be best late."
+        )
+
+    def test_lengths_that_differ_are_told_by_problem(self):
+        assert _shorter_search(plan("ablation", sweep_steps={"output-permuted-cifar10": 300_000})) == (
+            " **Settings were chosen by runs of all 1,000,000 steps on input-permuted-mnist and output-permuted-emnist; of "
+            "300,000 steps instead of 1,000,000 on output-permuted-cifar10:** what is best early need not be best late."
+        )
+        # the scale gives CIFAR-10 shorter runs, which the search does not shorten
+        assert (
+            "of 5,000 steps instead of 10,000 on input-permuted-mnist and output-permuted-emnist; of all 2,500 steps"
+            in (_shorter_search(plan("ablation", "small", sweep_steps=5_000)))
+        )
+
+    def test_only_of_the_panels_that_are_shown(self):
+        for panel, words in (("mnist-decay", ""), ("cifar10-decay", "runs of 300,000 steps instead of 1,000,000:")):
+            said = _shorter_search(plan("ablation", panels=[panel], sweep_steps={"output-permuted-cifar10": 300_000}))
+            assert words in said
+            assert bool(words) == bool(said)
+
+    def test_a_problem_keeps_its_name_where_other_data_stand_in(self):
+        """At this scale EMNIST and CIFAR-10 are the same digits, but not the same length."""
+        said = _shorter_search(plan("ablation", "smoke", sweep_steps={"output-permuted-cifar10": 30}))
+        assert (
+            "of all 80 steps on input-permuted-mnist and output-permuted-emnist; of 30 steps instead of 80 on" in said
+        )

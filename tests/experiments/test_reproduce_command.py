@@ -1,0 +1,214 @@
+"""`upgd reproduce`."""
+
+import re
+
+import pytest
+from made_records import record
+
+from upgd.experiments.catalogue import STUDIES
+from upgd.experiments.progress import duration
+from upgd.store import Store
+
+pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
+
+
+@pytest.fixture
+def upgd(tmp_path, monkeypatch, capsys):
+    from upgd.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UPGD_DATA", str(tmp_path / "no-data"))
+    monkeypatch.delenv("UPGD_STORE", raising=False)
+
+    def type_(line):
+        with pytest.raises(SystemExit) as exit_:
+            main(line.split())
+        return exit_.value.code, capsys.readouterr()
+
+    return type_
+
+
+def test_it_runs_says_what_is_left_and_writes_again(upgd, tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    what = "reproduce ups-stationary-mnist --scale smoke --panels weight-white --sweep-steps 20 --steps 40"
+    code, said = upgd(f"{what} --dry-run")
+    assert code == 0
+    assert "left of the search: 3 learners, 60 learner-steps" in said.out
+    assert not (tmp_path / "upgd.db").exists()
+    code, said = upgd(f"{what} --quiet --workers 1")
+    assert code == 0, said.err
+    assert "Weight-wise, white noise, online accuracy:" in said.out
+    page = tmp_path / "reproduced" / "ups-stationary-mnist.md"
+    first = page.read_text(encoding="utf-8")
+    assert f"Command: `upgd {what}`" in first
+    assert "**Settings were chosen by runs of 20 steps instead of 40:**" in first
+    assert "nothing is left" in upgd(f"{what} --dry-run")[1].out
+    page.unlink()
+    assert upgd(f"{what} --write-only")[0] == 0
+    assert page.read_text(encoding="utf-8") == first
+
+
+def test_only_some_values(upgd, tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    what = "reproduce ups-stationary-mnist --scale smoke --grid paper --panels weight-white --steps 20"
+    code, said = upgd(f"{what} --only sigma=0.1,0.01 --only beta-utility=0.9 --quiet --workers 1")
+    assert code == 0, said.err
+    page = (tmp_path / "reproduced" / "ups-stationary-mnist.md").read_text(encoding="utf-8")
+    assert "--steps 20 --only sigma=0.1,0.01 --only beta-utility=0.9`" in page
+    assert "Search: 6 settings, 1 run each" in page  # two σ for UPS, global and local, and the control
+    code, said = upgd(f"{what} --only sigma")
+    assert code != 0
+    assert "--only takes NAME=VALUES, such as sigma=0.1,0.01, not 'sigma'" in said.err
+
+
+def test_data_that_are_not_there_are_asked_for(upgd):
+    code, said = upgd("reproduce input-permuted-mnist --scale small")
+    assert code == 1
+    assert "upgd data fetch mnist" in said.err
+
+
+def test_nothing_to_write_is_a_sentence(upgd):
+    with Store.write("upgd.db") as store:
+        store.add([record()])
+    code, said = upgd("reproduce ablation --scale smoke --write-only")
+    assert code == 1
+    assert "upgd.db has nothing of ablation at this scale" in said.err
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_before_the_work(upgd, tmp_path):
+    (tmp_path / "file").touch()
+    code, said = upgd("reproduce toy-changing-inputs --scale smoke --output file")
+    assert code == 2
+    assert "--output file: nothing can be written there" in said.err
+    assert not (tmp_path / "upgd.db").exists()
+
+
+def test_what_may_take_weeks_says_so_first(upgd):
+    what = "reproduce ups-stationary-mnist --data mnist=digits --grid tiny --panels weight-white --steps 20"
+    code, said = upgd(f"{what} --final-seeds 2 --workers 1")
+    assert code == 0, said.err
+    assert said.out.index("measured on 1 × cpu now") < said.out.index("search: stationary-digits")
+
+
+@pytest.mark.parametrize("mode", ["", " --dry-run"])
+def test_no_worker_is_a_mistake(upgd, mode):
+    code, said = upgd("reproduce toy-changing-inputs --scale smoke --workers 0" + mode)
+    assert code == 2
+    assert "--workers must be 1 or more, not 0" in said.err
+
+
+def test_without_a_name_it_lists(upgd):
+    code, said = upgd("reproduce")
+    assert code == 0
+    assert all(name in said.out for name in STUDIES)
+
+
+def test_utility_quality_is_called(upgd, tmp_path, monkeypatch):
+    from upgd.experiments import _utility_page
+
+    called = []
+    monkeypatch.setattr(_utility_page, "main", called.append)
+    assert upgd("reproduce utility-quality --scale smoke -o out")[0] == 0
+    assert called == [["--out", "out", "--steps", "40", "--seeds", "2"]]
+
+
+CIFAR10 = "output-permuted-cifar10"
+
+
+class TestLengthOfTheSearch:
+    @pytest.fixture
+    def planned(self, upgd, monkeypatch):
+        """Type a command, compute nothing: the plans, and what the pages would give as command."""
+        from upgd.cli import reproducing
+
+        planned = []
+        monkeypatch.setattr(reproducing, "_carry_out", lambda plan, *rest: planned.append((plan, rest[2])))
+
+        def type_(line):
+            planned.clear()
+            code, said = upgd(line)
+            assert code == 0, said.err
+            return list(planned)
+
+        return type_
+
+    @pytest.mark.parametrize(
+        ("words", "lengths"),
+        [
+            ("", {}),
+            ("--sweep-steps 1e2", dict.fromkeys(STUDIES["ablation"].problems(), 100)),
+            (f"--sweep-steps {CIFAR10}=30", {CIFAR10: 30}),
+            (
+                f"--sweep-steps {CIFAR10}=30 --sweep-steps 2_000",
+                {"input-permuted-mnist": 2_000, "output-permuted-emnist": 2_000, CIFAR10: 30},
+            ),
+            (
+                f"--sweep-steps {CIFAR10}=30 --steps 1e4 --sweep-steps input-permuted-mnist=20 --only sigma=0.1 --grid paper",
+                {CIFAR10: 30, "input-permuted-mnist": 20},
+            ),
+        ],
+    )
+    def test_the_command_on_the_page_gives_the_same_plan(self, planned, words, lengths):
+        ((plan, command),) = planned(f"reproduce ablation --data mnist=my-digits {words}")
+        assert plan.sweep_steps == lengths
+        program, _, line = command.partition(" ")
+        assert program == "upgd"
+        assert planned(line) == [(plan, command)]
+
+    def test_several_studies_get_what_is_about_them(self, planned):
+        names = ["input-permuted-mnist", CIFAR10, "ablation"]
+        found = planned(f"reproduce {' '.join(names)} --sweep-steps {CIFAR10}=30 --sweep-steps input-permuted-mnist=20")
+        assert [plan.study.name for plan, _ in found] == names
+        assert [plan.sweep_steps for plan, _ in found] == [
+            {"input-permuted-mnist": 20},
+            {CIFAR10: 30},
+            {"input-permuted-mnist": 20, CIFAR10: 30},
+        ]
+        for plan, command in found:
+            assert planned(command.removeprefix("upgd ")) == [(plan, command)]
+
+    @pytest.mark.parametrize(
+        ("names", "value", "sentence"),
+        [
+            ("ablation", "soon", "--sweep-steps takes a number or NAME=NUMBER, such as 300000 or .*, not 'soon'"),
+            ("ablation", "1.5", "--sweep-steps takes a number or NAME=NUMBER, .*, not '1.5'"),
+            ("ablation", f"{CIFAR10}=", f"--sweep-steps takes a number or NAME=NUMBER, .*, not '{CIFAR10}='"),
+            ("ablation", "=30", "--sweep-steps takes a number or NAME=NUMBER, .*, not '=30'"),
+            (
+                "ablation",
+                "cifar10=30",
+                "--sweep-steps cifar10=30: there is no problem 'cifar10' in ablation; choose among input-permuted-mnist, ",
+            ),
+            (
+                "toy-changing-inputs input-permuted-mnist",
+                f"{CIFAR10}=30",
+                "in toy-changing-inputs, input-permuted-mnist; choose among toy-changing-inputs, input-permuted-mnist",
+            ),
+            ("utility-quality", f"{CIFAR10}=30", "in utility-quality; leave it out"),
+            ("ablatoin", f"{CIFAR10}=30", "there is no study 'ablatoin'; did you mean 'ablation'?"),
+            ("ablation", "0", "sweep_steps must be an integer of at least 1, not 0"),
+            ("ablation", f"{CIFAR10}=-5", "sweep_steps must be an integer of at least 1, not -5"),
+        ],
+    )
+    def test_mistakes_get_a_sentence(self, upgd, names, value, sentence):
+        code, said = upgd(f"reproduce {names} --sweep-steps {value} --dry-run")
+        assert code != 0
+        assert said.err.count("\n") == 1
+        assert re.search(sentence.replace("?", r"\?"), said.err)
+
+    def test_what_is_left_counts_every_problem_with_its_own_length_and_speed(self, upgd, monkeypatch):
+        """10 arms, 2 settings each, and 2 final runs of 80 steps; a step takes 1 s on permuted inputs, 9 s on outputs."""
+        from upgd.experiments import estimate
+
+        def seconds(units, *_):
+            (problem,) = {unit.problem for unit in units}
+            return sum(unit.learner_steps for unit in units) * (1 if problem.startswith("input") else 9)
+
+        monkeypatch.setattr(estimate, "estimate", seconds)
+        panels = "mnist-decay,mnist-no-decay,cifar10-decay,cifar10-no-decay"
+        what = f"reproduce ablation --scale smoke --panels {panels} --sweep-steps {CIFAR10}=30 --dry-run"
+        code, said = upgd(f"{what} --workers 1")
+        assert code == 0, said.err
+        assert f"left of the search: 40 learners, {20 * 80 + 20 * 30:,} learner-steps" in said.out
+        assert f"then the final runs: {2 * 20 * 80:,} learner-steps" in said.out
+        assert f"about {duration(20 * (80 + 80) + 9 * 20 * (30 + 80))}, measured" in said.out
