@@ -207,15 +207,12 @@ def _carry_out(plan: "Plan", execution: Execution, output: Path, command: str, w
 
 
 def _say_what_came_out(found: "Reproduction") -> None:
-    from upgd.experiments.compare import rows
-
     for panel in found.plan.panels:
-        comparison, own = found.panel(panel)
+        comparison, _ = found.panel(panel)
         if comparison is None:
             print(f"  {panel.title}: not run yet")
             continue
-        names = {id(finding.entry): finding.arm.name for finding in own}
-        scores = ", ".join(f"{names[id(row.entry)]} {row.mean:.4g}" for row in rows(comparison, comparison.entries))
+        scores = ", ".join(f"{name} {row.mean:.4g}" for name, row in found.rows(panel))
         print(f"  {panel.title}, online {comparison.metric}: {scores}")
     if found.unsearched:
         print(f"  {found.unsearched:,} learners of the search are missing")

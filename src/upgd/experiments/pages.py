@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from upgd.experiments import figures, paper
 from upgd.experiments.bands import band, of_seeds
 from upgd.experiments.catalogue import GRIDS, Arm, Panel
-from upgd.experiments.compare import Comparison, Row, rows
+from upgd.experiments.compare import Comparison, Row
 from upgd.experiments.progress import duration
 from upgd.experiments.reproduce import Finding, Plan, Reproduction
 from upgd.experiments.results import settings_text
@@ -120,13 +120,12 @@ def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str,
 
 def _panel(found: Reproduction, panel: Panel) -> str:
     """A panel's figure and table."""
-    comparison, own = found.panel(panel)
+    comparison, _ = found.panel(panel)
     if comparison is None:
         return f"## {panel.title}\n\nNot run yet."
-    names = {id(finding.entry): finding.arm.name for finding in own}
     head = ["method", "setting", "mean ± s.e. (n)", "first quarter", "last quarter", "to the best (p)", "diverged"]
     lines = [head, ["---", "---", *["---:"] * 5]]
-    lines += [_row(names[id(row.entry)], row) for row in rows(comparison, comparison.entries)]
+    lines += [_row(name, row) for name, row in found.rows(panel)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     title = f"{comparison.problem}, network {comparison.network}, {comparison.steps:,} steps"
     figure = f"![{panel.title}: online {comparison.metric}]({found.plan.study.name}-{panel.key}.svg)"

@@ -12,7 +12,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 from upgd.experiments.catalogue import GRIDS, SCALES, STUDIES, Arm, GridName, Panel, Scale, Study, settings_of
-from upgd.experiments.compare import Best, Comparison, Entry, best, comparisons
+from upgd.experiments.compare import Best, Comparison, Entry, Row, best, comparisons, rows
 from upgd.experiments.declare import Experiment
 from upgd.experiments.results import Results
 from upgd.experiments.running import pending
@@ -190,6 +190,12 @@ class Reproduction:
         found = [self.findings[arm] for arm in panel.arms if arm in self.findings and self.findings[arm].entry]
         entries = tuple(finding.entry for finding in found if finding.entry)
         return (replace(found[0].comparison, entries=entries) if found else None), found
+
+    def rows(self, panel: Panel) -> list[tuple[str, Row]]:
+        """A panel's table: its curves by name, the best first."""
+        comparison, found = self.panel(panel)
+        names = {id(finding.entry): finding.arm.name for finding in found}
+        return [(names[id(row.entry)], row) for row in rows(comparison, comparison.entries)] if comparison else []
 
 
 def study_named(name: str) -> Study:
