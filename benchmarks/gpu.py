@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,14 +127,20 @@ def main(kind: str = "random", which: str = "both", path: str | None = None) -> 
         for name, network, learners, stream in rows(kind) if which in ("both", backend) else ():
             tell(part, name, rate(network, learners, stream, backend=backend))
     if path is not None:
-        write(path, rates=rates)
+        measured = {part: rows for part, rows in rates.items() if rows}
+        write(path, rates=read(path).get("rates", {}) | measured)
+
+
+def read(path: str) -> dict[str, Any]:
+    """A file of results; nothing, if there is none."""
+    file = Path(path)
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def write(path: str, **parts: object) -> None:
     """Put parts into a file of results, next to those that it has."""
     file = Path(path)
-    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    known |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **parts}
+    known = read(path) | {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **parts}
     file.write_text(json.dumps(known, indent=1), encoding="utf-8")
 
 
