@@ -1,5 +1,6 @@
 """What is particular to AdaUPGD: numbers worked out on paper, its relations to AdamW and UPGD, numbers at the edge."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +112,81 @@ class TestRelations:
             ),
             lambda params: torch.optim.AdamW(params, 0.01, weight_decay=0.0, maximize=True),
         )
+
+
+@both
+class TestTakingOver:
+    """Loading the checkpoint of another optimizer in the middle of training."""
+
+    def test_adamws_averages_and_steps_go_on(self, foreach: bool) -> None:
+        shared: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+        ours, theirs = network(torch.float64), network(torch.float64)
+        adamw = torch.optim.AdamW(theirs.parameters(), **shared)
+        train(theirs, adamw, 5)
+        ours.load_state_dict(theirs.state_dict())
+        optimizer = upgd.AdaUPGD(ours.parameters(), 1.0, sigma=0.0, protect_gradient=False, foreach=foreach)
+        optimizer.load_state_dict(copy.deepcopy(adamw.state_dict()))
+        assert optimizer.param_groups[0]["lr"] == 0.01
+        train(theirs, adamw, 5)
+        train(ours, optimizer, 5)
+        assert {float(state["step"]) for state in optimizer.state.values()} == {10.0}
+        for one, other in zip(parameters(ours), parameters(theirs), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+    def test_utility_begins_then(self, foreach: bool) -> None:
+        """With a rate of zero nothing moves, and the gates are those of an optimizer that knows of no steps before."""
+        params, others = case([(3, 4), (3,)], 0), case([(3, 4), (3,)], 0)
+        adamw = torch.optim.AdamW(params, 0.0)
+        for step in range(100):
+            put_gradients(params, step)
+            adamw.step()
+        optimizer, fresh = (upgd.AdaUPGD(each, 0.0, sigma=0.0, foreach=foreach) for each in (params, others))
+        optimizer.load_state_dict(adamw.state_dict())
+        for step in range(3):
+            for each in (params, others):
+                put_gradients(each, step)
+            optimizer.step()
+            fresh.step()
+            for one, other in zip(optimizer.gates().values(), fresh.gates().values(), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=0)
+
+    def test_utility_of_upgd_goes_on_and_adams_averages_begin(self, foreach: bool) -> None:
+        params, others = case([(3, 4), (3,)], 0), case([(3, 4), (3,)], 0)
+        shared: dict[str, Any] = {"sigma": 0.0, "beta_utility": 0.5, "foreach": foreach}
+        first, second = upgd.UPGD(params, 0.0, **shared), upgd.UPGD(others, 0.0, **shared)
+        for step in range(4):
+            for each, own in ((params, first), (others, second)):
+                put_gradients(each, step)
+                own.step()
+        optimizer = upgd.AdaUPGD(params, 0.0, **shared)
+        optimizer.load_state_dict(first.state_dict())
+        optimizer.param_groups[0]["lr"] = 0.1
+        put_gradients(params, 9)
+        put_gradients(others, 9)
+        optimizer.step()
+        second.step()
+        for one, other in zip(params, others, strict=True):
+            gate = second.gates()[other]
+            torch.testing.assert_close(optimizer.gates()[one], gate, rtol=1e-9, atol=0)
+            # Adam's first step has the length of the rate.
+            assert other.grad is not None
+            torch.testing.assert_close(
+                one.detach(), other.detach() - 0.1 * other.grad.sign() * (1 - gate), atol=1e-6, rtol=0
+            )
+
+    def test_half_of_adams_averages_are_none(self, foreach: bool) -> None:
+        """Adamax has an average of the gradient, too, but none of its square."""
+        (param,) = case([(3,)], 0)
+        other = torch.optim.Adamax([param], 0.0)
+        put_gradients([param], 0)
+        other.step()
+        optimizer = upgd.AdaUPGD([param], 0.0, foreach=foreach)
+        optimizer.load_state_dict(other.state_dict())
+        put_gradients([param], 1)
+        optimizer.step()
+        assert param.grad is not None
+        assert float(optimizer.state[param]["step"]) == 1
+        torch.testing.assert_close(optimizer.state[param]["exp_avg"], 0.1 * param.grad)
 
 
 def case(draw_shapes: list[tuple[int, ...]], seed: int) -> list[nn.Parameter]:

@@ -185,13 +185,8 @@ class WeightwiseOptimizer(Optimizer):
             grads.append(param.grad)
             state = self.state[param]
             if self._gated:
-                if "utility" not in state:
-                    where = param.device if group["capturable"] else torch.device("cpu")
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=where)
-                    for name in ("utility", "exp_avg", "exp_avg_sq") if self._adaptive else ("utility",):
-                        state[name] = torch.zeros_like(
-                            param, dtype=utility_dtype(param), memory_format=torch.preserve_format
-                        )
+                if "utility" not in state or (self._adaptive and "exp_avg_sq" not in state):
+                    self._begin(param, group)
                 utilities.append(state["utility"])
                 steps.append(state["step"])
             if self._adaptive:
@@ -201,6 +196,22 @@ class WeightwiseOptimizer(Optimizer):
                 if "previous_noise" not in state:
                     state["previous_noise"] = torch.zeros_like(param, memory_format=torch.preserve_format)
                 previous_noises.append(state["previous_noise"])
+
+    def _begin(self, param: Tensor, group: dict[str, Any]) -> None:
+        """Let the averages that a parameter's state does not have begin at zero.
+
+        The checkpoint of another optimizer may have some: AdamW's those of Adam, UPGD's utility. There is one count of steps,
+        from where Adam's began, if there are any: their bias corrections size the step, while that of utility cancels where
+        utilities are compared.
+        """
+        state = self.state[param]
+        counted = ("exp_avg", "exp_avg_sq") if self._adaptive else ("utility",)
+        known = all(name in state for name in counted)
+        where = param.device if group["capturable"] else torch.device("cpu")
+        state["step"] = torch.as_tensor(state["step"] if known else 0.0, dtype=torch.float32, device=where)
+        for name in (*counted, "utility"):
+            if name not in state or (name in counted and not known):
+                state[name] = torch.zeros_like(param, dtype=utility_dtype(param), memory_format=torch.preserve_format)
 
     def _draw(self, param: Tensor) -> Tensor:
         return noise.white_(torch.empty_like(param, memory_format=torch.preserve_format), self.generator)

@@ -25,6 +25,11 @@ class AdaUPGD(WeightwiseOptimizer):
     about what would be lost. With all gates open (ū = 0) and without noise it is :class:`torch.optim.AdamW`. Averages of
     16-bit parameters are kept in 32 bits.
 
+    Training can go on from a checkpoint of AdamW: ``load_state_dict`` takes over its averages and its count of steps (and
+    its options, as loading always does); utility begins at zero. The one count ``t`` then includes AdamW's steps, and û
+    is too small at first, but by the same factor for all parameters that have taken as many steps: the gates do not
+    notice. From a checkpoint of UPGD, likewise, utility is taken over and Adam's averages begin.
+
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
         lr: learning rate; a number or a one-element tensor.
