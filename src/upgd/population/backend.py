@@ -6,7 +6,9 @@ backend advances one group through one block of steps. It knows nothing of windo
 
     backend = SomeBackend(network, group, parameters, device, dtype)
     for block in blocks:                          # in order, without gaps; any lengths
-        backend.advance(stream.chunk(...), stream.loss, tally)
+        backend.advance(checked_chunk(stream, ...), stream.loss, tally)
+
+The tensors of a chunk are what :class:`upgd.streams.Chunk` says: the engine has seen to it, and no backend looks again.
 
 What every backend owes:
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from upgd.streams.contract import Chunk, Stream
+from upgd.streams.contract import Chunk, Stream, checked_chunk
 
 __all__ = ["Pace", "Supply"]
 
@@ -52,7 +52,7 @@ class Supply:
 
     def _fetch(self, stream: Stream, step: int, length: int) -> Chunk:
         self._chunk = None  # its memory is wanted for the next
-        self._chunk = stream.chunk(self._seeds, step, length, self._device)
+        self._chunk = checked_chunk(stream, self._seeds, step, length, self._device)
         self._stream = stream
         per_step = sum(_bytes_per_step(t) for t in (self._chunk.targets, self._chunk.dense, self._chunk.index))
         self._steps = max(1, min(4 * self._steps, self.BYTES // per_step, self.STEPS))

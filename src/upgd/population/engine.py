@@ -20,7 +20,7 @@ from upgd.population.interrupt import interrupts_wait
 from upgd.population.lanes import Lanes
 from upgd.population.result import Floats, Integers, Result
 from upgd.population.spec import Learner, groups
-from upgd.streams.contract import Stream
+from upgd.streams.contract import Stream, checked_chunk
 
 __all__ = ["Population"]
 
@@ -260,7 +260,7 @@ class Population:
         before = [{name: p.clone() for name, p in backend.parameters().items()} for backend in self._backends]
         self._advance(stream, 1, end)
         samples = min(wanted.samples, self.step)
-        chunk = stream.chunk(self._seeds, self.step - samples, samples)
+        chunk = checked_chunk(stream, self._seeds, self.step - samples, samples)
         found = [
             look(self._network, group, old, backend, chunk, stream.loss, wanted)
             for (group, _), old, backend in zip(self._groups, before, self._backends, strict=True)

@@ -1,8 +1,9 @@
 """What every stream is: a function of (seed, step) that fills a :class:`Chunk`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -44,11 +45,17 @@ class Chunk:
     white: int = 255
 
     def __post_init__(self) -> None:
-        indexed = self.source is not None and self.index is not None
-        if (self.dense is None) != indexed:
-            raise ValueError("a Chunk has either dense inputs, or a source and an index into it")
-        if len(self.task) == 0:  # not given: all steps belong to one task
-            self.task = torch.zeros(self.length, dtype=torch.long, device=self.targets.device)
+        for name in ("targets", "dense", "source", "index", "permutation", "task"):
+            if not isinstance(given := getattr(self, name), Tensor | None):
+                raise TypeError(f"{name} of a Chunk must be a tensor, not a {type(given).__name__}")
+        inputs = {name for name in ("dense", "source", "index", "permutation") if getattr(self, name) is not None}
+        if inputs not in ({"dense"}, {"source", "index"}, {"source", "index", "permutation"}):
+            raise ValueError(
+                "a Chunk has either dense inputs, or a source and an index into it, with or without a permutation; "
+                f"not {', '.join(sorted(inputs)) or 'none of these'}"
+            )
+        if self.task.numel() == 0:  # not given: all steps belong to one task
+            self.task = self.targets.new_zeros(self.targets.shape[1:2], dtype=torch.long)
 
     @property
     def length(self) -> int:
@@ -131,6 +138,91 @@ class Stream(Protocol):
     def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
         """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
         ...
+
+
+#: What is as good as a type, since every number of it is one of that type, too.
+_NARROWER: dict[torch.dtype, tuple[torch.dtype, ...]] = {
+    torch.int64: (torch.uint8, torch.int8, torch.int16, torch.int32),
+    torch.float32: (torch.float16, torch.bfloat16),
+    torch.uint8: (),
+}
+
+
+def checked_chunk(stream: Stream, seeds: Sequence[int], start: int, length: int, device: Device = "cpu") -> Chunk:
+    """What the stream gives, once it is known to be what :class:`Chunk` says; narrower types are widened.
+
+    A kernel reads wherever it is told to, so this is the only way to it. Knowing the ranges takes a look at every integer
+    and one wait for the device, a small part of what making the chunk takes; so no stream is trusted, not even our own.
+    """
+    if stream.loss not in get_args(Loss):
+        raise ValueError(f"loss of {stream.name} must be 'cross_entropy' or 'mse', not {stream.loss!r}")
+    chunk = stream.chunk(seeds, start, length, device)
+    if not isinstance(chunk, Chunk):
+        raise TypeError(f"chunk() of {stream.name} must return an upgd.streams.Chunk, not a {type(chunk).__name__}")
+    if chunk.start != start:
+        raise ValueError(f"start of {stream.name} must be {start}, the step that was asked for, not {chunk.start}")
+    where = torch.empty(0, device=device).device  # with its number
+    tensors: dict[str, Any] = {}
+    for name, (dtype, shape) in _wanted(stream, len(seeds), length).items():
+        if (tensor := getattr(chunk, name)) is not None:
+            tensors[name] = _checked_tensor(f"{name} of {stream.name}", tensor, dtype, shape, where)
+    chunk = replace(chunk, **tensors)
+    _check_ranges(chunk, stream)
+    return chunk
+
+
+def _wanted(stream: Stream, seeds: int, length: int) -> dict[str, tuple[torch.dtype, tuple[int | str, ...]]]:
+    """The type and shape of every tensor of a chunk; sizes that are the stream's business have names."""
+    samples, shape = (seeds, length), stream.input_shape
+    regression = stream.loss == "mse"
+    return {
+        "targets": (torch.float32, (*samples, stream.outputs)) if regression else (torch.int64, samples),
+        "dense": (torch.float32, (*samples, *shape)),
+        "source": (torch.uint8, ("images", *shape)),
+        "index": (torch.int64, samples),
+        "permutation": (torch.int64, (seeds, "tasks", math.prod(shape))),
+        "task": (torch.int64, (length,)),
+    }
+
+
+def _checked_tensor(
+    what: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | str, ...], device: torch.device
+) -> Tensor:
+    """The tensor itself, if nothing is to be done: a GPU's graphs know a source by its identity."""
+    sizes = tuple(tensor.shape)
+    fits = len(sizes) == len(shape) and all(
+        size > 0 if isinstance(wanted, str) else size == wanted for size, wanted in zip(sizes, shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"{what} must have the shape ({', '.join(map(str, shape))}), not {sizes}")
+    if tensor.dtype != dtype and tensor.dtype not in _NARROWER[dtype]:
+        raise TypeError(f"{what} must be {dtype}, not {tensor.dtype}; convert it with .to({dtype})")
+    if tensor.device != device:
+        raise ValueError(f"{what} must be on {device}, the device that chunk() was asked for, not on {tensor.device}")
+    return (tensor.detach() if tensor.requires_grad else tensor).to(dtype)
+
+
+def _check_ranges(chunk: Chunk, stream: Stream) -> None:
+    """Whether all that points somewhere points at something."""
+    pointers = {"targets": ("outputs", stream.outputs)} if stream.loss == "cross_entropy" else {}
+    if chunk.source is not None:
+        pointers["index"] = ("images", len(chunk.source))
+    tensors = [getattr(chunk, name) for name in pointers]
+    if chunk.permutation is not None:
+        _, tasks, inputs = chunk.permutation.shape
+        pointers |= {"permutation": ("inputs", inputs), "task": ("tasks in this chunk", tasks)}
+        tensors += [chunk.permutation, chunk.task, torch.diff(chunk.task, prepend=chunk.task[:1])]
+    if not tensors:
+        return
+    extremes = torch.stack([torch.stack(tensor.aminmax()) for tensor in tensors]).tolist()  # waits for the device
+    for (name, (things, end)), (least, most) in zip(pointers.items(), extremes, strict=False):
+        if least < 0 or most >= end:
+            wrong = least if least < 0 else most
+            raise ValueError(
+                f"{name} of {stream.name} must be from 0 to {end - 1}, not {wrong}, since it has {end} {things}"
+            )
+    if chunk.permutation is not None and extremes[-1][0] < 0:
+        raise ValueError(f"task of {stream.name} must be ascending, but it falls by {-extremes[-1][0]} within a chunk")
 
 
 def described(stream: Stream) -> str:

@@ -134,6 +134,7 @@ class CudaBackend:
                 "correct": tally.correct,
                 "diverged_at": tally.diverged_at,
             }
+            # Types, shapes and ranges of what the stream gave have been checked when it was asked.
             kept = {name: t.contiguous() for name, t in tensors.items() if t is not None}
             arguments = _Arguments(
                 telling=self._telling,

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from upgd.population.backend import Group, Kind, Loss, Tally
 from upgd.population.kernel.layout import ADAMW, PLAIN, UTILITY, Method, Samples, scratch_floats
 from upgd.population.kernel.learner import advance
-from upgd.population.kernel.machine import Integers
 from upgd.population.kernel.network import chain, plan
 from upgd.streams.contract import Chunk
 
@@ -105,7 +104,6 @@ class KernelBackend:
     def _advance(self, i: int, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         p = self._plan
         samples = _samples(chunk, self._rows[i], loss)
-        _check(samples, inputs=int(p.layers[0, 6]), outputs=int(p.layers[-1, 0]))
         diverged_at = advance(
             p.layers,
             p.slopes,
@@ -165,7 +163,7 @@ def _samples(chunk: Chunk, row: int, loss: Loss) -> Samples:
     source, permutation = np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.int64)
     index = classes = np.zeros(0, np.int64)
     if chunk.dense is not None:
-        dense = np.ascontiguousarray(chunk.dense[row].float().flatten(1).numpy())
+        dense = np.ascontiguousarray(chunk.dense[row].flatten(1).numpy())
     else:
         assert chunk.source is not None
         assert chunk.index is not None
@@ -174,28 +172,10 @@ def _samples(chunk: Chunk, row: int, loss: Loss) -> Samples:
         if chunk.permutation is not None:
             permutation = np.ascontiguousarray(chunk.permutation[row].numpy())
     if loss == "mse":
-        values = np.ascontiguousarray(chunk.targets[row].float().numpy())
+        values = np.ascontiguousarray(chunk.targets[row].numpy())
     else:
-        classes = np.ascontiguousarray(chunk.targets[row].long().numpy())
+        classes = np.ascontiguousarray(chunk.targets[row].numpy())
     white = np.float32(chunk.white)
     scaled = (2 * np.arange(256, dtype=np.float32) - white) / white
-    return Samples(dense, source, index, permutation, chunk.task.numpy(), scaled, classes, values)
-
-
-def _check(samples: Samples, inputs: int, outputs: int) -> None:
-    """Compiled loops read wherever they are told to, so what a stream tells must be right."""
-    given = samples.permutation if samples.permutation.size else samples.dense if samples.dense.size else samples.source
-    if given.shape[1] != inputs:
-        raise ValueError(f"the network has {inputs} inputs, but the stream's samples have {given.shape[1]}")
-    if samples.values.size and samples.values.shape[1] != outputs:
-        raise ValueError(f"the network has {outputs} outputs, but the stream's targets have {samples.values.shape[1]}")
-    pixels = samples.source.shape[1]
-    _check_range("targets", samples.classes, outputs, "give the network an output for each class")
-    _check_range("index", samples.image, len(samples.source), "let the stream stay within its data set")
-    _check_range("permutation", samples.permutation, pixels, "let the stream permute the pixels that there are")
-
-
-def _check_range(name: str, values: Integers, end: int, remedy: str) -> None:
-    if values.size and not (values.min() >= 0 and values.max() < end):
-        wrong = values[(values < 0) | (values >= end)].flat[0]
-        raise ValueError(f"the stream's {name} must be from 0 to {end - 1}, not {wrong}; {remedy}")
+    task = np.ascontiguousarray(chunk.task.numpy())
+    return Samples(dense, source, index, permutation, task, scaled, classes, values)
