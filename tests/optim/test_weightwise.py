@@ -225,8 +225,9 @@ class TestNumbersAtTheEdge:
             for gate in optimizer.gates().values():
                 assert ((gate >= 0) & (gate <= 1)).all()
 
-    @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e18])
-    @pytest.mark.parametrize("scaling", ["global", "local"])
+    @pytest.mark.parametrize(
+        ("scaling", "scale"), [("global", 1e-20), ("global", 1e18), ("local", 1e-15), ("local", 1e18)]
+    )
     def test_gates_do_not_depend_on_the_unit_of_the_loss(self, foreach: bool, scale: float, scaling: str) -> None:
         params = random_parameters((3, 4), (3,), dtype=torch.float32)
         reference = upgd.UPGD(random_parameters((3, 4), (3,), dtype=torch.float32), lr=0.0, scaling=scaling)
@@ -237,6 +238,19 @@ class TestNumbersAtTheEdge:
         reference.step()
         for ours, theirs in zip(optimizer.gates().values(), reference.gates().values(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("scale", [1e-24, 1e-26, 1e-30, 1e-36])
+    @pytest.mark.parametrize("beta", [0.0, 0.999])
+    def test_utilities_whose_squares_vanish_have_gates_of_one_half(
+        self, foreach: bool, scale: float, beta: float
+    ) -> None:
+        (param,) = random_parameters((3, 4), dtype=torch.float32)
+        assert param.grad is not None
+        param.grad *= scale
+        before = param.detach().clone()
+        optimizer = upgd.UPGD([param], 0.1 / scale, beta_utility=beta, sigma=0.0, scaling="local", foreach=foreach)
+        optimizer.step()
+        torch.testing.assert_close(before - param.detach(), 0.05 / scale * param.grad, rtol=1e-3, atol=0)
 
     @pytest.mark.parametrize("accident", [math.inf, -math.inf, math.nan])
     @pytest.mark.parametrize("scaling", ["global", "local"])
