@@ -267,9 +267,8 @@ def _negative_scales(work: Work, scale: dict[torch.device, Tensor]) -> list[Tens
     scales = []
     for trace, correction in zip(work.utilities, work.corrections(work.options["beta_utility"]), strict=True):
         if work.options["scaling"] == "local":
-            divisor = rules.local_scale(
-                trace
-            )  # the norm lacks the same correction; so does its floor, which is no matter
+            # The norm lacks the same correction; so does its floor, which is no matter.
+            divisor = rules.local_scale(trace)
         else:
             divisor = (scale[trace.device].to(trace.dtype) * correction).clamp(min=torch.finfo(trace.dtype).tiny)
         scales.append((-divisor).expand_as(trace))
