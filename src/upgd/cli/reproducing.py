@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from upgd.cli.executing import check, executor_of, terminable
 from upgd.cli.options import Execution, Steps, UsageError, load_torch, read_steps, store_path
-from upgd.cli.running import _check, _executor, _terminable
 
 if TYPE_CHECKING:
     from upgd.experiments import Experiment, Results
@@ -91,7 +91,7 @@ def reproduce(
     from upgd.experiments.catalogue import STUDIES, UTILITY_QUALITY
     from upgd.experiments.reproduce import plan, study_named
 
-    _check(execution)
+    check(execution)
     if not dry_run:
         _check_folder(output)
     studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
@@ -192,10 +192,10 @@ def _carry_out(plan: "Plan", execution: Execution, output: Path, command: str, w
         if plan.scale.name == "paper" and execution.ray is None and not execution.quiet:
             _say_what_is_left(plan, execution)  # it may be weeks
         checkpoints = Checkpoints.beside(path)
-        with Store.write(path) as store, _terminable(), display("none" if execution.quiet else "auto") as show:
+        with Store.write(path) as store, terminable(), display("none" if execution.quiet else "auto") as show:
 
             def compute(experiment: "Experiment") -> "Results":
-                device, workers, executor = _executor(experiment, execution)
+                device, workers, executor = executor_of(experiment, execution)
                 return execute(
                     experiment, store, executor, workers=workers, device=device, checkpoints=checkpoints, show=show
                 )

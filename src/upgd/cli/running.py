@@ -1,15 +1,14 @@
 """`upgd run`, `upgd sweep`, `upgd bench`."""
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from upgd.cli.executing import check, executor_of, terminable
 from upgd.cli.options import Declaration, Execution, Json, UsageError, load_torch, store_path
 
 if TYPE_CHECKING:
@@ -213,8 +212,8 @@ def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> i
     from upgd.store import Store
 
     path = store_path(execution.store)
-    device, workers, executor = _executor(experiment, execution)
-    with Store.write(path) as store, _terminable():
+    device, workers, executor = executor_of(experiment, execution)
+    with Store.write(path) as store, terminable():
         before = len(store)
         try:
             with display("none" if execution.quiet else "auto") as show:
@@ -239,45 +238,6 @@ def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> i
     return 0
 
 
-#: Less than this is done before several processes have started; the threads of one use all cores, too.
-_SMALL = 1_000_000
-
-
-def _executor(experiment: "Experiment", execution: Execution) -> tuple[str, int, Any]:
-    """The device that units shall fill, how many at a time, and who computes them."""
-    from upgd.experiments.units import Checkpoints
-    from upgd.experiments.work import device_named
-    from upgd.experiments.workers import Settings, in_process, in_processes, processes_that_help
-
-    _check(execution)
-    checkpoints = Checkpoints.beside(store_path(execution.store))
-    if execution.ray is not None:
-        from upgd.distribute import on_ray
-
-        return on_ray(
-            execution.ray,
-            execution.device,
-            execution.backend,
-            checkpoints,
-            execution.checkpoint_every,
-            look_every=execution.look_every,
-        )
-    device = device_named(execution.device)
-    workers = execution.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
-    settings = Settings(
-        device, execution.backend, checkpoints, execution.checkpoint_every, look_every=execution.look_every
-    )
-    return device, workers, in_process(settings) if workers == 1 else in_processes(settings, workers)
-
-
-def _check(execution: Execution) -> None:
-    for option, number in (("--workers", execution.workers), ("--look-every", execution.look_every)):
-        if number is not None and number < 1:
-            raise UsageError(f"{option} must be 1 or more, not {number}.")
-    if not execution.checkpoint_every >= 0:
-        raise UsageError(f"--checkpoint-every must be a number of seconds, not {execution.checkpoint_every}.")
-
-
 def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> int:
     from upgd.experiments.estimate import estimate
     from upgd.experiments.progress import duration
@@ -288,7 +248,7 @@ def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> i
 
     if execution.ray is not None:
         raise UsageError("--dry-run measures this machine; leave out --ray.")
-    _check(execution)
+    check(execution)
     path = store_path(execution.store)
     device = device_named(execution.device)
     workers = execution.workers or processes_that_help(device)
@@ -329,27 +289,3 @@ def _print(results: "Results", as_json: bool) -> None:
 
     table = results.table()
     print(json.dumps(list(table.lines), indent=2) if as_json else table.text(terminal_width()))
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """A polite kill, as batch systems send, saves the work as Ctrl-C does; also where Ctrl-C is ignored, as by ``nohup``."""
-    killed = False
-
-    def kill(*_: object) -> None:
-        nonlocal killed
-        killed = True
-        signal.raise_signal(signal.SIGINT)  # and not an exception: a kernel at work holds Ctrl-C back until it can stop
-
-    def interrupt(*_: object) -> None:
-        if killed:
-            raise KeyboardInterrupt
-
-    usual = {signal.SIGTERM: signal.signal(signal.SIGTERM, kill)}
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        usual[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
