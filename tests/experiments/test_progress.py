@@ -106,6 +106,19 @@ def test_plain_lines_are_few(clock):
     assert lines[-1].startswith("100%, 2/2 units, 7 learners stored")
 
 
+def test_final_runs_are_seen_as_soon_as_the_search_was(clock):
+    """One display shows both, one after the other."""
+    stream = io.StringIO()
+    with display("plain", stream) as show:
+        for _ in range(2):
+            progress, first, _second = started(clock)
+            for done in range(100):
+                progress.update(first, done, 0)
+                show(progress)
+                clock.now += 1
+    assert sum(line.startswith("  0%") for line in stream.getvalue().splitlines()) == 2
+
+
 def test_none_means_nothing(clock):
     stream = io.StringIO()
     with display("none", stream) as show:

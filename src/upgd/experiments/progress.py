@@ -160,9 +160,12 @@ class _Lines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._of: Progress | None = None
         self._next = 0.0
 
     def __call__(self, progress: Progress) -> None:
+        if progress is not self._of:  # a search, then its final runs: each has a clock of its own
+            self._of, self._next = progress, 0.0
         over = progress.finished == progress.units
         if over or progress.seconds >= self._next:
             print(progress.line(), file=self._stream, flush=True)
