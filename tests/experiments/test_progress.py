@@ -126,16 +126,19 @@ def test_none_means_nothing(clock):
     assert stream.getvalue() == ""
 
 
-def test_bars_in_a_terminal(monkeypatch):
-    """Rich draws; that it is asked to draw the right things is seen in what it leaves on the screen."""
-
+def terminal(monkeypatch) -> io.StringIO:
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "140")
-    stream = Terminal()
+    return Terminal()
+
+
+def test_bars_in_a_terminal(monkeypatch):
+    """Rich draws; that it is asked to draw the right things is seen in what it leaves on the screen."""
+    stream = terminal(monkeypatch)
     progress = Progress(400, 2)
     first, second = unit(0.1), unit(0.2)
     with display("auto", stream) as show:
@@ -151,6 +154,17 @@ def test_bars_in_a_terminal(monkeypatch):
     assert "100%" in drawn
     assert "2/2 units, 4 learners stored" in drawn
     assert "2 diverged" in drawn
+
+
+def test_the_bar_of_final_runs_is_not_that_of_the_search(monkeypatch):
+    stream = terminal(monkeypatch)
+    with display("auto", stream) as show:
+        for total, done in ((400, 400), (1000, 200)):
+            progress = Progress(total, 1)
+            progress.update(unit(0.1), done, 0)
+            show(progress)
+    overall = [line for line in stream.getvalue().splitlines() if "all" in line]
+    assert " 20%" in overall[-1]
 
 
 @pytest.mark.parametrize(

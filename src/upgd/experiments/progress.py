@@ -209,9 +209,9 @@ class _Bars:
 
     def __call__(self, progress: Progress) -> None:
         if self._overall is None:
-            self._overall = self._bars.add_task("[bold]all", total=max(progress.total, 1), note="")
+            self._overall = self._bars.add_task("[bold]all", note="")
         done = progress.steps if progress.total else 1
-        self._bars.update(self._overall, completed=done, note=self._note(progress))
+        self._bars.update(self._overall, total=max(progress.total, 1), completed=done, note=self._note(progress))
         for name in set(self._tasks) - set(progress.done):
             self._bars.remove_task(self._tasks.pop(name))
         for name, steps in progress.done.items():
