@@ -49,10 +49,6 @@ class Comparison:
     metric: Metric
     entries: tuple[Entry, ...] = field(repr=False)
 
-    @property
-    def methods(self) -> list[str]:
-        return list(dict.fromkeys(entry.method for entry in self.entries))
-
     def of(self, method: str) -> list[Entry]:
         """The method's settings."""
         return [entry for entry in self.entries if entry.method == method]
