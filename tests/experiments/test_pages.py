@@ -6,6 +6,7 @@ from made_records import results
 
 from upgd.data import load
 from upgd.experiments import run
+from upgd.experiments.notes import filled
 from upgd.experiments.pages import _data, _scale, _shorter_search, write_page
 from upgd.experiments.reproduce import plan, reproduce
 
@@ -24,6 +25,32 @@ def test_numbers_are_the_records(tmp_path):
     assert "Command: `upgd reproduce toy-changing-outputs --scale smoke`" in page
     for ending in ("png", "svg", "pdf"):
         assert (tmp_path / f"toy-changing-outputs-weight-global.{ending}").stat().st_size > 5_000
+
+
+class TestNotes:
+    @pytest.fixture
+    def found(self):
+        def compute(experiment):
+            return results(experiment, level=lambda one: one.lr)
+
+        settings = {"grid": "paper", "only": {"sigma": (0.01,), "beta_utility": (0.9,)}}
+        return reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], **settings), compute)
+
+    def test_name_numbers_of_the_table_and_of_the_search(self, found):
+        row = dict(found.rows(found.plan.panels[0]))["UPGD"]
+        text = filled(
+            "UPGD {{weight-global | UPGD}}, at the end {{weight-global|UPGD|last quarter}}, {not this}", found
+        )
+        assert text == f"UPGD {row.mean:.4f}, at the end {row.last_quarter:.4f}, {{not this}}"
+        assert row.entry.settings["lr"] == 0.1
+        # Straight lines from half of lr to lr, and the search has seed 0.
+        assert filled("{{weight-global | UPGD | lr 0.01}}", found) == "0.0075"
+
+    @pytest.mark.parametrize("name", ["weight-locl | UPGD", "weight-global | UPGT", "weight-global | UPGD | lr 7"])
+    def test_a_number_that_there_is_not_is_an_error_that_names_it(self, found, name):
+        wrong = name.split(" | ")[-1]
+        with pytest.raises(ValueError, match=rf"the notes ask for .*{wrong}.*; there is "):
+            filled(f"{{{{{name}}}}}", found)
 
 
 def test_it_says_how_much_of_the_paper_was_run():

@@ -1,6 +1,6 @@
 """A reproduction as figures and a page: no number on it is typed by hand.
 
-What a person has to say about it stands in ``NAME.notes.md`` beside the page, and is copied into it.
+What a person has to say about it stands in ``NAME.notes.md`` beside the page, and is copied into it; see :mod:`.notes`.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from upgd.experiments import figures, paper
 from upgd.experiments.bands import band, of_seeds
 from upgd.experiments.catalogue import GRIDS, Arm, Panel
 from upgd.experiments.compare import Comparison, Row
+from upgd.experiments.notes import filled
 from upgd.experiments.progress import duration
 from upgd.experiments.reproduce import Finding, Plan, Reproduction
 from upgd.experiments.results import settings_text
@@ -53,9 +54,10 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     study, name = found.plan.study, found.plan.study.name
+    beside = folder / f"{name}.notes.md"
+    notes = filled(beside.read_text(encoding="utf-8").strip(), found) + "\n\n" if beside.exists() else ""
     for key, figure in draw(found).items():
         figures.save(figure, folder / f"{name}-{key}")
-    notes = folder / f"{name}.notes.md"
     page = folder / f"{name}.md"
     page.write_text(
         _PAGE.format(
@@ -63,7 +65,7 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
             name=name,
             command=command,
             about=study.about,
-            notes=notes.read_text(encoding="utf-8").strip() + "\n\n" if notes.exists() else "",
+            notes=notes,
             scale=_scale(found.plan),
             panels="\n\n".join(_panel(found, panel) for panel in found.plan.panels),
             how="\n".join(f"- {line}" for line in _how(found, command)),
