@@ -265,6 +265,43 @@ def test_runs_are_listed_and_deleted(filled):
     assert filled("runs")[2] == "1 learner in upgd.db\n"
 
 
+def test_stores_are_put_together(filled, folder):
+    arguments = (
+        "sweep",
+        "output-permuted-digits",
+        "--methods",
+        "sgd",
+        "--lr",
+        "0.1,0.03",
+        *SMALL,
+        "--store",
+        "other.db",
+    )
+    assert filled(*arguments)[0] == 0
+    before = (folder / "other.db").read_bytes()
+    (folder / "broken.db").write_text("This is no store.")
+    code, out, err = filled("runs", "merge", "other.db", "broken.db")
+    assert (code, out) == (1, "")
+    assert "broken.db" in err
+    code, out, _ = filled("runs", "merge", "other.db", "upgd.db")
+    assert (code, out) == (
+        0,
+        "2 learners of 4 in other.db added to upgd.db\n0 learners of 8 in upgd.db added to upgd.db\n",
+    )
+    assert (folder / "other.db").read_bytes() == before
+    # What came from elsewhere is not computed again, and has the numbers that it had there.
+    assert "0/0 units" in filled(*arguments[:-2])[2]
+    with Store.read("upgd.db") as own, Store.read("other.db") as other:
+        (ours, theirs) = ({r.key.digest: r for r in store.records(methods=["sgd"])} for store in (own, other))
+    for digest, record in theirs.items():
+        assert list(ours[digest].accuracy) == list(record.accuracy)
+    code, _, err = filled("runs", "merge")
+    assert code == 2
+    assert "upgd runs merge OTHER.db" in err
+    assert filled("runs", "merge", "nowhere.db")[0] == 1
+    assert not (folder / "nowhere.db").exists()
+
+
 def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
     small = Experiment(
         *("output-permuted-digits", {"sgd": {"lr": 0.03}, "upgd": {"lr": 0.03}}),

@@ -157,7 +157,7 @@ def _format(file: Path | None) -> Literal["csv", "parquet"]:
     return "csv" if suffix == ".csv" else "parquet"
 
 
-runs = App(name="runs", help="List the learners in the store, or delete some.")
+runs = App(name="runs", help="List the learners in the store, add those of other stores, or delete some.")
 
 
 @runs.default
@@ -187,6 +187,35 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
         )
         print(wrapped(line, width, indent=" " * 8, breaks="  "))
     print(f"{plural(len(records), 'learner')} in {store_path(which.store)}", file=sys.stderr)
+
+
+@runs.command
+def merge(*files: Path, store: StorePath = None) -> None:
+    """Add what other stores have, such as those of a sweep that was divided among machines by hand.
+
+    What is there already stays as it is, and the other stores are not changed. If one cannot be read, nothing is added.
+
+    Parameters
+    ----------
+    files
+        The other stores.
+    store
+        Where to add; upgd.db in this folder if neither this nor UPGD_STORE says otherwise. It is made if it is not there.
+    """
+    from upgd.experiments.results import plural
+    from upgd.store import Store
+
+    if not files:
+        raise UsageError("say which stores to add: upgd runs merge OTHER.db …")
+    found = []
+    for file in files:
+        with Store.read(file) as other:
+            found.append(other.records())
+    path = store_path(store)
+    with Store.write(path) as own:
+        for file, records in zip(files, found, strict=True):
+            added = own.add(records)
+            print(f"{plural(added, 'learner')} of {len(records):,} in {file} added to {path}")
 
 
 @runs.command
