@@ -21,7 +21,7 @@ from upgd.streams import make
 UPGD = {"method": "upgd", "lr": 0.01, "sigma": 0.1, "beta_utility": 0.9999, "weight_decay": 0.01}
 
 
-def rate(network, learners: Sequence[Learner], stream, seconds: float = 0.5, backend: str = "auto") -> float:
+def rate(network, learners: Sequence[Learner], stream, seconds: float = 1.0, backend: str = "auto") -> float:
     """Learner-steps per second, once everything is compiled and the networks have begun to learn."""
     population = Population(network, learners, device="cuda", backend=backend)
     population.run(stream, 300, window=10_000)
