@@ -1,5 +1,6 @@
 """The graphed backend takes the torch backend's steps; on the CPU, without a graph, bit for bit."""
 
+import math
 import shutil
 
 import pytest
@@ -7,9 +8,9 @@ import torch
 from plain_loop import Counters, Residual, SmallConvNet
 
 from upgd.networks import MLP
-from upgd.noise import learner_keys, learner_normals, learner_normals_at
+from upgd.noise import _radius, _sine, learner_keys, learner_normals, learner_normals_at
 from upgd.population import Learner, Population
-from upgd.population.graphed import GraphedBackend
+from upgd.population.graphed import GraphedBackend, _repeated
 from upgd.streams import make
 
 UTILITY = {"lr": 0.02, "sigma": 0.05, "beta_utility": 0.9}
@@ -78,6 +79,20 @@ def test_entries_of_the_noise_one_by_one(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6 if dtype == torch.float32 else 1e-12)
 
 
+def test_short_cuts_of_float32_are_as_exact_as_torch() -> None:
+    seeds, index = torch.arange(20), torch.arange(100_000, dtype=torch.int32)
+    exact = learner_normals(seeds, torch.tensor(3), len(index), dtype=torch.float64)
+    error = (learner_normals_at(learner_keys(seeds, torch.tensor(3)), index) - exact).abs()
+    without = (learner_normals(seeds, torch.tensor(3), len(index)) - exact).abs()
+    assert error.mean() < 1.5 * without.mean()
+    assert error.max() < 3 * without.max()
+    # The smallest and the largest radius, and no angle in between at which a polynomial goes astray.
+    assert _radius(torch.tensor([1.0])).tolist() == [0]
+    assert _radius(torch.tensor([2.0**-31])).item() == pytest.approx(math.sqrt(62 * math.log(2)), rel=1e-6)
+    half_turns = torch.linspace(-0.5, 0.5, 100_001)
+    torch.testing.assert_close(_sine(half_turns), torch.sin(torch.pi * half_turns.double()).float(), rtol=0, atol=3e-7)
+
+
 def test_a_compiler_that_fails_is_told_of(monkeypatch, caplog):
     """Without it the steps are the same and slower: nobody should have to find that out."""
 
@@ -103,10 +118,7 @@ class CompiledOnTheCPU(GraphedBackend):
         for tensor, old in zip(tensors, before, strict=True):
             tensor.copy_(old)
 
-        def repeated(count):
-            return lambda: [step(*tensors) for _ in range(count)]
-
-        return {count: repeated(count) for count in (1, 8)}
+        return {count: _repeated(step, tensors, count) for count in (1, 8)}
 
 
 @pytest.mark.slow

@@ -1,16 +1,17 @@
 """The torch backend on a GPU: its step compiled, captured in a CUDA graph and replayed, so that Python is out of the way.
 
-Everything that a step reads or writes lies at fixed places: the learners' state, a stretch of the stream, the tally, and two
-counters that the graph itself moves on. The step is :class:`.TorchBackend`'s own, except that what depends on the learner
+Everything that a step reads or writes lies at fixed places: the learners' state, a stretch of the stream, the tally, and a
+counter that the graph itself moves on. The step is :class:`.TorchBackend`'s own, except that what depends on the learner
 and the step alone (powers of β, keys of the noise) is computed for a whole stretch at once: in a step it would be two hundred
 tiny kernels. The step is traced once; ``torch.compile`` then fuses it where Triton is at hand (``UPGD_COMPILE=0`` turns that
 off: for short runs compiling costs more than it saves).
 """
 
 import logging
+import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,8 @@ _UNROLLED = 8
 _TASKS = 64
 #: What a stretch of the stream may take; and what the tasks may.
 _BYTES = 256 << 20
+
+_LOG2_E = math.log2(math.e)
 
 Step = Callable[..., Any]
 
@@ -126,10 +129,10 @@ class GraphedBackend(TorchBackend):
         learners = len(self._group)
         totals = Tally.empty(learners, self._device)
         places: Named = {"loss": totals.loss, "correct": totals.correct, "diverged_at": totals.diverged_at}
-        for name in ("offset", "clock"):
+        for name in ("offset", "start"):
             places[name] = torch.zeros(1, dtype=torch.long, device=self._device)
         for name in self._betas:
-            places[f"correction.{name}"] = torch.ones(stretch, learners, dtype=self._dtype, device=self._device)
+            places[f"unbias.{name}"] = torch.ones(stretch, learners, dtype=self._dtype, device=self._device)
         if self._kind.noise != "none":  # those of the step before, too
             places["keys"] = torch.zeros(stretch + 1, learners, 4, dtype=torch.int32, device=self._device)
         for name, tensor in (("targets", chunk.targets), ("dense", chunk.dense), ("index", chunk.index)):
@@ -152,11 +155,11 @@ class GraphedBackend(TorchBackend):
         start = chunk.start + begin
         taken = torch.arange(start, start + length + 1, device=self._device).unsqueeze(1)
         for name in self._betas:
-            self._fixed[f"correction.{name}"][:length] = 1 - getattr(self._group, name) ** taken[1:]
+            self._fixed[f"unbias.{name}"][:length] = 1 / (1 - getattr(self._group, name) ** taken[1:])
         if self._kind.noise != "none":
             self._fixed["keys"][: length + 1] = learner_keys(self._group.seeds, taken)
         self._fixed["offset"].zero_()
-        self._fixed["clock"].fill_(start)
+        self._fixed["start"].fill_(start)
 
     # --------------------------------------------------------------------------------------------------------- the step
 
@@ -165,10 +168,10 @@ class GraphedBackend(TorchBackend):
         changing = [tensor for named in self._state.values() for tensor in named.values()]
         tensors = [*self._fixed.values(), *changing]
         if self._device.type != "cuda":
-            return {count: _repeated(lambda: self._take(*tensors), count) for count in (1, _UNROLLED)}
+            return {count: _repeated(self._take, tensors, count) for count in (1, _UNROLLED)}
         before = [t.clone() for t in tensors]
         step = self._compiled(tensors)
-        graphs = {count: _captured(lambda: step(*tensors), count) for count in (1, _UNROLLED)}
+        graphs = {count: _captured(_repeated(step, tensors, count)) for count in (1, _UNROLLED)}
         for tensor, old in zip(tensors, before, strict=True):  # tracing and warming up took some steps
             tensor.copy_(old)
         return {count: graph.replay for count, graph in graphs.items()}
@@ -194,11 +197,16 @@ class GraphedBackend(TorchBackend):
         return kept * previous + new * instant
 
     def _unbiased(self, traced: Tensor, beta: str, step: int) -> Tensor:
-        correction = self._now[f"correction.{beta}"].index_select(0, self._now["offset"])
-        return traced / _of_learners(correction[0], traced)
+        factor = self._now[f"unbias.{beta}"].index_select(0, self._now["offset"])
+        return traced * _of_learners(factor[0], traced)
 
-    def _take(self, *tensors: Tensor) -> None:
-        """One step, in place."""
+    def _gate(self, utility: Tensor, scale: Tensor) -> Tensor:
+        # A power of two is one instruction, and a division for each learner is less than one for each weight.
+        return 1 / (1 + torch.exp2(utility * _of_learners(-_LOG2_E / scale, utility)))
+
+    def _take(self, *tensors: Tensor) -> list[Tensor]:
+        """One step, in place except for the utilities, which are the last tensors and are returned: gates wait until all of
+        them are known, so a second pass reads them, and for that a compiler would write them a second time."""
         fixed = dict(zip(self._fixed, tensors, strict=False))
         self._now = fixed
         state = iter(tensors[len(fixed) :])
@@ -206,17 +214,18 @@ class GraphedBackend(TorchBackend):
         places = {part: {name: next(state) for name in named} for part, named in kept.items()}
         for part, named in places.items():
             self._state[part].update(named)
-        clock = fixed["clock"][0]
+        clock = (fixed["start"] + fixed["offset"])[0]
         assert self._loss is not None
         x, target = self._sample(fixed)
         tally = Tally(fixed["loss"], fixed["correct"], fixed["diverged_at"])
         self._step(x, target, self._loss, self._noises_now(clock), clock, tally)  # type: ignore[arg-type]
+        utilities = list(self._state.get("utility", {}).values())
         for part, named in places.items():
-            for name, place in named.items():
+            for name, place in named.items() if part != "utility" else ():
                 place.copy_(self._state[part][name])
             self._state[part].update(kept[part])
         fixed["offset"].add_(1)
-        fixed["clock"].add_(1)
+        return utilities
 
     def _sample(self, fixed: Named) -> tuple[Tensor, Tensor]:
         offset = fixed["offset"]
@@ -245,24 +254,28 @@ class GraphedBackend(TorchBackend):
         return noises
 
 
-def _repeated(function: Callable[[], None], count: int) -> Callable[[], None]:
+def _repeated(step: Step, tensors: Sequence[Tensor], count: int) -> Callable[[], None]:
+    """So many steps, each with what the one before it returned in place of the last tensors; the last one's ends there."""
+
     def repeat() -> None:
+        returned: Sequence[Tensor] = ()
         for _ in range(count):
-            function()
+            returned = step(*tensors[: len(tensors) - len(returned)], *returned)
+        for place, new in zip(tensors[len(tensors) - len(returned) :], returned, strict=True):
+            place.copy_(new)
 
     return repeat
 
 
-def _captured(step: Callable[[], None], count: int) -> torch.cuda.CUDAGraph:
+def _captured(steps: Callable[[], None]) -> torch.cuda.CUDAGraph:
     # On a stream of its own: graphs that were captured on one stream share working memory, and must not run side by side.
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(own):
         for _ in range(2):
-            step()
+            steps()
     torch.cuda.current_stream().wait_stream(own)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=own):
-        for _ in range(count):
-            step()
+        steps()
     return graph

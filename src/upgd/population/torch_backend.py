@@ -5,7 +5,7 @@ dimension first and every setting a vector. Nothing here is clever; faster backe
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 
 import torch
@@ -133,7 +133,7 @@ class TorchBackend:
             old = self._state["utility"][name]
             traces[name] = self._unless_diverged(self._trace(old, instant, "beta"), old)
             unbiased[name] = self._unbiased(traces[name], "beta", step)
-        gates = _gates_of(unbiased, self._kind)
+        gates = _gates_of(unbiased, self._kind, self._gate)
         return traces, self._spread(gates) if feature_wise else gates
 
     def _trace(self, previous: Tensor, instant: Tensor, beta: str) -> Tensor:
@@ -142,6 +142,9 @@ class TorchBackend:
 
     def _unbiased(self, traced: Tensor, beta: str, step: int) -> Tensor:
         return rules.unbiased(traced, getattr(self._group, beta), step)
+
+    def _gate(self, utility: Tensor, scale: Tensor) -> Tensor:
+        return rules.gate(utility, scale)
 
     def _judged(self) -> Named:
         """Whose utility is looked at: the weights; or gates, constant 1, behind the features."""
@@ -222,13 +225,13 @@ def gates(group: Group, traces: Mapping[str, Tensor], step: int) -> Named:
     return _gates_of({name: rules.unbiased(trace, beta, step) for name, trace in traces.items()}, group.kind)
 
 
-def _gates_of(unbiased: Named, kind: Kind) -> Named:
+def _gates_of(unbiased: Named, kind: Kind, gate: Callable[[Tensor, Tensor], Tensor] = rules.gate) -> Named:
     if kind.scaling == "local":
-        return {name: rules.gate(u, rules.local_scale(u, learner_dims=1)) for name, u in unbiased.items()}
+        return {name: gate(u, rules.local_scale(u, learner_dims=1)) for name, u in unbiased.items()}
     if not unbiased:
         return {}  # feature-wise, and no hidden layer
     scale = rules.global_scale(unbiased.values(), learner_dims=1)
-    return {name: rules.gate(u, scale) for name, u in unbiased.items()}
+    return {name: gate(u, scale) for name, u in unbiased.items()}
 
 
 def _model(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> Chain | Functional:
