@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ from made_records import results
 from upgd.experiments import paper, run
 from upgd.experiments.catalogue import SCALES, STUDIES, Arm, settings_of
 from upgd.experiments.reproduce import left, plan, reproduce, stored
+from upgd.experiments.units import whole
 from upgd.store import Store
 
 SWEEPS = [name for name, study in STUDIES.items() if study.panels]
@@ -79,6 +81,65 @@ def test_a_star_differs_from_the_known_setting_in_one_place():
     for settings in star[1:]:
         assert sum(settings[name] != star[0][name] for name in settings) == 1
     assert len(star) == 1 + 2 + 2 + 3 + 4  # lr, β and σ (whose known values the grid lacks), weight decay
+
+
+class TestClimb:
+    """A hill whose top is two steps away from the known setting."""
+
+    PLAN = plan(
+        *("output-permuted-emnist", "paper"),
+        **{"panels": ["feature-global"], "grid": "climb", "data": {"emnist": "digits"}},
+        **{"sweep_seeds": 1, "final_seeds": 2, "steps": 80},
+    )
+
+    @staticmethod
+    def level(one):
+        if one.method != "upgd":
+            return 0.1
+        right = (one.weight_decay == 0.001) + (one.beta_utility == 0.9999) * (1 + (one.weight_decay == 0.001))
+        return 0.2 + 0.1 * right - (one.lr != 0.01) * 0.1
+
+    @pytest.fixture
+    def computed(self):
+        """Who computes, and what was asked for."""
+        asked = []
+
+        def compute(experiment):
+            asked.extend((experiment.steps, learner) for learner in experiment.learners())
+            return results(experiment, level=self.level)
+
+        return compute, asked
+
+    def test_it_goes_on_from_the_best_until_nothing_is_better(self, computed):
+        compute, _ = computed
+        found = reproduce(self.PLAN, compute)
+        (upgd,) = (arm for arm in self.PLAN.arms() if arm.method == "upgd")
+        best = found.findings[upgd].best
+        assert (best.entry.settings["weight_decay"], best.entry.settings["beta_utility"]) == (0.001, 0.9999)
+        star = reproduce(replace(self.PLAN, grid="star"), compute).findings[upgd].best
+        assert (star.entry.settings["weight_decay"], star.entry.settings["beta_utility"]) != (0.001, 0.9999)
+        assert star.tried == len(settings_of(upgd, "star")) < best.tried == len(found.plan.settings(upgd))
+        assert found.unsearched == found.missing == 0
+
+    def test_nothing_is_computed_twice(self, computed):
+        compute, asked = computed
+        reproduce(self.PLAN, compute)
+        assert len(asked) == len(set(asked))
+
+    def test_a_store_knows_where_it_went(self, computed, tmp_path):
+        compute, _ = computed
+        found = reproduce(self.PLAN, compute)
+        with Store.write(tmp_path / "upgd.db") as store:
+            first = [r for r in found.records if r.key.digest in whole(self.PLAN.sweep()[0]).digests]
+            store.add(first[:-1])
+            # Where to climb is known when the first star is.
+            assert reproduce(self.PLAN, stored(store)).plan == self.PLAN
+            assert sum(len(unit.learners) for unit in left(self.PLAN, store, 1, "cpu")[0]) == 1
+            store.add(first)
+            assert sum(len(unit.learners) for unit in left(self.PLAN, store, 1, "cpu")[0]) > 1
+            store.add(found.records)
+            assert left(self.PLAN, store, 1, "cpu") == ([], [])
+            assert reproduce(self.PLAN, stored(store)).plan == found.plan
 
 
 def test_stand_ins_replace_only_their_data_set():

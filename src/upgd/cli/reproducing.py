@@ -28,7 +28,7 @@ def reproduce(
     *names: str,
     scale: Literal["paper", "small", "smoke"] = "paper",
     panels: str | None = None,
-    grid: Literal["paper", "star", "coarse", "tiny"] | None = None,
+    grid: Literal["paper", "star", "climb", "coarse", "tiny"] | None = None,
     only: Repeated = (),
     sweep_seeds: int | None = None,
     final_seeds: int | None = None,
@@ -62,7 +62,8 @@ def reproduce(
         Only these panels of the figure, separated by commas.
     grid
         paper: all combinations of the paper's values; star: the best known setting, and all that differ from it in one
-        hyperparameter; coarse: a handful; tiny: two learning rates.
+        hyperparameter; climb: a star, then another around its best, until nothing is better; coarse: a handful; tiny: two
+        learning rates.
     only
         Of a hyperparameter only these values of the grid, such as sigma=0.1,0.01; may be given several times.
     sweep_seeds
@@ -239,6 +240,8 @@ def _say_what_is_left(plan: "Plan", execution: Execution) -> None:
     what = "the search" if search else "the final runs"
     print(f"  left of {what}: {sum(len(unit.learners) for unit in units):,} learners, {_learner_steps(units)}")
     if search:
+        if plan.grid == "climb":
+            print("  then around the best of them, as long as that finds something better: more than can be told now")
         print(f"  then the final runs: {_learner_steps(final)}")
     by_problem: dict[tuple[str, str], list[Unit]] = {}
     for unit in search + final:

@@ -11,12 +11,14 @@ from upgd.experiments.variants import LABELS
 
 __all__ = ["GRIDS", "SCALES", "STUDIES", "UTILITY_QUALITY", "Arm", "GridName", "Panel", "Scale", "Study", "settings_of"]
 
-GridName = Literal["paper", "star", "coarse", "tiny"]
+GridName = Literal["paper", "star", "climb", "coarse", "tiny"]
 
 #: Which settings are tried.
 GRIDS: dict[GridName, str] = {
     "paper": "all combinations of the paper's values",
     "star": "the best setting known from public sources, and all that differ from it in one hyperparameter",
+    "climb": "the best setting known from public sources, all that differ from it in one hyperparameter, and so on around "
+    "the best of them until nothing is better",
     "coarse": "a handful of combinations of the paper's values",
     "tiny": "two learning rates",
 }
@@ -135,8 +137,8 @@ SCALES = {
 }
 
 
-def settings_of(arm: Arm, grid: GridName) -> list[dict[str, Any]]:
-    """The settings to try for an arm."""
+def settings_of(arm: Arm, grid: GridName, centres: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The settings to try for an arm; a climb has come to more ``centres`` than the known setting."""
     fixed = dict(arm.fixed)
     values: dict[str, tuple[Any, ...]] = {
         name: tuple(value for value in choices if value in fixed[name]) or fixed[name] if name in fixed else choices
@@ -144,8 +146,9 @@ def settings_of(arm: Arm, grid: GridName) -> list[dict[str, Any]]:
     }
     values |= {name: choices for name, choices in fixed.items() if name not in values}
     known = paper.BEST_KNOWN.get(arm.problem, {}).get(arm.method)
-    if grid == "star" and known is not None:
-        return list(_star(values, known))
+    if grid in ("star", "climb") and known is not None:
+        around = [settings for centre in (known, *centres) for settings in _star(values, centre)]
+        return [settings for i, settings in enumerate(around) if settings not in around[:i]]
     if grid in ("coarse", "tiny"):
         values = {name: _few(name, choices, grid) for name, choices in values.items()}
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]

@@ -6,7 +6,7 @@ need not be best late.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from operator import index
 from typing import Any, NamedTuple
@@ -63,6 +63,7 @@ class Plan:
         steps: how long each learner runs; None: as the scale says.
         sweep_steps: how long the learners of a problem run in the search, if that is less; as long where nothing is said.
         data: data sets that stand in for others.
+        centres: where a climb has come to, by curve.
     """
 
     study: Study
@@ -75,6 +76,7 @@ class Plan:
     steps: int | None
     sweep_steps: Mapping[str, int]
     data: Mapping[str, str]
+    centres: Mapping[Arm, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 
     def arms(self) -> list[Arm]:
         """All curves, none twice."""
@@ -82,7 +84,7 @@ class Plan:
 
     def settings(self, arm: Arm) -> list[dict[str, Any]]:
         """The settings to try for an arm."""
-        tried = settings_of(arm, self.grid)
+        tried = settings_of(arm, self.grid, self.centres.get(arm, ()))
         wanted = [
             settings
             for settings in tried
@@ -106,6 +108,14 @@ class Plan:
             },
             searching=True,
         )
+
+    def climbed(self, best: Mapping[Arm, Mapping[str, Any]]) -> "Plan | None":
+        """The plan that also looks around the best settings so far; None if there is nothing that has not been tried."""
+        if self.grid != "climb":
+            return None
+        around = {arm: (*self.centres.get(arm, ()), settings) for arm, settings in best.items()}
+        further = replace(self, centres={**self.centres, **around})
+        return further if any(len(further.settings(arm)) > len(self.settings(arm)) for arm in best) else None
 
     def final(self, chosen: Mapping[Arm, Mapping[str, Any]]) -> list[Experiment]:
         """The runs of the best settings."""
@@ -292,11 +302,17 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
         compute: who computes, such as ``functools.partial(upgd.experiments.run, store="upgd.db")``.
         say: told what comes next.
     """
-    search = plan.sweep()
-    swept = _computed(search, compute, say, "search")
-    searches = {arm: _compared(plan.sweep([arm]), swept) for arm in plan.arms()}
-    chosen = {arm: best(found, arm.method) for arm, found in searches.items() if found is not None}
-    settings = {arm: _settings(one.entry) for arm, one in chosen.items()}
+    swept = _computed(plan.sweep(), compute, say, "search")
+    further: Plan | None = plan
+    while further is not None:
+        plan = further
+        searches = {arm: _compared(plan.sweep([arm]), swept) for arm in plan.arms()}
+        chosen = {arm: best(found, arm.method) for arm, found in searches.items() if found is not None}
+        settings = {arm: _settings(one.entry) for arm, one in chosen.items()}
+        unsearched = sum(len(experiment.learners()) for experiment in plan.sweep()) - len(swept)
+        further = plan.climbed(settings) if not unsearched else None
+        if further is not None:
+            swept += _computed(_untried(further, plan), compute, say, "search around the best so far")
     final = _computed(plan.final(settings), compute, say, "final runs")
     findings = {}
     for arm, one in chosen.items():
@@ -305,8 +321,14 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
         assert comparison is not None
         findings[arm] = Finding(arm, comparison, one, runs.entries[0] if runs else None)
     records = {record.key.digest: record for record in [*swept, *final]}
-    unsearched = sum(len(experiment.learners()) for experiment in search) - len(swept)
     return Reproduction(plan, findings, list(records.values()), unsearched)
+
+
+def _untried(further: Plan, plan: Plan) -> list[Experiment]:
+    """What a plan's search has and another's has not."""
+    tried = {digest for experiment in plan.sweep() for digest in whole(experiment).digests}
+    left = ((experiment, whole(experiment).without(tried).learners) for experiment in further.sweep())
+    return [_Listed(e.problem, e.network, e.steps, e.options, learners) for e, learners in left if learners]
 
 
 def _computed(
@@ -350,10 +372,10 @@ def left(plan: Plan, store: Store, workers: int, device: str) -> tuple[list[Unit
     def lacking(experiments: Iterable[Experiment]) -> list[Unit]:
         return [unit for experiment in experiments for unit in pending(experiment, store, workers, device)]
 
-    search = lacking(plan.sweep())
+    found = reproduce(plan, stored(store))
+    search = lacking(found.plan.sweep())
     if search:
         chosen = {arm: plan.settings(arm)[0] for arm in plan.arms()}
     else:
-        found = reproduce(plan, stored(store))
         chosen = {arm: _settings(finding.best.entry) for arm, finding in found.findings.items()}
     return search, lacking(plan.final(chosen))

@@ -121,14 +121,9 @@ def pending(
     architecture.network(experiment.network, stream)  # says what is wrong, if something is, before any work begins
     there = store.digests()
     begun: list[Unit] = []
-    missing = _without(whole(experiment), there)
+    missing = whole(experiment).without(there)
     if checkpoints is not None:
         begun = checkpoints.unfinished(missing, lambda digests: digests <= there)
-        missing = _without(missing, there.union(*(unit.digests for unit in begun)))
+        missing = missing.without(there.union(*(unit.digests for unit in begun)))
     mixed = device.startswith("cuda")  # a GPU has room for several groups at the same time
     return begun + (plan(missing, workers, most_learners(device), mixed=mixed) if missing.learners else [])
-
-
-def _without(unit: Unit, digests: set[str]) -> Unit:
-    left = tuple(learner for learner in unit.learners if unit.key(learner).digest not in digests)
-    return Unit(unit.problem, unit.options, unit.network, unit.steps, left)

@@ -4,8 +4,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -64,6 +64,10 @@ class Unit:
     def name(self) -> str:
         """A name for its files, the same on every machine."""
         return hashlib.sha256("".join(self.key(learner).digest for learner in self.learners).encode()).hexdigest()[:24]
+
+    def without(self, digests: Collection[str]) -> "Unit":
+        """The unit without the learners that have these keys."""
+        return replace(self, learners=tuple(one for one in self.learners if self.key(one).digest not in digests))
 
     def describe(self) -> str:
         """For whom to watch: its methods and how many learners it has."""
