@@ -95,7 +95,7 @@ def test_the_page_is_whole_and_has_landmarks_and_captions():
 def test_divergences_are_told():
     records = [record("sgd", seed=0), record("sgd", seed=1, diverged_at=15), record("sgd", seed=2, diverged_at=31)]
     html = content(records, STORE)
-    assert "2 of 3 learners stopped to be finite" in html
+    assert "2 of 3 learners stopped to be finite, in 1 setting." in html
     assert re.search(r"2 of 3</td><td[^>]*>15</td>", html)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from upgd.experiments.compare import Row
 from upgd.experiments.progress import duration
-from upgd.experiments.results import settings_text
+from upgd.experiments.results import plural, settings_text
 from upgd.experiments.variants import Variant
 from upgd.report.content import Section, Setting
 from upgd.store import Record
@@ -164,8 +164,8 @@ def _divergences(one: Section) -> str:
         "Settings with learners that diverged", ["method", "setting", "learners", "first at step"], lines, words=2
     )
     return (
-        f"<h3>Divergences</h3><p>{count:,} of {len(one.records):,} learners stopped to be finite, in {len(diverged):,} "
-        "settings. A setting with fewer of them is ranked before one with more.</p>"
+        f"<h3>Divergences</h3><p>{count:,} of {len(one.records):,} learners stopped to be finite, in "
+        f"{plural(len(diverged), 'setting')}. A setting with fewer of them is ranked before one with more.</p>"
         f'<details class="on-paper"><summary>Which, and when</summary>{table}</details>'
     )
 
