@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
+from unittest.mock import patch
 
 import long_runs
 import numpy as np
@@ -26,7 +27,7 @@ from gpu_cases import (
 from torch import Tensor, nn
 
 from upgd.networks import MLP, ConvNet
-from upgd.population import Learner, Population
+from upgd.population import Learner, Population, graphed
 from upgd.population.result import Result
 
 STEPS = 24
@@ -183,6 +184,18 @@ def every_variant_of_a_convnet(device: str) -> str:
 def every_variant_of_any_module(device: str) -> str:
     """A network that is no chain of layers has weight-wise first-order methods."""
     return _every_variant("no chain", device)
+
+
+@check
+def stretches_as_short_as_a_graph(device: str) -> str:
+    """Where samples take much memory, no more of the stream is laid out than one graph takes."""
+    learners = utility_learners("weight", 1)[:6]
+    with compiling(False):
+        usual = on_the_device(PROBLEMS["ConvNet"], learners, STEPS, device, "torch").population
+        with patch.object(graphed, "_BYTES", 0):
+            short = on_the_device(PROBLEMS["ConvNet"], learners, STEPS, device, "torch").population
+    assert_same_bits(bits(usual), bits(short), "stretches")
+    return f"{STEPS} steps in stretches of {graphed._UNROLLED} and of {graphed._STRETCH}: the same bits"
 
 
 @check

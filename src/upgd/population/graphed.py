@@ -171,7 +171,8 @@ class GraphedBackend(TorchBackend):
             return {count: _repeated(self._take, tensors, count) for count in (1, _UNROLLED)}
         before = [t.clone() for t in tensors]
         step = self._compiled(tensors)
-        graphs = {count: _captured(_repeated(step, tensors, count)) for count in (1, _UNROLLED)}
+        rewind = self._fixed["offset"].zero_  # a stretch may be as short as what one graph takes
+        graphs = {count: _captured(_repeated(step, tensors, count), rewind) for count in (1, _UNROLLED)}
         for tensor, old in zip(tensors, before, strict=True):  # tracing and warming up took some steps
             tensor.copy_(old)
         return {count: graph.replay for count, graph in graphs.items()}
@@ -267,12 +268,13 @@ def _repeated(step: Step, tensors: Sequence[Tensor], count: int) -> Callable[[],
     return repeat
 
 
-def _captured(steps: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def _captured(steps: Callable[[], None], rewind: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     # On a stream of its own: graphs that were captured on one stream share working memory, and must not run side by side.
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(own):
         for _ in range(2):
+            rewind()
             steps()
     torch.cuda.current_stream().wait_stream(own)
     graph = torch.cuda.CUDAGraph()
