@@ -83,12 +83,25 @@ def test_a_star_differs_from_the_known_setting_in_one_place():
     assert len(star) == 1 + 2 + 2 + 3 + 4  # lr, β and σ (whose known values the grid lacks), weight decay
 
 
+def test_features_have_a_star_around_their_own_best_too():
+    weights, features = (
+        settings_of(arm, "star")
+        for wise in ("weight", "feature")
+        for arm in STUDIES["output-permuted-emnist"].arms([f"{wise}-global"])
+        if arm.method == "upgd"
+    )
+    own = paper.FEATURES["output-permuted-emnist"]["upgd"]
+    assert [settings | {"wise": "feature"} for settings in weights] == features[: len(weights)]
+    assert {name: features[len(weights)][name] for name in own} == own
+    assert own not in [{name: settings[name] for name in own} for settings in weights]
+
+
 class TestClimb:
     """A hill whose top is two steps away from the known setting."""
 
     PLAN = plan(
         *("output-permuted-emnist", "paper"),
-        **{"panels": ["feature-global"], "grid": "climb", "data": {"emnist": "digits"}},
+        **{"panels": ["weight-local"], "grid": "climb", "data": {"emnist": "digits"}},
         **{"sweep_seeds": 1, "final_seeds": 2, "steps": 80},
     )
 

@@ -16,9 +16,9 @@ GridName = Literal["paper", "star", "climb", "coarse", "tiny"]
 #: Which settings are tried.
 GRIDS: dict[GridName, str] = {
     "paper": "all combinations of the paper's values",
-    "star": "the best setting known from public sources, and all that differ from it in one hyperparameter",
-    "climb": "the best setting known from public sources, all that differ from it in one hyperparameter, and so on around "
-    "the best of them until nothing is better",
+    "star": "the best setting known beforehand, and all that differ from it in one hyperparameter",
+    "climb": "the best setting known beforehand, all that differ from it in one hyperparameter, and so on around the best of "
+    "them until nothing is better",
     "coarse": "a handful of combinations of the paper's values",
     "tiny": "two learning rates",
 }
@@ -145,9 +145,9 @@ def settings_of(arm: Arm, grid: GridName, centres: Iterable[Mapping[str, Any]] =
         for name, choices in paper.grid(arm.problem, arm.method).items()
     }
     values |= {name: choices for name, choices in fixed.items() if name not in values}
-    known = paper.BEST_KNOWN.get(arm.problem, {}).get(arm.method)
-    if grid in ("star", "climb") and known is not None:
-        around = [settings for centre in (known, *centres) for settings in _star(values, centre)]
+    known = paper.known(arm.problem, arm.method, *fixed.get("wise", ()))
+    if grid in ("star", "climb") and known:
+        around = [settings for centre in (*known, *centres) for settings in _star(values, centre)]
         return [settings for i, settings in enumerate(around) if settings not in around[:i]]
     if grid in ("coarse", "tiny"):
         values = {name: _few(name, choices, grid) for name, choices in values.items()}

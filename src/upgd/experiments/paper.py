@@ -9,7 +9,7 @@ from typing import Any
 
 from upgd.population import METHODS
 
-__all__ = ["BEST_KNOWN", "PROBLEMS", "Defaults", "defaults", "grid"]
+__all__ = ["BEST_KNOWN", "FEATURES", "PROBLEMS", "Defaults", "defaults", "grid", "known"]
 
 Values = tuple[Any, ...]
 
@@ -103,6 +103,25 @@ BEST_KNOWN: dict[str, dict[str, dict[str, Any]]] = {
         "upgd-nonprotecting": {"lr": 0.01, "sigma": 0.01, "beta_utility": 0.99, "weight_decay": 0.001},
     },
 }
+
+#: Public sources tell of weights only. Where their best is a bad place to start for features, one that searches of 100 000
+#: steps with this package found.
+FEATURES: dict[str, dict[str, dict[str, Any]]] = {
+    "output-permuted-emnist": {
+        "upgd": {"lr": 0.01, "sigma": 0.001, "beta_utility": 0.9999, "weight_decay": 0.001},
+    },
+}
+
+
+def known(problem: str, method: str, wise: str | None = None) -> list[dict[str, Any]]:
+    """The settings to search around, if there are any: the best that is known, and another for features where there is one.
+
+    Example:
+        >>> [settings["beta_utility"] for settings in known("output-permuted-emnist", "upgd", "feature")]
+        [0.9, 0.9999]
+    """
+    tables = (BEST_KNOWN, FEATURES) if wise == "feature" else (BEST_KNOWN,)
+    return [table[problem][method] for table in tables if method in table.get(problem, {})]
 
 
 def defaults(problem: str) -> Defaults:
