@@ -78,7 +78,29 @@ def test_a_rate_is_shown_once_there_is_one(clock):
     clock.now += 40
     assert "8.33 learner-steps/s" in progress.line()
     progress.update(first, 3000, 0)
-    assert "50 learner-steps/s, 32 min 20 s left" in progress.line()
+    assert "62.5 learner-steps/s, 25 min 52 s left" in progress.line()
+
+
+def test_compiling_is_no_work(clock):
+    progress, first, second = started(clock)
+    clock.now += 300
+    progress.update(first, 0, 0)
+    progress.update(first, 10, 0)
+    clock.now += 1
+    progress.update(first, 60, 0)
+    assert (progress.rate, progress.seconds_left) == (50.0, 340 / 50)
+    clock.now += 4
+    progress.finish(first, 0)
+    assert progress.rate == 190 / 5
+    progress.finish(second, 0)
+    assert progress.rate == 390 / 5
+
+
+def test_what_is_done_at_once_took_all_the_time_there_was(clock):
+    progress, first, _ = started(clock)
+    clock.now += 20
+    progress.finish(first, 0)
+    assert progress.rate == 10
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ class Progress:
     _diverged: dict[str, int] = field(default_factory=dict)
     _first: dict[str, int] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
+    _at_work: tuple[float, int] | None = None  #: when there was something done for the first time, and how much
 
     @classmethod
     def of(cls, units: "Sequence[Unit]", already: int = 0) -> "Progress":
@@ -57,6 +58,7 @@ class Progress:
         self._first.setdefault(unit.name, done)
         self.done[unit.name] = done
         self._diverged[unit.name] = diverged
+        self._note_first_work()
 
     def finish(self, unit: "Unit", diverged: int) -> None:
         """A unit is in the store."""
@@ -66,6 +68,11 @@ class Progress:
         self.finished += 1
         self.finished_steps += unit.learner_steps
         self.learners += len(unit.learners)
+        self._note_first_work()
+
+    def _note_first_work(self) -> None:
+        if self._at_work is None and self._since_it_began > 0:
+            self._at_work = time.monotonic(), self._since_it_began
 
     @property
     def steps(self) -> int:
@@ -84,8 +91,12 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Learner-steps per second, of what was done since it began."""
-        return self._since_it_began / max(self.seconds, 1e-9)
+        """Learner-steps per second. As soon as it can be told, without what came before the first of them: compiling may take
+        longer than all the rest."""
+        since, before = self._at_work or (self._began, 0)
+        if self._since_it_began == before:
+            since, before = self._began, 0
+        return (self._since_it_began - before) / max(time.monotonic() - since, 1e-9)
 
     @property
     def seconds_left(self) -> float | None:
