@@ -312,7 +312,8 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
     code, out, _ = upgd("demo", "--output", "shown", "--quiet")
     assert code == 0
     assert "online accuracy" in out
-    assert out.endswith("Open shown/demo.html in a browser.\n")
+    assert out.endswith("Open shown/demo.html in a browser; shown/report.html has the same curves to play with.\n")
+    assert "output-permuted-digits" in (folder / "shown" / "report.html").read_text()
     page = (folder / "shown" / "demo.html").read_text()
     assert "Small &amp; quick" in page
     assert "data:image/png;base64," in page

@@ -154,6 +154,24 @@ def test_an_edge_of_the_grid_is_told():
     assert best(only(records), "upgd").edges == ("sigma",)
 
 
+def test_an_edge_is_one_of_all_that_was_tried_also_off_the_lines_of_a_star():
+    star = [{"lr": 0.01, "sigma": 0.1}, {"lr": 0.1, "sigma": 0.1}, {"lr": 0.01, "sigma": 0.2}, {"lr": 0.01, "sigma": 0.0}]
+    scores = {(0.1, 0.1): 0.9}
+    records = [record(scores.get((one["lr"], one["sigma"]), 0.5), **one) for one in star]
+    assert best(only(records), "upgd").edges == ("lr",)
+    scores = {(0.01, 0.0): 0.9}
+    records = [record(scores.get((one["lr"], one["sigma"]), 0.5), **one) for one in star]
+    assert best(only(records), "upgd").edges == ("lr",)  # 0 is where there is nothing beyond
+
+
+def test_who_diverges_less_comes_first_in_a_table():
+    records = [record(0.9, method="a", seed=s, diverged_at=5 if s else None) for s in range(4)]
+    records += [record(0.5, method="b", seed=s, diverged_at=5 if s == 3 else None) for s in range(4)]
+    records += [record(0.4, method="c", seed=s) for s in range(2)]
+    comparison = only(records)
+    assert [row.entry.method for row in rows(comparison, comparison.entries)] == ["c", "b", "a"]
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)), min_size=2, max_size=8))
 def test_the_paired_test_is_scipys(pairs):

@@ -34,7 +34,7 @@ for command in (demo, run, sweep, best, table, report, watch, reproduce, export,
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 if all went well, 1 if it could not be done, 2 if it was typed wrongly, 130 on Ctrl-C."""
+    """Run the command and exit: 0 if all went well, 1 if it could not be done, 2 if it was not understood, 130 on Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without β shall not cost anybody a table

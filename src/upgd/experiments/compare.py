@@ -158,11 +158,17 @@ def best(comparison: Comparison, method: str) -> Best:
 
 
 def rows(comparison: Comparison, entries: Sequence[Entry]) -> list[Row]:
-    """A table's lines, the best first, each compared with the best."""
+    """A table's lines, the best first, each compared with the best. Whoever diverges less is better, whatever the scores of
+    those that survived."""
     metric = comparison.metric
     sign = -1 if metric == "accuracy" else 1
-    means = {id(entry): _score(entry, tuple(entry.records), metric) for entry in entries}
-    ordered = sorted(entries, key=lambda entry: (math.isnan(means[id(entry)]), sign * means[id(entry)]))
+
+    def rank(entry: Entry) -> tuple[float, bool, float]:
+        mean = _score(entry, tuple(entry.records), metric)
+        diverged = sum(record.diverged_at is not None for record in entry.records.values())
+        return diverged / len(entry.records), math.isnan(mean), sign * mean
+
+    ordered = sorted(entries, key=rank)
     return [_table_row(entry, ordered[0], metric) for entry in ordered]
 
 
@@ -227,10 +233,14 @@ def _as_good(score: float, best_score: float, metric: Metric) -> bool:
 def _surroundings(
     chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], scores: Sequence[float]
 ) -> tuple[dict[str, dict[Any, float]], tuple[str, ...]]:
-    """The scores of the neighbours in the grid, and where the grid ends."""
+    """The scores of the neighbours in the grid, and of what the smallest or largest value that was tried is chosen."""
     neighbours: dict[str, dict[Any, float]] = {}
     edges = []
     for name in chosen:
+        everywhere = {_hashable(settings[name]) for settings in tried}
+        if len(everywhere) > 1 and isinstance(chosen[name], float) and chosen[name] != 0:
+            if chosen[name] in (min(everywhere), max(everywhere)):
+                edges.append(name)
         line = {
             _hashable(settings[name]): score
             for settings, score in zip(tried, scores, strict=True)
@@ -241,8 +251,6 @@ def _surroundings(
         values = sorted(line)
         at = values.index(_hashable(chosen[name]))
         neighbours[name] = {values[i]: line[values[i]] for i in (at - 1, at + 1) if 0 <= i < len(values)}
-        if len(values) > 2 and at in (0, len(values) - 1) and isinstance(chosen[name], float) and chosen[name] != 0:
-            edges.append(name)
     return neighbours, tuple(edges)
 
 

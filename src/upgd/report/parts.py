@@ -125,7 +125,7 @@ def _sensitivity(one: Section, anchor: str) -> str:
     better = max if one.comparison.metric == "accuracy" else min
     ordered = sorted(
         one.settings,
-        key=lambda s: (math.isnan(s.score), -s.score if better is max else s.score),
+        key=lambda s: (s.diverged / s.seeds, math.isnan(s.score), -s.score if better is max else s.score),
     )
     lines = [_setting(setting) for setting in ordered]
     table = _tabular("All settings, the best first", ["method", "setting", "mean", "seeds", "diverged"], lines, words=2)
