@@ -12,6 +12,7 @@ from torch import nn
 
 from upgd.networks import MLP, initial_parameters
 from upgd.population import Learner, Population
+from upgd.population.blocks import Supply
 from upgd.population.interrupt import interrupts_wait
 from upgd.population.torch_backend import TorchBackend
 from upgd.streams import make
@@ -361,3 +362,23 @@ def test_dropout_is_refused_unless_it_is_off():
         Population(network, learners)
     result = Population(network.eval(), learners).run(make("stationary-digits"), steps=3)
     assert np.isfinite(result.loss).all()
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_parameters_may_be_those_of_a_module(backend):
+    network = MLP((8, 4, 3))
+    given = {name: parameter.unsqueeze(0) for name, parameter in network.named_parameters()}
+    population = Population(network, [Learner(method="sgd", lr=0.1)], backend=backend, parameters=given)
+    for name, parameter in network.named_parameters():
+        assert torch.equal(population.parameters(0)[name], parameter)
+
+
+def test_permutations_count_when_chunks_are_cut():
+    stream, supply = make("input-permuted-digits", task_length=2), Supply(range(50), torch.device("cpu"))
+    step, held = 0, []
+    for _ in range(6):
+        chunk = supply.take(stream, step, 1_000_000, 1_000_000)
+        assert chunk.permutation is not None
+        held.append(chunk.permutation.nbytes)
+        step += chunk.length
+    assert Supply.BYTES / 4 < max(held) <= Supply.BYTES

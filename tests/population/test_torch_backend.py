@@ -44,6 +44,13 @@ NETWORKS = {
     "regression": (MLP((6, 7, 5, 2), "tanh"), Counters((6,), 2, loss="mse", scale=0.5)),
     "convolution": (SmallConvNet((2, 10, 10), 3), IMAGES),
     "convolution without activation": (SmallConvNet((2, 10, 10), 3, "leaky_relu", conv_activation=False), IMAGES),
+    "pool before activation": (
+        nn.Sequential(
+            *(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.Tanh()),
+            *(nn.Flatten(), nn.Linear(48, 4), nn.LeakyReLU(0.1), nn.Linear(4, 3)),
+        ),
+        IMAGES,
+    ),
     "sequence": (
         nn.Sequential(
             nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False), nn.Tanh()),

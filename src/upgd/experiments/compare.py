@@ -238,9 +238,9 @@ def _surroundings(
     edges = []
     for name in chosen:
         everywhere = {_hashable(settings[name]) for settings in tried}
-        if len(everywhere) > 1 and isinstance(chosen[name], float) and chosen[name] != 0:
-            if chosen[name] in (min(everywhere), max(everywhere)):
-                edges.append(name)
+        there_is_more = len(everywhere) > 1 and isinstance(chosen[name], float) and chosen[name] != 0
+        if there_is_more and chosen[name] in (min(everywhere), max(everywhere)):
+            edges.append(name)
         line = {
             _hashable(settings[name]): score
             for settings, score in zip(tried, scores, strict=True)

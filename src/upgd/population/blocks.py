@@ -55,6 +55,8 @@ class Supply:
         self._chunk = checked_chunk(stream, self._seeds, step, length, self._device)
         self._stream = stream
         per_step = sum(_bytes_per_step(t) for t in (self._chunk.targets, self._chunk.dense, self._chunk.index))
+        if self._chunk.permutation is not None:  # one for each task, of which short ones may be many
+            per_step += self._chunk.permutation.nbytes // length
         self._steps = max(1, min(4 * self._steps, self.BYTES // per_step, self.STEPS))
         return self._chunk
 

@@ -15,7 +15,7 @@ bits: numbers are collected from where they are, never scattered to where they b
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -74,12 +74,11 @@ class Chain:
         self._features = features
         self._layers = _layers(network)
         self._joins_inputs = not isinstance(network, nn.Sequential)
-        #: Weight by weight, where its features can be seen: behind the activation that follows directly, if one does.
+        #: Weight by weight, where its features can be seen: behind the activation before the next weights, if there is one.
         self._gates: dict[int, str] = {}
         for at, layer in enumerate(self._layers):
             if isinstance(layer, Dense | Convolution):
-                follows = at + 1 < len(self._layers) and isinstance(self._layers[at + 1], Activation)
-                self._gates[at + follows] = layer.weight
+                self._gates[_activation_of(at, self._layers)] = layer.weight
         self.output_weight = self._gates.pop(max(self._gates))  # the output layer has no features
 
     @staticmethod
@@ -123,7 +122,8 @@ class Chain:
         for at in reversed(range(len(self._layers))):
             layer = self._layers[at]
             if self._features and at in self._gates:
-                self._look_at_gates(self._gates[at], outputs[at], back, found)
+                weight = self._gates[at]
+                self._look_at_gates(weight, parameters[weight].shape[1], outputs[at], back, found)
             back = layer.backward(parameters, memories[at], back, found)
             if isinstance(layer, Dense | Convolution) and layer.first:
                 break  # what comes before only arranges the inputs
@@ -135,10 +135,10 @@ class Chain:
             return x
         return x.flatten(1) if isinstance(self._layers[0], Dense) else x.unsqueeze(1) if x.ndim == 3 else x
 
-    def _look_at_gates(self, weight: str, h: Tensor, back: Back, into: Derivatives) -> None:
-        into.gate_gradient[weight] = _over_positions(back.gradient * h)
+    def _look_at_gates(self, weight: str, features: int, h: Tensor, back: Back, into: Derivatives) -> None:
+        into.gate_gradient[weight] = _over_positions(back.gradient * h, features)
         if back.curvature is not None:
-            into.gate_curvature[weight] = _over_positions(back.curvature * h**2)
+            into.gate_curvature[weight] = _over_positions(back.curvature * h**2, features)
 
 
 def judge(outputs: Tensor, target: Tensor, loss: Loss, curvature: bool) -> tuple[Derivatives, Back]:
@@ -348,8 +348,9 @@ def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def _over_positions(x: Tensor) -> Tensor:
-    return x if x.ndim == 2 else x.flatten(2).sum(-1)
+def _over_positions(x: Tensor, features: int) -> Tensor:
+    """Sums for each feature; Flatten may have joined a feature's positions with the features."""
+    return x if x.ndim == 2 and x.shape[1] == features else x.reshape(len(x), features, -1).sum(-1)
 
 
 # ------------------------------------------------------------------------------------------- from a module to its layers
@@ -357,6 +358,16 @@ def _over_positions(x: Tensor) -> Tensor:
 
 class NotAChain(Exception):
     """Why a network cannot be read as a chain; a clause that goes on after "because"."""
+
+
+def _activation_of(at: int, layers: Sequence[Layer]) -> int:
+    """Where the activation of a weighted layer is, perhaps behind a pool; the layer itself if it has none."""
+    for behind in range(at + 1, len(layers)):
+        if isinstance(layers[behind], Activation):
+            return behind
+        if isinstance(layers[behind], Dense | Convolution):
+            break
+    return at
 
 
 def _layers(network: nn.Module) -> list[Layer]:

@@ -342,7 +342,7 @@ def _initial(network: nn.Module, seeds: list[int], given: Mapping[str, Tensor] |
         shape = (len(seeds), *parameter.shape)
         if name not in given or given[name].shape != shape:
             raise ValueError(f"parameters[{name!r}] must be a tensor of shape {shape}, one entry for each learner")
-    return {name: given[name] for name, _ in network.named_parameters()}
+    return {name: given[name].detach() for name, _ in network.named_parameters()}
 
 
 def _check_fits(network: nn.Module, stream: Stream) -> None:

@@ -83,18 +83,20 @@ class Section:
         ahead, first = self.rows[0], self.ranked[0].label
         if math.isnan(ahead.mean):
             return "Every learner diverged."
-        noun = self.comparison.metric
+        metric = self.comparison.metric
+        highest = max if metric == "accuracy" else min
+        lead = f"has the {'highest' if highest is max else 'lowest'} {metric}:"
+        if highest(row.mean for row in self.rows if not math.isnan(row.mean)) != ahead.mean:
+            lead = f"diverges least, with {'an accuracy' if metric == 'accuracy' else 'a loss'} of"
         spread = "" if math.isnan(ahead.error) else f" ± {ahead.error:.2g}"
-        words = (
-            f"{first} has the {'highest accuracy' if noun == 'accuracy' else 'lowest loss'}: {ahead.mean:.4g}{spread}"
-        )
-        words += f" over all steps ({ahead.seeds} seed{'s' * (ahead.seeds != 1)})."
+        words = f"{first} {lead} {ahead.mean:.4g}{spread} over all steps ({_counted(ahead)})."
         if len(self.rows) > 1 and self.rows[1].difference is not None:
             second, p = self.rows[1], self.rows[1].p
-            words += f" {self.ranked[1].label} follows, {abs(second.difference or 0):.2g} behind"
+            behind = (second.difference or 0) * (-1 if highest is max else 1)
+            words += f" {self.ranked[1].label} follows, {abs(behind):.2g} {'behind' if behind >= 0 else 'ahead'}"
             if p is not None:
                 words += f", paired t-test p {'< 0.001' if p < 0.001 else f'= {p:.2g}'}"
-            words += "."
+            words += f", but {second.diverged} of {second.seeds} diverged." if behind < 0 else "."
         return words
 
     def chart(self) -> dict[str, Any]:
@@ -213,3 +215,9 @@ def _typed(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "/".join(repr(part) for part in value)
     return value if isinstance(value, str) else repr(value)
+
+
+def _counted(row: Row) -> str:
+    """Whose mean it is."""
+    seeds = f"{row.seeds - row.diverged} seed{'s' * (row.seeds - row.diverged != 1)}"
+    return f"{seeds}, {row.diverged} diverged" if row.diverged else seeds
