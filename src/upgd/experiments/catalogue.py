@@ -263,7 +263,7 @@ def _ablation() -> Study:
 
 
 def _stationary() -> Study:
-    baselines = [_arm("stationary-mnist", method) for method in ("sgd", "pgd")]
+    baselines = [_arm("stationary-mnist", method) for method in ("sgd", "pgd", "shrink-and-perturb")]
     about = "Nothing changes in this stream. Does protecting useful weights cost anything there?"
     panels = _panels("stationary-mnist", baselines, weight_decay=0.0)
     return Study("upgd-stationary-mnist", "UPGD on stationary MNIST", about, panels)
