@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import runpy
 import warnings
 from pathlib import Path
@@ -82,10 +83,41 @@ def test_ranks():
     assert monitor.stable_rank(torch.zeros(2, 3)).item() == 0
 
 
+def test_ranks_of_large_and_small_numbers():
+    matrix = torch.tensor([[0.0, 3.0], [-1.0, 0.0]])
+    for factor in (1e-30, 1e30):  # whose squares are no numbers of 32 bits
+        assert monitor.stable_rank(matrix * factor).item() == pytest.approx(10 / 9)
+
+
+@pytest.mark.parametrize("rank", [monitor.effective_rank, monitor.stable_rank])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_has_no_rank(rank, bad, capfd):
+    matrices = torch.eye(3).repeat(3, 1, 1)
+    matrices[1, 2, 0] = bad
+    assert rank(matrices).tolist() == pytest.approx([3, math.nan, 3], nan_ok=True)
+    assert math.isnan(rank(matrices[1]))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_gate_histogram():
     gates = torch.tensor([[0.0, 0.05, 0.1, 1.0], [0.5, 0.5, 0.5, 0.999]])
     assert monitor.gate_histogram(gates, 10).tolist() == pytest.approx([0.25, 0.125, 0, 0, 0, 0.375, 0, 0, 0, 0.25])
     assert monitor.gate_histogram(gates, 2, learner_dims=1).tolist() == [[0.75, 0.25], [0, 1]]
+
+
+def test_gates_that_are_not_numbers_do_not_count():
+    nan = math.nan
+    assert monitor.gate_histogram(torch.tensor([nan, 0.5]), 4).tolist() == [0, 0, 1, 0]
+    gates = torch.tensor([[nan, 0.1, 0.2, 0.9], [nan, nan, nan, nan]])
+    expected = [[2 / 3, 1 / 3], [nan, nan]]
+    for found, shares in zip(monitor.gate_histogram(gates, 2, learner_dims=1).tolist(), expected, strict=True):
+        assert found == pytest.approx(shares, nan_ok=True)
+
+
+def test_many_gates_of_half_precision_are_counted():
+    gates = torch.cat([torch.zeros(3000), torch.ones(1000)])
+    for dtype in (torch.bfloat16, torch.float16):
+        assert monitor.gate_histogram(gates.to(dtype), 2).tolist() == [0.75, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +193,7 @@ def test_what_is_kept_is_bounded(by_hand):
     looking = Monitor(by_hand, samples=10)
     for _ in range(100):
         by_hand(torch.ones(3, 2))
-    window = looking._windows["1", 2]
+    window = looking._windows["1", 2, False]
     assert sum(len(means) for means, _ in window._passes) == window._kept == 12
 
 
@@ -212,6 +244,86 @@ def test_a_channel_may_have_one_position():
     assert figures["dormant_share/1"] == figures["zero_share/1"] == 0.25
 
 
+class InAnotherOrder(nn.Module):
+    """A small network for images whose modules are defined in another order than they are called in."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc, self.act = nn.Conv2d(1, 4, 1), nn.Linear(4 * 9, 2), nn.ReLU()
+        with torch.no_grad():
+            self.conv.weight.copy_(torch.tensor([1.0, 2.0, 0.0, 0.0]).view(4, 1, 1, 1))
+            self.conv.bias.zero_()
+
+    def forward(self, x):
+        return self.fc(self.act(self.conv(x)).flatten(1))
+
+
+def test_modules_may_be_defined_in_any_order():
+    model = InAnotherOrder()
+    with Monitor(model) as looking:
+        model(torch.ones(2, 1, 3, 3))
+    assert looking.snapshot()["dormant_share/act"] == 0.5  # two channels of four
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_units_of_a_flattened_convolution_lie_last(kind):
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[kind - 1](1, 4, 1, bias=False)
+    pool = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[kind - 1](1)
+    with torch.no_grad():
+        convolution.weight.copy_(torch.tensor([1.0, 2.0, 3.0, -1.0]).view_as(convolution.weight))
+    model = nn.Sequential(convolution, pool, nn.Flatten(), nn.ReLU(), nn.Linear(4, 2))
+    with Monitor(model) as looking:
+        model(torch.ones(5, 1, *[3] * kind))
+    figures = looking.snapshot()
+    assert figures["dormant_share/3"] == figures["zero_share/3"] == 0.25
+    assert figures["effective_rank/3"] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_layer_on_the_side_does_not_hide_the_channels():
+    """Squeeze and excitation: Linear layers make a factor for each channel."""
+
+    class Squeeze(InAnotherOrder):
+        def __init__(self):
+            super().__init__()
+            self.side = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = self.conv(x)
+            factors = self.side(h.mean((2, 3))).exp()[..., None, None]
+            return self.fc(self.act(h * factors).flatten(1))
+
+    model = Squeeze()
+    with Monitor(model, tau=0) as looking:
+        model(torch.ones(2, 1, 3, 3))
+    assert looking.snapshot()["dormant_share/act"] == 0.5
+
+
+def test_every_pass_is_seen_from_its_own_beginning():
+    """An activation before all layers has no channels, although the pass before has ended with a convolution."""
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 4, 1))
+    with Monitor(model) as looking:
+        for _ in range(2):
+            model(torch.ones(1, 2, 3, 3))
+    assert looking._windows.keys() == {("0", 3, False)}
+
+
+def test_an_activation_module_that_serves_channels_and_units_of_the_same_number():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.fc, self.last = nn.Conv1d(1, 3, 1), nn.Linear(6, 3), nn.Linear(3, 1)
+            self.act = nn.ReLU()
+
+        def forward(self, x):
+            return self.last(self.act(self.fc(self.act(self.conv(x)).flatten(1))))
+
+    model = Shared()
+    with Monitor(model) as looking:
+        model(torch.ones(1, 1, 2))
+    shares = {name for name in looking.snapshot() if name.startswith("zero_share")}
+    assert shares == {"zero_share/act[3 channels]", "zero_share/act[3]"}
+
+
 def test_units_of_a_linear_layer_lie_last_whatever_comes_before():
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     x = torch.randn(4, 5, 2)
@@ -226,7 +338,7 @@ def test_units_of_a_linear_layer_lie_last_whatever_comes_before():
 class Functional(nn.Module):
     """Layers and a function of what each of them puts out."""
 
-    def __init__(self, *layers, between=torch.relu, at_the_end=lambda x: x):
+    def __init__(self, *layers, between=torch.relu, at_the_end=torch.Tensor.clone):
         super().__init__()
         self.layers, self.between, self.at_the_end = nn.ModuleList(layers), between, at_the_end
 
@@ -319,10 +431,60 @@ def test_who_names_layers_knows_what_they_are():
     assert warnings_of(two_layers(), layers=["layers.0"]) == []
 
 
-def test_a_copy_of_a_model_that_is_looked_at_computes():
-    with Monitor(model := two_layers()):
-        copied = copy.deepcopy(model)
-        copied(torch.ones(1, 2)).sum().backward()
+def pickled(thing):
+    return pickle.loads(pickle.dumps(thing))
+
+
+def with_modules():
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("make", [with_modules, two_layers])
+def test_a_copy_of_a_model_is_not_looked_at(make, copied):
+    model, x = make(), torch.ones(4, 2)
+    with Monitor(model) as looking:
+        another = copied(model)
+        torch.testing.assert_close(another(x), model(x))
+        (window,) = looking._windows.values()
+        assert window._kept == 4
+        looking._windows.clear()
+        another(x)
+        assert not looking._windows
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("make", [with_modules, two_layers])
+@pytest.mark.parametrize("model_first", [True, False])
+@pytest.mark.filterwarnings("ignore:the model has no activation modules")
+def test_a_monitor_that_is_copied_with_its_model_looks_at_the_copy(make, copied, model_first):
+    model, x = make(), torch.ones(4, 2)
+    looking = Monitor(model)
+    if model_first:
+        another, looking_too = copied((model, looking))
+    else:
+        looking_too, another = copied((looking, model))
+    assert looking_too.model is another
+    another(x)
+    assert not looking._windows
+    expected = looking_too.snapshot()
+    model(x)
+    assert looking.snapshot() == expected
+    looking_too.remove()
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in another.modules())
+    model(x)
+    (window,) = looking._windows.values()
+    assert window._kept == 8
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_model_may_own_its_monitor(by_hand, copied):
+    by_hand.looking = Monitor(by_hand)
+    another = copied(by_hand)
+    assert another.looking.model is another
+    another(torch.ones(4, 2))
+    assert another.looking._windows
+    assert not by_hand.looking._windows
 
 
 def test_functions_that_come_later_are_told_too():
@@ -375,6 +537,35 @@ def test_plasticity_is_measured_and_averaged():
     looking.plasticity(torch.tensor(1.0), lambda: torch.tensor(0.75))
     assert looking.snapshot()["sample_plasticity"] == 0.5
     assert "sample_plasticity" not in looking.snapshot()
+
+
+def test_plasticities_between_snapshots_are_many_or_of_many_samples():
+    with Monitor(nn.Linear(1, 1)) as looking:
+        after = torch.rand(300, generator=torch.Generator().manual_seed(0))
+        for loss in after:
+            looking.plasticity(torch.tensor(1.0), lambda loss=loss: loss)
+        size = len(pickle.dumps(looking))
+        assert looking.snapshot()["sample_plasticity"] == pytest.approx((1 - after).mean().item())
+        looking.plasticity(torch.ones(300), lambda: after)
+        assert abs(len(pickle.dumps(looking)) - size) < 100  # nothing grows
+        assert looking.snapshot()["sample_plasticity"] == pytest.approx((1 - after).mean().item())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_diverged_network_can_be_looked_at(by_hand, bad, capfd):
+    optimizer = upgd.UPGD(by_hand.parameters(), lr=0.1)
+    with Monitor(by_hand, optimizer) as looking:
+        by_hand(torch.ones(2, 2)).sum().backward()
+        optimizer.step()
+        by_hand[0].weight.data[0, 0] = bad
+        by_hand(torch.ones(2, 2)).sum().backward()
+        optimizer.step()
+        figures = looking.snapshot()
+    assert math.isnan(figures["effective_rank/0.weight"])
+    assert math.isnan(figures["stable_rank/0.weight"])
+    assert math.isnan(figures["effective_rank/1"])
+    assert "gate_histogram/0.weight" in figures
+    assert capfd.readouterr() == ("", "")
 
 
 def test_gates_of_an_optimizer():

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.hooks import RemovableHandle
 
 from upgd.curvature._backward import transform_level
 from upgd.networks import ACTIVATION_MODULES
@@ -113,30 +114,42 @@ def l0_share(values: Tensor, learner_dims: int = 0) -> Tensor:
 def effective_rank(matrix: Tensor) -> Tensor:
     """``exp(−Σ p log p)`` with ``p = s/Σs`` of the singular values ``s``, for matrices in the last two dimensions.
 
-    Between 0 (of a zero matrix) and the number of singular values, which it has if they are all equal.
+    Between 0 (of a zero matrix) and the number of singular values, which it has if they are all equal. NaN where a matrix
+    is not finite.
     """
-    singular = torch.linalg.svdvals(matrix)
+    singular = _singular_values(matrix)
     total = singular.sum(-1, keepdim=True)
     p = singular / total.clamp(min=torch.finfo(total.dtype).tiny)
-    return torch.where(total.squeeze(-1) > 0, torch.exp(torch.special.entr(p).sum(-1)), 0)
+    return torch.where(total.squeeze(-1) == 0, 0, torch.exp(torch.special.entr(p).sum(-1)))
 
 
 def stable_rank(matrix: Tensor) -> Tensor:
-    """``‖W‖²_F / ‖W‖²₂``, for matrices in the last two dimensions; 0 for a zero matrix."""
-    squares = torch.linalg.svdvals(matrix) ** 2
-    largest = squares[..., 0]
-    return torch.where(largest > 0, squares.sum(-1) / largest.clamp(min=torch.finfo(largest.dtype).tiny), 0)
+    """``‖W‖²_F / ‖W‖²₂``, for matrices in the last two dimensions; 0 for a zero matrix, NaN where one is not finite."""
+    singular = _singular_values(matrix)
+    # The ratios first: squares of large or small values would leave the range of numbers.
+    ratios = singular / singular[..., :1].clamp(min=torch.finfo(singular.dtype).tiny)
+    return (ratios**2).sum(-1)
+
+
+def _singular_values(matrix: Tensor) -> Tensor:
+    """Of matrices in the last two dimensions; NaN where one is not finite, for which LAPACK would raise and print."""
+    finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    singular = torch.linalg.svdvals(torch.where(finite, matrix, 0))
+    return torch.where(finite.squeeze(-1), singular, math.nan)
 
 
 def gate_histogram(gates: Tensor, bins: int = 10, learner_dims: int = 0) -> Tensor:
     """The share of gates ū in each of ``bins`` equal parts of [0, 1], for each learner: ``(*learners, bins)``.
 
-    A part contains its lower end, the last one its upper end too.
+    A part contains its lower end, the last one its upper end too. Gates that are NaN do not count; where all are, so are
+    the shares.
     """
     flat = gates.flatten(learner_dims)
-    part = (flat * bins).long().clamp(0, bins - 1)
-    counts = torch.zeros(*flat.shape[:-1], bins, dtype=flat.dtype, device=flat.device)
-    return counts.scatter_add_(-1, part, torch.ones_like(flat)) / flat.shape[-1]
+    known = ~flat.isnan()
+    part = (flat.nan_to_num() * bins).clamp(0, bins - 1).long()
+    counts = torch.zeros(*flat.shape[:-1], bins, dtype=torch.int64, device=flat.device)
+    counts.scatter_add_(-1, part, known.long())  # whole numbers, for sums of ones in 16 bits end at 256
+    return counts.to(_wide(flat).dtype) / known.sum(-1, keepdim=True)
 
 
 @runtime_checkable
@@ -150,26 +163,27 @@ class _Window:
     """What one module put out for the last samples, kept cheaply: computing waits until somebody asks.
 
     Args:
-        dim: the dimension of the output, from the end, along which the units or channels lie.
+        has_positions: whether its units are channels, each with a value at many positions.
         samples: how many samples to keep.
     """
 
-    def __init__(self, dim: int, samples: int) -> None:
-        self.dim = dim
+    def __init__(self, has_positions: bool, samples: int) -> None:
+        self.has_positions = has_positions
         self.samples = samples
         #: Of each forward pass, |h| and the share of zeros (samples, units): of a channel, the means over its positions.
         self._passes: deque[tuple[Tensor, Tensor]] = deque()
         self._kept = 0
 
-    def add(self, output: Tensor) -> None:
+    def add(self, output: Tensor, dim: int) -> None:
+        """Keep an output whose units or channels lie along the dimension ``dim``, counted from the end."""
         output = output.detach()
-        units, positions = output.shape[self.dim], math.prod(output.shape[output.ndim + self.dim + 1 :])
+        units, positions = output.shape[dim], math.prod(output.shape[output.ndim + dim + 1 :])
         output = output.reshape(-1, units, positions)
         if len(output) > self.samples:
             output = output[-self.samples :].clone()  # a mere view would keep all of it alive
         # Units without positions are kept as they are, which costs nothing.
-        means = output.abs().mean(2) if self.dim < -1 else output.squeeze(2)
-        zeros = (output == 0).to(output.dtype).mean(2) if self.dim < -1 else means
+        means = output.abs().mean(2) if self.has_positions else output.squeeze(2)
+        zeros = (output == 0).to(output.dtype).mean(2) if self.has_positions else means
         self._passes.append((means, zeros))
         self._kept += len(means)
         while self._kept - len(self._passes[0][0]) >= self.samples:
@@ -177,7 +191,7 @@ class _Window:
 
     def figures(self, tau: float) -> dict[str, Tensor]:
         means, zeros = (_wide(torch.cat(parts)[-self.samples :]) for parts in zip(*self._passes, strict=True))
-        if self.dim < -1:  # a convolution: means over positions
+        if self.has_positions:
             return {"dormant_share": dormant_share(means, tau), "zero_share": zeros.mean()}
         return {
             "dormant_share": dormant_share(means, tau),
@@ -186,12 +200,68 @@ class _Window:
         }
 
 
+class _Hook:
+    """What a monitor hangs on a module.
+
+    A copy of the model gets copies of its hooks. They do nothing, for nobody has asked to look at that model; only when the
+    monitor is copied with it, the copied monitor takes them over.
+    """
+
+    def __init__(self, monitor: "Monitor") -> None:
+        self.monitor: Monitor | None = monitor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"monitor": None}
+
+
+class _BeforeModel(_Hook):
+    """Knows where a forward pass begins."""
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if self.monitor is not None:
+            self.monitor._unit_dims = {}
+
+
+class _BeforeLayer(_Hook):
+    """Sees what a layer is called with, once."""
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self.monitor is not None:
+            self.monitor._look_for_function(module, inputs)
+
+
+class _AfterModule(_Hook):
+    """Sees what a module puts out.
+
+    Args:
+        monitor: who wants to know.
+        name: the module's name.
+        unit_dim: the dimension, from the end, along which the units or channels of a layer lie; None for other modules.
+        is_watched: whether the output is to be recorded.
+    """
+
+    def __init__(self, monitor: "Monitor", name: str, unit_dim: int | None, is_watched: bool) -> None:
+        super().__init__(monitor)
+        self.name = name
+        self.unit_dim = unit_dim
+        self.is_watched = is_watched
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self.monitor is None:
+            return
+        if self.unit_dim is not None and isinstance(output, Tensor):
+            self.monitor._unit_dims[output.ndim] = self.unit_dim
+        if self.is_watched:
+            self.monitor._record(self.name, output)
+
+
 class Monitor:
     """Looks inside a model while it learns.
 
     Forward hooks keep what the hidden layers put out in the last training passes; figures are computed only when
     :meth:`snapshot` is called. Passes under ``torch.no_grad()`` or ``torch.func`` are not recorded. Call it after
-    ``loss.backward()`` and before the gradients are cleared.
+    ``loss.backward()`` and before the gradients are cleared. A copy of the model is not looked at, unless the monitor is
+    copied with it.
 
     Args:
         model: any module with Linear or convolution layers.
@@ -232,17 +302,22 @@ class Monitor:
         self.optimizer = optimizer
         self.tau = tau
         self.samples = samples
-        watched = _watched(model, layers)
-        #: By a module's name and its number of units: an activation module may serve layers of different widths.
-        self._windows: dict[tuple[str, int], _Window] = {}
-        self._plasticities: list[Tensor] = []
-        self._hooks = [
-            module.register_forward_hook(self._recorder(name, dim)) for name, (module, dim) in watched.items()
-        ]
+        self._watched = _watched(model, layers)
+        #: By a module's name, its number of units and whether these are channels: an activation module may serve several
+        #: layers.
+        self._windows: dict[tuple[str, int, bool], _Window] = {}
+        #: In this forward pass: along which dimension the units of the last layer lay that put out so many dimensions.
+        self._unit_dims: dict[int, int] = {}
+        self._mean_plasticity: Tensor | None = None
+        self._plasticities = 0
+        self._hooks: list[tuple[_Hook, RemovableHandle]] = []
+        self._hook_outputs()
         #: A layer, and the function behind it that we look before; once one was seen, until that was said.
         self._looks_before: tuple[str, str] | None = None
-        if layers is None and not any(isinstance(module, ACTIVATION_MODULES) for module, _ in watched.values()):
-            self._look_for_functions({name: module for name, (module, _) in watched.items()})
+        #: The layers before which there may be such a function.
+        self._searched: dict[nn.Module, RemovableHandle] = {}
+        if layers is None and not any(isinstance(module, ACTIVATION_MODULES) for module in self._watched.values()):
+            self._look_for_functions()
 
     def snapshot(self) -> dict[str, Any]:
         """All figures, as ``"definition/layer"`` → number (``gate_histogram`` → list of ten shares).
@@ -266,9 +341,9 @@ class Monitor:
             )
         with torch.no_grad():
             figures = self._of_activations() | self._of_parameters() | self._of_matrices() | self._of_gates()
-            if self._plasticities:
-                figures["sample_plasticity"] = torch.stack(self._plasticities).mean()
-                self._plasticities.clear()
+            if self._mean_plasticity is not None:
+                figures["sample_plasticity"] = self._mean_plasticity
+                self._mean_plasticity, self._plasticities = None, 0
         return {name: figure.tolist() for name, figure in figures.items()}
 
     def plasticity(self, loss_before: Tensor, closure: Callable[[], Tensor]) -> Tensor:
@@ -292,13 +367,13 @@ class Monitor:
         """
         with torch.no_grad():
             measured = sample_plasticity(loss_before.detach(), closure())
-        self._plasticities.append(measured)
+            self._average(_wide(measured).mean())
         return measured
 
     def remove(self) -> None:
         """Take the hooks off the model."""
-        for hook in self._hooks:
-            hook.remove()
+        for _, handle in self._hooks:
+            handle.remove()
         self._hooks.clear()
 
     def __enter__(self) -> Self:
@@ -307,49 +382,71 @@ class Monitor:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _recorder(self, name: str, dim: int) -> Callable[[nn.Module, Any, Any], None]:
-        def record(module: nn.Module, inputs: Any, output: Any) -> None:
-            if not isinstance(output, Tensor):
-                raise TypeError(f"layers names {name!r}, which puts out a {type(output).__name__}; it must be a tensor")
-            if torch.is_grad_enabled() and transform_level() is None:
-                key = name, output.shape[dim]
-                if key not in self._windows:
-                    self._windows[key] = _Window(dim, self.samples)
-                self._windows[key].add(output)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for hook, _ in self._hooks:
+            hook.monitor = self
 
-        return record
+    def _hook_outputs(self) -> None:
+        begin = _BeforeModel(self)
+        self._hooks.append((begin, self.model.register_forward_pre_hook(begin)))
+        for name, module in self.model.named_modules():
+            if isinstance(module, LAYERS) or name in self._watched:
+                hook = _AfterModule(self, name, _unit_dim(module), name in self._watched)
+                self._hooks.append((hook, module.register_forward_hook(hook)))
 
-    def _look_for_functions(self, watched: dict[str, nn.Module]) -> None:
+    def _record(self, name: str, output: Any) -> None:
+        if not isinstance(output, Tensor):
+            raise TypeError(f"layers names {name!r}, which puts out a {type(output).__name__}; it must be a tensor")
+        if torch.is_grad_enabled() and transform_level() is None:
+            # What no layer has put out so many dimensions of was reshaped since, mostly flattened: its units lie last.
+            dim = self._unit_dims.get(output.ndim, -1)
+            key = name, output.shape[dim], dim < -1
+            if key not in self._windows:
+                self._windows[key] = _Window(dim < -1, self.samples)
+            self._windows[key].add(output, dim)
+
+    def _average(self, plasticity: Tensor) -> None:
+        """Take a plasticity into the mean. It does not grow, as a list would, and loses no small numbers, as a sum would."""
+        self._plasticities += 1
+        if self._mean_plasticity is None:
+            self._mean_plasticity = plasticity
+        else:
+            self._mean_plasticity = self._mean_plasticity + (plasticity - self._mean_plasticity) / self._plasticities
+
+    def _look_for_functions(self) -> None:
         """See, in the first pass, whether the model applies functions to what the watched layers put out."""
-        owners: dict[Tensor, str] = {
-            p: name for name, layer in watched.items() for p in layer.parameters(recurse=False)
-        }
-        norms = {p for m in self.model.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
+        for module in self.model.modules():
+            if isinstance(module, LAYERS):
+                hook = _BeforeLayer(self)
+                self._searched[module] = module.register_forward_pre_hook(hook)
+                self._hooks.append((hook, self._searched[module]))
 
-        def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            if torch.compiler.is_compiling() or not torch.is_grad_enabled() or transform_level() is not None:
-                return
-            if module not in hooks:  # a copy
-                return
-            hooks[module].remove()
-            # A function that works in place changes what we keep, too: there is nothing to say about it.
-            if inputs and isinstance(inputs[0], Tensor) and inputs[0]._version == 0:
-                self._looks_before = function_before(inputs[0], owners, norms)
-            if self._looks_before is not None:
-                for hook in hooks.values():
-                    hook.remove()
-
-        layers: list[nn.Module] = [module for module in self.model.modules() if isinstance(module, LAYERS)]
-        hooks = {layer: layer.register_forward_pre_hook(look) for layer in layers}
-        self._hooks += hooks.values()
+    def _look_for_function(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or transform_level() is not None:
+            return
+        self._searched[layer].remove()
+        # A function that works in place changes what we keep, too: there is nothing to say about it.
+        if inputs and isinstance(inputs[0], Tensor) and inputs[0]._version == 0:
+            modules = self.model.modules()
+            norms = {p for m in modules if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
+            owners: dict[Tensor, str] = {
+                p: name for name, watched in self._watched.items() for p in watched.parameters(recurse=False)
+            }
+            self._looks_before = function_before(inputs[0], owners, norms)
+        if self._looks_before is not None:
+            for handle in self._searched.values():
+                handle.remove()
 
     def _of_activations(self) -> dict[str, Tensor]:
-        widths = Counter(name for name, _ in self._windows)
-        return {
-            f"{figure}/{name}" + (f"[{units}]" if widths[name] > 1 else ""): value
-            for (name, units), window in self._windows.items()
-            for figure, value in window.figures(self.tau).items()
-        }
+        windows = Counter(name for name, _, _ in self._windows)
+        widths = Counter((name, units) for name, units, _ in self._windows)
+        figures: dict[str, Tensor] = {}
+        for (name, units, are_channels), window in self._windows.items():
+            kind = " channels" if are_channels and widths[name, units] > 1 else ""
+            which = f"[{units}{kind}]" if windows[name] > 1 else ""
+            figures |= {f"{figure}/{name}{which}": value for figure, value in window.figures(self.tau).items()}
+        return figures
 
     def _of_parameters(self) -> dict[str, Tensor]:
         figures: dict[str, Tensor] = {}
@@ -384,21 +481,23 @@ class Monitor:
         }
 
 
-def _watched(model: nn.Module, layers: Iterable[str] | None) -> dict[str, tuple[nn.Module, int]]:
-    """The modules to look at, each with the dimension of its output along which the units or channels lie."""
+def _watched(model: nn.Module, layers: Iterable[str] | None) -> dict[str, nn.Module]:
+    """The modules to look at."""
     modules = dict(model.named_modules())
-    dims, dim, hidden = {}, -1, []
-    for name, module in modules.items():
-        if isinstance(module, LAYERS):
-            dim = -1 - len(module.kernel_size) if isinstance(module, _ConvNd) else -1
-            hidden.append(name)
-        dims[name] = dim
+    hidden = [name for name, module in modules.items() if isinstance(module, LAYERS)][:-1]
     activations = [name for name, module in modules.items() if isinstance(module, ACTIVATION_MODULES)]
-    chosen = list(layers) if layers is not None else activations or hidden[:-1]
+    chosen = list(layers) if layers is not None else activations or hidden
     unknown = [name for name in chosen if name not in modules]
     if unknown:
         raise ValueError(f"layers names {unknown}, but the model's modules are {[name for name in modules if name]}")
-    return {name: (modules[name], dims[name]) for name in chosen}
+    return {name: modules[name] for name in chosen}
+
+
+def _unit_dim(module: nn.Module) -> int | None:
+    """The dimension of a layer's output, from the end, along which its units or channels lie; None if it is no layer."""
+    if isinstance(module, _ConvNd):
+        return -1 - len(module.kernel_size)
+    return -1 if isinstance(module, LAYERS) else None
 
 
 def _with_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

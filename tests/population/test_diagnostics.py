@@ -110,6 +110,34 @@ def test_a_diverged_learner_has_nothing_to_show():
     assert np.isfinite(result.diagnostics["weight_l2"][:, 0]).all()
 
 
+def scaled(network, *factors):
+    """Initial parameters of learners, the same ones times a factor for each."""
+    return {name: torch.stack([p.detach() * factor for factor in factors]) for name, p in network.named_parameters()}
+
+
+@pytest.mark.parametrize("activation", ["relu", "identity"])
+def test_a_learner_frozen_with_finite_parameters_has_nothing_to_show(activation, capfd):
+    """Such parameters give an infinite loss: it shows in what they compute, not in themselves."""
+    network = MLP((6, 8, 5, 3), activation)
+    learners = [LEARNERS[0], Learner(method="sgd", lr=0.1), LEARNERS[2]]
+    crowd = Population(network, learners, backend="torch", parameters=scaled(network, 1, 1e30, 1))
+    result = crowd.run(STREAM, 4, diagnostics=Diagnostics(every=2))
+    assert result.diverged_at.tolist() == [-1, 0, -1]
+    assert all(p.isfinite().all() for p in crowd.parameters(1).values())
+    for name in ("weight_l2", "sample_plasticity", "effective_rank/layers.0.weight"):
+        assert np.isfinite(result.diagnostics[name][:, [0, 2]]).all()
+        assert np.isnan(result.diagnostics[name][:, 1]).all()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_learner_that_is_about_to_diverge_is_looked_at():
+    """The update makes its loss infinite, which only the next step will find."""
+    result = population([Learner(method="sgd", lr=1e30)]).run(STREAM, 1, diagnostics=Diagnostics(every=1))
+    assert result.diverged_at.tolist() == [-1]
+    assert np.isfinite(result.diagnostics["stable_rank/layers.2.weight"]).all()
+    assert np.isnan(result.diagnostics["effective_rank/layers.3"]).all()
+
+
 def test_convolutions_have_channels():
     network = SmallConvNet((2, 10, 10), 3)
     result = population([LEARNERS[0], LEARNERS[2]], network).run(

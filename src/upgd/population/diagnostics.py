@@ -52,17 +52,19 @@ def look(
     group: Group,
     before: Mapping[str, Tensor],
     backend: Backend,
+    diverged_at: Tensor,
     chunk: Chunk,
     loss: Loss,
     wanted: Diagnostics,
 ) -> list[dict[str, Floats]]:
-    """All figures of a group's learners, by learner and name, each a number or a short vector.
+    """All figures of a group's learners, by learner and name, each a number or a short vector; none of diverged ones.
 
     Args:
         network: the template, on the CPU.
         group: the learners.
         before: their parameters before the last update.
         backend: what has made that update.
+        diverged_at: of each learner, as in a tally; −1 if it has not diverged.
         chunk: the last samples, on the CPU; the latest one is that of the update.
         loss: which loss.
         wanted: what to look at.
@@ -71,8 +73,11 @@ def look(
     traces = {name.removeprefix("utility."): t for name, t in backend.state().items() if name.startswith("utility.")}
     useful = gates(group, traces, chunk.start + chunk.length) if traces else {}
     inputs = chunk.inputs().to(next(network.parameters()).dtype)
-    found = []
-    for i, row in enumerate(group.rows):
+    found: list[dict[str, Floats]] = []
+    for i, (row, step) in enumerate(zip(group.rows, diverged_at.tolist(), strict=True)):
+        if step >= 0:
+            found.append({})
+            continue
         old, new, useful_now = ({name: t[i].cpu() for name, t in named.items()} for named in (before, after, useful))
         found.append(_look_at_one(network, old, new, useful_now, inputs[row], chunk.targets[row, -1:], loss, wanted))
     return found

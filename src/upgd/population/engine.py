@@ -262,14 +262,11 @@ class Population:
         samples = min(wanted.samples, self.step)
         chunk = checked_chunk(stream, self._seeds, self.step - samples, samples)
         found = [
-            look(self._network, group, old, backend, chunk, stream.loss, wanted)
-            for (group, _), old, backend in zip(self._groups, before, self._backends, strict=True)
+            look(self._network, group, old, backend, tally.diverged_at, chunk, stream.loss, wanted)
+            for (group, _), old, backend, tally in zip(self._groups, before, self._backends, self._tallies, strict=True)
         ]
-        alive = (self._gathered("diverged_at") < 0).tolist()
         joined = [figures for of_group in found for figures in of_group]
-        self._looks.append(
-            (self.step, [joined[i] if lives else {} for i, lives in zip(self._order, alive, strict=True)])
-        )
+        self._looks.append((self.step, [joined[i] for i in self._order]))
 
     def _close_window(self) -> None:
         assert self._window is not None
