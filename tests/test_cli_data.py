@@ -135,7 +135,7 @@ def test_files_of_ones_own_get_a_name(upgd, files, option):
         (["fetch", "--as", "mine"], 2, "name their folder with --from FOLDER"),
         (["fetch", "--from", "x", "--mirror", "http://y"], 2, "exclude each other"),
         (["fetch", "mnist", "--from", "x", "--as", "mine"], 2, "leave out mnist"),
-        (["fetch", "--from", "x", "--transposed"], 2, "--transposed is for files taken with --as NAME"),
+        (["fetch", "--from", "x", "--transposed"], 2, "--transposed and --replace are for files taken with --as NAME"),
         (["fetch", "--from", "does-not-exist"], 1, "there is no file or folder does-not-exist."),
         (["fetch", "--from", "does-not-exist", "--as", "mnist"], 1, "'mnist' is the name of an official data set"),
         (["fetch", "mnist", "--mirror", "ftp://x"], 1, "mirror must be an address that begins with http"),

@@ -258,11 +258,28 @@ def test_another_set_of_47_classes_is_taken_under_a_name_that_says_so(tmp_path):
     assert train.name == "emnist-subset"
 
 
-def test_one_pair_is_enough_and_a_second_set_replaces_the_first(tmp_path):
-    adopt(write_idx(tmp_path / "f", images=IMAGES, labels=LABELS), "mine")
+def test_one_pair_is_enough_and_a_name_stays_with_its_data(tmp_path):
+    first = write_idx(tmp_path / "f", images=IMAGES, labels=LABELS)
+    second = write_idx(tmp_path / "g", images=IMAGES[:3].copy(), labels=LABELS[:3].copy())
+    adopt(first, "mine")
     assert cache.entry("mine").counts == {"train": 94}
-    adopt(write_idx(tmp_path / "f", images=IMAGES[:3].copy(), labels=LABELS[:3].copy()), "mine")
+    adopt(first, "mine")  # the same again
+    for other in ({"path": second}, {"path": first, "transposed": True}):
+        with pytest.raises(DataError, match="there is another data set 'mine' already"):
+            adopt(name="mine", **other)
+    assert len(load("mine")) == 94
+    adopt(second, "mine", replace=True)
     assert len(load("mine")) == 3
+
+
+def test_damaged_data_of_ones_own_are_replaced_as_the_message_says(tmp_path):
+    source = write_idx(tmp_path / "f", images=IMAGES, labels=LABELS)
+    adopt(source, "mine")
+    (cache.folder() / "mine" / "train-images.npy").unlink()
+    with pytest.raises(DataError, match="`upgd data fetch --from FOLDER --as mine` replaces it"):
+        load("mine")
+    adopt(source, "mine")
+    assert len(load("mine")) == 94
 
 
 @pytest.mark.parametrize(

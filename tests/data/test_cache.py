@@ -103,7 +103,8 @@ DAMAGE = {
 def test_a_damaged_data_set_says_so_and_what_to_do(damage, cache_folder):
     stored()
     damage(cache_folder / "mine")
-    with pytest.raises(DataError, match=r"the data set 'mine' in .* is damaged .*`upgd data fetch mine` replaces it"):
+    remedy = "`upgd data fetch --from FOLDER --as mine` replaces it"
+    with pytest.raises(DataError, match=rf"the data set 'mine' in .* is damaged .*{remedy}"):
         load("mine")
 
 

@@ -140,6 +140,13 @@ def test_more_seeds_of_one_setting_do_not_change_the_choice():
     assert (chosen.entry.settings["sigma"], chosen.seeds) == (0.1, (0, 1, 2))
 
 
+def test_the_most_settings_that_share_a_seed_are_compared():
+    alone = [record(0.1, seed=seed, sigma=0.1) for seed in range(10, 14)]
+    together = [record(level, seed=seed, sigma=sigma) for sigma, level in ((0.2, 0.5), (0.3, 0.6)) for seed in range(3)]
+    chosen = best(only(alone + together), "upgd")
+    assert (chosen.entry.settings["sigma"], chosen.seeds, chosen.tried, chosen.left_out) == (0.3, (0, 1, 2), 2, 1)
+
+
 def test_the_best_of_many_settings_is_found_without_comparing_each_with_each(monkeypatch):
     many = only([record(i / 300, lr=float(i), seed=seed) for i in range(300) for seed in range(1 + i % 3)])
     compared = []
@@ -155,7 +162,12 @@ def test_an_edge_of_the_grid_is_told():
 
 
 def test_an_edge_is_one_of_all_that_was_tried_also_off_the_lines_of_a_star():
-    star = [{"lr": 0.01, "sigma": 0.1}, {"lr": 0.1, "sigma": 0.1}, {"lr": 0.01, "sigma": 0.2}, {"lr": 0.01, "sigma": 0.0}]
+    star = [
+        {"lr": 0.01, "sigma": 0.1},
+        {"lr": 0.1, "sigma": 0.1},
+        {"lr": 0.01, "sigma": 0.2},
+        {"lr": 0.01, "sigma": 0.0},
+    ]
     scores = {(0.1, 0.1): 0.9}
     records = [record(scores.get((one["lr"], one["sigma"]), 0.5), **one) for one in star]
     assert best(only(records), "upgd").edges == ("lr",)

@@ -122,5 +122,12 @@ def test_saved_figures_are_the_same_byte_for_byte(tmp_path):
         assert len(one.read_bytes()) > 2_000
 
 
+@pytest.mark.parametrize("name", ["a", "a.png", "a.svg"])
+def test_axes_are_saved_with_their_figure_under_any_ending(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    figures.save(Results(seeds(3, "sgd")).plot(), name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pdf", "a.png", "a.svg"]
+
+
 def test_no_two_methods_have_one_colour():
     assert len(set(figures.COLOURS.values())) == len(figures.COLOURS)

@@ -18,6 +18,7 @@ def fetch(
     source: Annotated[Path | None, Parameter(name="--from")] = None,
     rename: Annotated[str | None, Parameter(name=("--as", "--subset"))] = None,
     transposed: Annotated[bool, Parameter(negative="")] = False,
+    replace: Annotated[bool, Parameter(negative="")] = False,
     mirror: str | None = None,
 ) -> None:
     """Download data sets, or take files that you have, into your cache (the folder UPGD_DATA, if that is set).
@@ -42,14 +43,18 @@ def fetch(
         Take the IDX files in the folder under this name, although they are no official data set.
     transposed
         With --as: the images are stored with rows and columns swapped, as EMNIST's are.
+    replace
+        With --as: take them in place of different data of that name; delete the results that were learned from these.
     mirror
         The address of a web folder that has the official files, tried before the public ones.
     """
     from upgd.data import console
 
     if source is None:
-        if rename is not None or transposed:
-            raise UsageError("--as and --transposed are for files that you have: name their folder with --from FOLDER.")
+        if rename is not None or transposed or replace:
+            raise UsageError(
+                "--as, --transposed and --replace are for files that you have: name their folder with --from FOLDER."
+            )
         if not names:
             raise UsageError("say which data sets to fetch: mnist, emnist, cifar10.")
         console.download_command(names, mirror)
@@ -58,9 +63,9 @@ def fetch(
     elif rename is not None:
         if names:
             raise UsageError(f"--as {rename} takes files that are no official data set: leave out {', '.join(names)}.")
-        console.adopt_command(source, rename, transposed)
-    elif transposed:
-        raise UsageError("--transposed is for files taken with --as NAME; the official data sets are known.")
+        console.adopt_command(source, rename, transposed, replace)
+    elif transposed or replace:
+        raise UsageError("--transposed and --replace are for files taken with --as NAME; official data sets are known.")
     else:
         console.take_command(source, names)
 

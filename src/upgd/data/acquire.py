@@ -87,14 +87,17 @@ def fetch_from(path: str | Path, names: Sequence[str] = ()) -> list[Entry]:
     return [entry for entry in entries.values() if entry is not None]
 
 
-def adopt(path: str | Path, name: str, *, transposed: bool = False) -> Entry:
+def adopt(path: str | Path, name: str, *, transposed: bool = False, replace: bool = False) -> Entry:
     """Take another set of IDX files, such as a subset of EMNIST, under a name of its own.
+
+    Results are kept by the name of their data, so a name stays with what it was given to.
 
     Args:
         path: A folder or archive with images and labels to learn from and, if there are, others to test with: one pair or
             two pairs of IDX files, whatever they are called; the larger pair is for training.
         name: What to call it; not the name of an official data set, because it is none.
         transposed: Whether rows and columns of the images are swapped, as EMNIST stores them.
+        replace: Whether to take it in place of a set of that name that is different.
 
     Returns:
         What the cache knows about it.
@@ -107,7 +110,19 @@ def adopt(path: str | Path, name: str, *, transposed: bool = False) -> Entry:
     classes = 1 + max(int(array.max()) for key, array in arrays.items() if key.endswith("labels"))
     described = Entry(name, classes, 255, transposed, False, _now(), [f.record for f in found])
     with cache.locked(name):
+        present = _intact(name)
+        if present is not None and not replace and not _same(present, arrays, transposed):
+            raise DataError(
+                f"there is another data set {name!r} already, and results are kept by that name; choose another, or replace "
+                "it (--replace) and delete what was learned from it."
+            )
         return cache.store(described, arrays)
+
+
+def _same(present: Entry, arrays: Mapping[str, Bytes], transposed: bool) -> bool:
+    stored = cache.arrays(present)
+    same_pixels = stored.keys() == arrays.keys() and all(np.array_equal(stored[key], arrays[key]) for key in stored)
+    return same_pixels and present.transposed == transposed
 
 
 def _official(name: str) -> Source:

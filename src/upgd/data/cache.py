@@ -35,7 +35,10 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-__all__ = ["Entry", "checked_name", "entry", "folder", "is_intact", "locked", "names", "open_split", "sha256", "store"]
+__all__ = [
+    *("Entry", "arrays", "checked_name", "entry", "folder", "how_to_replace", "is_intact", "locked", "names"),
+    *("open_split", "sha256", "store"),
+]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -185,6 +188,11 @@ def _path(found: Entry, array: str) -> Path:
     return folder() / found.name / f"{array}.npy"
 
 
+def arrays(found: Entry) -> dict[str, Bytes]:
+    """All arrays of a data set by name, mapped into memory."""
+    return {name: _mapped(found, name) for name in found.arrays}
+
+
 def _mapped(found: Entry, name: str) -> Bytes:
     try:
         array = np.load(_path(found, name), mmap_mode="r", allow_pickle=False)
@@ -197,9 +205,15 @@ def _mapped(found: Entry, name: str) -> Bytes:
 
 
 def _damaged(name: str, reason: str) -> DataError:
-    return DataError(
-        f"the data set {name!r} in {folder()} is damaged ({reason}); `upgd data fetch {name}` replaces it."
-    )
+    return DataError(f"the data set {name!r} in {folder()} is damaged ({reason}); {how_to_replace(name)}.")
+
+
+def how_to_replace(name: str) -> str:
+    """What to type where a data set is damaged."""
+    from upgd.data.sources import OFFICIAL
+
+    command = f"upgd data fetch {name}" if name in OFFICIAL else f"upgd data fetch --from FOLDER --as {name}"
+    return f"`{command}` replaces it"
 
 
 def _publish(staging: Path, target: Path) -> None:

@@ -34,9 +34,9 @@ def take_command(path: Path, names: Sequence[str]) -> None:
         print(_described(entry))
 
 
-def adopt_command(path: Path, name: str, transposed: bool) -> None:
+def adopt_command(path: Path, name: str, transposed: bool, replace: bool) -> None:
     """Take other IDX files under a name of their own and say what was taken."""
-    print(_described(adopt(path, name, transposed=transposed)))
+    print(_described(adopt(path, name, transposed=transposed, replace=replace)))
 
 
 def list_command(as_json: bool, verify: bool) -> bool:
@@ -81,7 +81,7 @@ def _row(name: str, verify: bool) -> dict[str, Any]:
     if verify and not cache.is_intact(entry):
         return {
             "state": "damaged",
-            "reason": f"checksums of {name} have changed since it was stored; `upgd data fetch {name}` replaces it.",
+            "reason": f"checksums of {name} have changed since it was stored; {cache.how_to_replace(name)}.",
         }
     facts = asdict(entry)
     del facts["format"]

@@ -8,11 +8,13 @@ setting is the mean over its learners that did not diverge.
 
 **Ties** go to the smaller lr, then to the smaller value of the other settings in alphabetical order.
 
-**Seeds.** Settings of a method are compared on the seeds that all of them have; a setting that shares none with those before
-it is left out (settings with more seeds come first). So 20 more seeds of the best setting do not change which one is best.
+**Seeds.** Settings of a method are compared on the seeds that all of them have, so 20 more seeds of the best setting do not
+change which one is best. Where there is no such seed, those that have the most common one are compared, and the others are
+counted.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -69,6 +71,7 @@ class Best:
         seeds: the seeds on which the settings were compared.
         diverged: how many of its learners diverged.
         tried: how many settings were compared; ``diverged_settings`` of them had a learner that diverged.
+        left_out: how many settings could not be compared with them, for they share no seed.
         flat: the share of the settings whose score is within 1 % of the best.
         neighbours: for each hyperparameter of which several values were tried, the scores of the settings next to the best
             one that differ from it in this hyperparameter alone, by value.
@@ -80,6 +83,7 @@ class Best:
     seeds: tuple[int, ...]
     diverged: int
     tried: int
+    left_out: int
     diverged_settings: int
     flat: float
     neighbours: Mapping[str, Mapping[Any, float]]
@@ -132,7 +136,8 @@ def quarter(record: Record, metric: Metric, which: Literal["first", "last"]) -> 
 
 def best(comparison: Comparison, method: str) -> Best:
     """The best setting of a method, by the rules at the top of this module."""
-    entries, seeds = _on_common_seeds(comparison.of(method))
+    all_of_method = comparison.of(method)
+    entries, seeds = _on_common_seeds(all_of_method)
     metric = comparison.metric
     scores = [_score(entry, seeds, metric) for entry in entries]
     diverged = [sum(entry.records[seed].diverged_at is not None for seed in seeds) for entry in entries]
@@ -150,6 +155,7 @@ def best(comparison: Comparison, method: str) -> Best:
         seeds=seeds,
         diverged=diverged[first],
         tried=len(entries),
+        left_out=len(all_of_method) - len(entries),
         diverged_settings=sum(count > 0 for count in diverged),
         flat=sum(within) / len(entries),
         neighbours=neighbours,
@@ -205,14 +211,11 @@ def _finite(values: Iterable[float]) -> NDArray[np.float64]:
 
 
 def _on_common_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], tuple[int, ...]]:
-    chosen: set[int] = set()
-    common: set[int] = set()
-    for i in sorted(range(len(entries)), key=lambda i: -len(entries[i].records)):
-        shared = common.intersection(entries[i].records) if chosen else set(entries[i].records)
-        if shared:
-            chosen.add(i)
-            common = shared
-    return [entries[i] for i in sorted(chosen)], tuple(sorted(common))
+    """The settings that have the seed which most of them have, and all seeds that these share."""
+    having = Counter(seed for entry in entries for seed in entry.records)
+    most_common = min(having, key=lambda seed: (-having[seed], seed))
+    chosen = [entry for entry in entries if most_common in entry.records]
+    return chosen, tuple(sorted(set.intersection(*(set(entry.records) for entry in chosen))))
 
 
 def _tie_break(settings: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
 """Curves that can be read without a legend, in print, and by the colour-blind."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from numpy.typing import NDArray
 
@@ -109,15 +110,24 @@ def curves(
     return ax
 
 
-def save(figure: "Figure", stem: Path) -> list[Path]:
-    """Write a figure as PNG, SVG and PDF; the same figure gives the same files. ``stem`` is the path without an ending."""
-    import matplotlib
+def save(figure: "Figure | Axes", path: str | os.PathLike[str]) -> list[Path]:
+    """Write a figure, or the one that axes are in, as PNG, SVG and PDF; the same figure gives the same files.
 
+    Args:
+        figure: what ``result.plot()`` gives, or a figure.
+        path: where; an ending ``.png``, ``.svg`` or ``.pdf`` may be left out, all three are written.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    drawn = figure if isinstance(figure, Figure) else cast("Figure", figure.figure)
+    stem = Path(path)
+    stem = stem.with_suffix("") if stem.suffix in (".png", ".svg", ".pdf") else stem
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg", "pdf")]
     dateless = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context({"svg.hashsalt": "upgd"}):
         for path in paths:
-            figure.savefig(path, dpi=150, metadata=dateless[path.suffix[1:]])
+            drawn.savefig(path, dpi=150, metadata=dateless[path.suffix[1:]])
     return paths
 
 

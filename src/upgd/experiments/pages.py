@@ -30,8 +30,8 @@ _PAGE = """\
 
 {about}
 
-{notes}{scale} Curves are means over task windows, of which neighbours are joined where there are more than 80, with 95 % confidence bands over runs. *To the best* is the mean
-difference over the seeds that both have, with the p of a paired t-test.
+{notes}{scale} Curves are means over task windows, of which neighbours are joined where there are more than 80, with 95 %
+confidence bands over runs. *To the best* is the mean difference over the seeds that both have, with the p of a paired t-test.
 
 {panels}
 

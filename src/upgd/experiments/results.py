@@ -167,7 +167,8 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
         lines = [
             f"  {one.entry.method}: {settings_text(one.entry.settings)}",
             f"    {score}, mean of {plural(len(one.seeds), 'seed')}; {plural(one.tried, 'setting')} tried, "
-            f"{one.flat:.0%} within 1 % of the best",
+            f"{one.flat:.0%} within 1 % of the best"
+            + (f"; {one.left_out} left out, which share no seed with these" if one.left_out else ""),
         ]
         if one.diverged_settings:
             lines[-1] += f", {one.diverged_settings} with learners that diverged"

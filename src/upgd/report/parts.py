@@ -82,8 +82,8 @@ def _curves(one: Section, anchor: str) -> str:
     ends = ", ".join(f"{v.label} {_number(row.mean)}" for v, row in zip(one.ranked, one.rows, strict=True))
     label = f"Chart: online {noun} against step. Means over all steps: {ends}. The table after it has the numbers."
     return (
-        f"<figure><figcaption>Online {noun} of every method at its best setting: mean over seeds and 95 % band, means "
-        f'over task windows</figcaption><div class="switches" data-chart="switches" role="group" '
+        f"<figure><figcaption>Online {noun} of every method at its best setting: mean over seeds, from three seeds on with a "
+        f'95 % band, means over task windows</figcaption><div class="switches" data-chart="switches" role="group" '
         f'aria-label="Show or hide methods"></div><div class="chart" data-chart="curves" data-of="{anchor}" role="img" '
         f'aria-label="{escape(label)}"></div></figure>'
     )
