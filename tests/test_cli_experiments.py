@@ -70,7 +70,51 @@ def test_the_studies_of_utility_take_no_method_and_leave_a_figure(upgd, folder):
     assert abs(correlations["random"]) < 0.3
     code, _, err = upgd("run", "utility-quality-weights", "--lr", "0.1")
     assert code == 2
-    assert "takes --seeds and --steps only, not --lr" in err
+    assert "takes --seeds and --steps only; leave out --lr.\n" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--store", "x.db", "--device", "cuda"], "--device and --store"),
+        (["--workers", "2", "--ray", "auto", "--backend", "torch"], "--backend, --ray and --workers"),
+        (["--look-every", "5", "--checkpoint-every", "1"], "--checkpoint-every and --look-every"),
+        (["--method", "sgd", "--lr", "0.1", "--option", "task_length=5"], "--lr, --method and --option"),
+        (["--network", "8"], "--network"),
+    ],
+)
+def test_a_study_of_utility_says_what_it_has_no_use_for(upgd, folder, monkeypatch, options, named):
+    monkeypatch.setenv("UPGD_STORE", "./mine.db")  # is for all commands
+    code, out, err = upgd("run", "utility-quality-weights", "--seeds", "1", "--steps", "1", *options)
+    assert (code, out) == (2, "")
+    assert err == f"upgd: utility-quality-weights takes --seeds and --steps only; leave out {named}.\n"
+    assert upgd("run", "utility-quality-weights", "--seeds", "1", "--steps", "1", "--json", "--quiet")[0] == 0
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [[], ["--methods", "sgd", "--lr", "0.1"], ["--methods", "sgd", "--grid", "paper"]])
+def test_a_study_of_utility_is_no_sweep(upgd, how):
+    code, out, err = upgd("sweep", "utility-quality-weights", *how, "--dry-run")
+    assert (code, out) == (2, "")
+    assert "use `upgd run utility-quality-weights`, without a method" in err
+
+
+def test_a_study_of_utility_is_no_sweep_in_a_file_either(upgd, folder):
+    (folder / "e.toml").write_text('problem = "utility-quality-features"\n[methods.sgd]\nlr = 0.1\n')
+    code, out, err = upgd("sweep", "e.toml", "--dry-run")
+    assert (code, out) == (2, "")
+    assert "use `upgd run utility-quality-features`, without a method" in err
+
+
+def test_a_cluster_says_how_many_compute(upgd):
+    for command in (
+        ("run", "output-permuted-digits", "--method", "sgd", "--lr", "1"),
+        ("reproduce", "toy-changing-inputs", "--scale", "smoke"),
+    ):
+        code, _, err = upgd(*command, "--ray", "nowhere:1", "--workers", "3")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "--workers 3 has no meaning with --ray nowhere:1" in err
+        assert "leave one of them out" in err
 
 
 def test_run_needs_a_method(upgd):
@@ -174,6 +218,26 @@ def test_best(filled):
     assert [b["method"] for b in found] == ["sgd", "upgd"]
     assert all(b["seeds"] == [0, 1] for b in found)
     assert [b["method"] for b in json.loads(filled("best", "--methods", "upgd", "--json")[1])] == ["upgd"]
+
+
+@pytest.mark.parametrize("command", ["best", "table", "export", "runs", "runs delete --yes"])
+def test_methods_are_named_with_or_without_blanks_and_without_mistakes(upgd, folder, command):
+    settings = {"sgd": {"lr": 0.1}, "pgd": {"lr": 0.1, "sigma": 0.1}, "my-own": {"lr": 0.1}}
+    keys = [
+        Key(problem="p", network="8", method=method, settings=values, seed=0, steps=1)
+        for method, values in settings.items()
+    ]
+    with Store.write(folder / "upgd.db") as store:
+        store.add([Record(key, 1, [0.5]) for key in keys])
+    code, out, err = upgd(*command.split(), "--methods", "sgd, pdg ,adamm")
+    assert (code, out) == (1, "")
+    assert "--methods sgd, pdg ,adamm: there is no method 'pdg' and no method 'adamm'; choose among upgd, " in err
+    code, out, err = upgd(*command.split(), "--methods", "sgd, pgd ,adamw,my-own")
+    assert code == 0
+    if command == "runs delete --yes":
+        assert out == "3 learners deleted from upgd.db\n"
+    else:
+        assert all(name in out for name in ("sgd", "pgd", "my-own"))
 
 
 def test_variants_that_were_asked_for_have_lines_of_their_own(upgd):
@@ -398,6 +462,46 @@ def test_a_sweep_that_is_stopped_says_how_to_go_on(folder, kill, workers, nohup)
     assert "stopped; 0 more learners are in upgd.db" in err
     assert "give the same command again to go on" in err
     assert sorted(p.suffix for p in (folder / "upgd.db.checkpoints").iterdir()) == sorted([".json", ".pt"] * workers)
+
+
+AT_WORK = """
+import sys
+from upgd.cli import main
+from upgd.experiments.progress import Progress
+
+usual = Progress.update
+
+def update(self, *news):
+    usual(self, *news)
+    if sum(steps > 0 for steps in self.done.values()) == 2:
+        print("both are at work", file=sys.stderr, flush=True)
+        Progress.update = usual
+
+Progress.update = update
+main()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGINT])
+def test_workers_save_their_work_when_all_processes_are_told_to_stop(folder, kill):
+    """A batch system sends SIGTERM to a whole job. There is no snapshot but the one that a worker makes when it stops."""
+    command = [
+        *(sys.executable, "-c", AT_WORK, "sweep", "output-permuted-digits", "--methods", "sgd,pgd", "--lr", "0.03"),
+        *("--sigma", "0.01", "--seeds", "1", "--steps", "1_000_000", "--network", "8", "--backend", "torch"),
+        *("--workers", "2", "--checkpoint-every", "3600"),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    while (line := process.stderr.readline()) and "both are at work" not in line:
+        pass
+    os.killpg(process.pid, kill)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "what was begun is saved: give the same command again to go on" in err
+    checkpoints = [path.suffix for path in (folder / "upgd.db.checkpoints").iterdir()]
+    assert sorted(checkpoints) == [".json", ".json", ".pt", ".pt"]
 
 
 def test_a_second_writer_hears_that_there_is_one(upgd, folder):

@@ -1,5 +1,6 @@
 """The file of results: what is in it stays in it, and what goes wrong is said in one sentence."""
 
+import hashlib
 import os
 import sqlite3
 import subprocess
@@ -290,16 +291,66 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(path, monkeypatch)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("open_", [Store.read, Store.write])
-def test_an_old_store_is_brought_forward(path, monkeypatch, open_):
+def test_an_old_store_is_brought_forward_by_who_writes_to_it(path, monkeypatch):
     with Store.write(path) as store:
         store.add([record()])
     script = "ALTER TABLE runs ADD COLUMN mood TEXT;\nUPDATE runs SET mood = 'calm';"
     monkeypatch.setattr(store_module, "MIGRATIONS", [*store_module.MIGRATIONS, script])
-    with open_(path) as store:
+    with Store.read(path) as store:
+        assert len(store.records()) == 1
+        assert store._connection.execute("SELECT max(version) FROM migrations").fetchall() == [(2,)]
+    with Store.write(path) as store:
         assert len(store.records()) == 1
         assert store._connection.execute("SELECT mood FROM runs").fetchall() == [("calm",)]
         assert store._connection.execute("SELECT version FROM migrations").fetchall() == [(1,), (2,), (3,)]
+
+
+FIRST_SCHEMA = store_module.MIGRATIONS[:1]
+
+
+def written_by_the_first_version(path: Path, *records: Record) -> str:
+    """A store of schema 1, made as that version made it, without a column for diagnostics; its SHA-256."""
+    columns = [name for name in store_module._COLUMNS if name != "diagnostics"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "MIGRATIONS", FIRST_SCHEMA)
+        with Store.write(path) as store:
+            for one in records:
+                values = dict(zip(("digest", *store_module._COLUMNS), store_module._row(one), strict=True))
+                del values["diagnostics"]
+                marks = ", ".join("?" * (1 + len(columns)))
+                store._connection.execute(
+                    f"INSERT INTO runs (digest, {', '.join(columns)}) VALUES ({marks})",
+                    [values[name] for name in ("digest", *columns)],
+                )
+    return sha256(path)
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_who_only_reads_an_old_store_does_not_change_it(path, tmp_path, upgd):
+    before = written_by_the_first_version(path, record(seed=0), record(seed=1))
+    with Store.read(path) as store:
+        assert len(store) == 2
+        assert [(r.key.seed, r.diagnostics) for r in store.records(methods=["upgd"])] == [(0, None), (1, None)]
+        assert same(store.records()[0], replace(record(seed=0), finished=store.records()[0].finished))
+    assert upgd("table", "--store", str(path), "--json")[0] == 0
+    code, said, _ = upgd("runs", "merge", str(path), "--store", str(tmp_path / "all.db"))
+    assert (code, said) == (0, f"2 learners of 2 in {path} added to {tmp_path / 'all.db'}\n")
+    assert sha256(path) == before
+    with Store.write(path) as store:
+        assert [r.diagnostics for r in store.records()] == [None, None]
+        store.add([replace(record(seed=2), diagnostics={"step": [1]})])
+    with Store.read(path) as store:
+        assert store.records(seeds=[2])[0].diagnostics == {"step": [1]}
+
+
+def test_a_file_in_which_nothing_is_yet_is_a_store_without_learners(path):
+    path.touch()
+    with Store.read(path) as store:
+        assert (len(store), store.records(), store.digests()) == (0, [], set())
+    assert path.read_bytes() == b""
 
 
 def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
@@ -336,13 +387,18 @@ READ_ONLY = """
 """
 
 
-def test_a_folder_that_cannot_be_written_to():
+@pytest.mark.parametrize("schema", [1, len(store_module.MIGRATIONS)])
+def test_a_folder_that_cannot_be_written_to(schema):
     """Read from it, and a clear word to who wants to write. Root may do everything, so root becomes somebody else."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Store.write(folder / "r.db") as store:
-            store.add([record()])
+        if schema == 1:
+            written_by_the_first_version(folder / "r.db", record())
+        else:
+            with Store.write(folder / "r.db") as store:
+                store.add([record()])
         (folder / "r.db.lock").unlink()
+        (folder / "r.db").chmod(0o444)
         folder.chmod(0o555)
         command = [sys.executable, "-c", textwrap.dedent(READ_ONLY), str(folder / "r.db")]
         done = subprocess.run(command, capture_output=True, text=True)

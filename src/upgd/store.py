@@ -31,7 +31,8 @@ __all__ = ["MIGRATIONS", "Key", "Record", "Store", "StoreError"]
 #: What is behind the file's first bytes: an SQLite file of this package ("upgd").
 APPLICATION = 0x75706764
 
-#: Statement lists that bring a store from version i to version i + 1. Never change one that was released: append.
+#: Statement lists that bring a store from version i to version i + 1. Never change one that was released: append. Readers
+#: take an old store as it is, without columns that came later: a record must be able to do without them, too.
 MIGRATIONS: list[str] = [
     """
     CREATE TABLE runs (
@@ -173,15 +174,15 @@ class Store:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Open a store to look at it; also while somebody writes to it."""
+        """Open a store to look at it; also while somebody writes to it. Nothing in it is changed, however old it is."""
         _check_exists(Path(path))
         with _explained(path):
             connection = _connect_to_read(Path(path))
             try:
-                if _checked_version(connection, path) < len(MIGRATIONS):
+                if _checked_version(connection, path) == 0:  # an empty file, as a writer has it at first
                     connection.close()
-                    cls.write(path).close()
-                    connection = _connect_to_read(Path(path))
+                    connection = sqlite3.connect(":memory:", isolation_level=None)
+                    _prepare(connection, path)
             except BaseException:
                 connection.close()
                 raise
@@ -261,13 +262,18 @@ class Store:
             for name, values in several.items()
             if values is not None
         }
-        # Ids first, so that curves are read only of what is wanted, and never sorted.
-        sql = f"""
-            SELECT id, {", ".join(_COLUMNS)} FROM runs
-            WHERE id IN (SELECT id FROM runs WHERE {" AND ".join(conditions) or "1"}) ORDER BY id
-        """
         with _explained(self.path):
+            # Ids first, so that curves are read only of what is wanted, and never sorted.
+            sql = f"""
+                SELECT id, {", ".join(self._selected())} FROM runs
+                WHERE id IN (SELECT id FROM runs WHERE {" AND ".join(conditions) or "1"}) ORDER BY id
+            """
             return [_record(row) for row in self._connection.execute(sql, list(conditions.values()))]
+
+    def _selected(self) -> list[str]:
+        """What to ask for to get all columns; those that the store is too old to have are NULL."""
+        there = {name for (name,) in self._connection.execute("SELECT name FROM pragma_table_info('runs')")}
+        return [name if name in there else f"NULL AS {name}" for name in _COLUMNS]
 
     def delete(self, ids: Iterable[int]) -> int:
         """Remove records for good, and give the space back; how many there were."""

@@ -129,6 +129,23 @@ def test_a_bad_cifar10_batch_gets_one_sentence(content, says):
         parse_cifar10(content, "batch")
 
 
+@pytest.mark.parametrize("in_a_folder", [False, True])
+def test_what_is_left_of_a_damaged_cifar10_archive_is_no_cifar10(tmp_path, in_a_folder):
+    """Cut off between two batches, in something that is no batch: what comes before it could be read."""
+    random = np.random.default_rng(0)
+    batch = cifar_bytes(random.integers(0, 256, (4, 3, 32, 32), np.uint8), np.zeros(4, np.uint8))
+    long = random.integers(0, 256, 100_000, np.uint8).tobytes()
+    before, after = {"data_batch_1.bin": batch, "readme.html": long}, {"data_batch_2.bin": batch}
+    whole = gzip.compress(tar_bytes(before | after))
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    path.write_bytes(whole[: len(gzip.compress(tar_bytes(before))) - len(long) // 2])
+    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz is cut off; put a good copy in its place") as raised:
+        read_cifar10(tmp_path if in_a_folder else path)
+    assert str(raised.value).startswith(str(tmp_path))
+    path.write_bytes(whole)
+    assert len(read_cifar10(path)["train"][1]) == 8
+
+
 def test_a_folder_without_cifar10_gets_one_sentence(tmp_path):
     with pytest.raises(DataError, match="holds no data_batch"):
         read_cifar10(tmp_path)

@@ -86,6 +86,82 @@ def test_the_papers_grids_have_the_papers_size(problem, method, settings):
     assert len(Experiment(problem, [method], grid="paper", seeds=1).learners()) == settings
 
 
+def test_the_papers_values_one_by_one():
+    """As the paper and public sources print them: a slip of a finger in the table that everybody uses would be found here."""
+    toy = {"lr": (1e-1, 1e-2, 1e-3, 1e-4)}
+    permuted = {"lr": (0.01, 0.001, 0.0001)}
+    ups = {"lr": (1.0,), "sigma": (1e-1, 1e-2, 1e-3, 1e-4, 1e-5), "beta_utility": (0.0, 0.9, 0.99, 0.999, 0.9999)}
+    toy_sigma = {"sigma": (1e0, 1e-1, 1e-2, 1e-3, 1e-4)}
+    toy_utility = toy | toy_sigma | {"beta_utility": (0.0, 0.9, 0.99, 0.999)}
+    toy_decay = {"weight_decay": (0.1, 0.01, 0.001)}
+    permuted_sigma = {"sigma": (0.01, 0.1, 1.0)}
+    permuted_utility = permuted | permuted_sigma | {"beta_utility": (0.999, 0.9999)}
+    permuted_decay = {"weight_decay": (0.0, 0.1, 0.01, 0.001, 0.0001)}
+    of_adamw = {
+        "betas": ((0.0, 0.99), (0.0, 0.999), (0.0, 0.9999), (0.9, 0.99), (0.9, 0.999), (0.9, 0.9999)),
+        "eps": (1e-4, 1e-8, 1e-16),
+    }
+    toy_grids = {
+        "sgd": toy,
+        "sgdw": toy | toy_decay,
+        "pgd": toy | toy_sigma,
+        "anti-pgd": toy | toy_sigma,
+        "shrink-and-perturb": toy | toy_sigma | toy_decay,
+        "adamw": toy | of_adamw | toy_decay,
+        "upgd": toy_utility | {"weight_decay": (0.0, 0.1, 0.01, 0.001)},
+        "upgd-nonprotecting": toy_utility | {"weight_decay": (0.0, 0.1, 0.01, 0.001)},
+    }
+    permuted_grids = {
+        "sgd": permuted,
+        "sgdw": permuted | permuted_decay,
+        "pgd": permuted | permuted_sigma,
+        "anti-pgd": permuted | permuted_sigma,
+        "shrink-and-perturb": permuted | permuted_sigma | permuted_decay,
+        "adamw": permuted | of_adamw | permuted_decay,
+        "upgd": permuted_utility | permuted_decay,
+        "upgd-nonprotecting": permuted_utility | permuted_decay,
+    }
+    searches = {"ups": ups, "ups-even": {name: ups[name] for name in ("lr", "sigma")}}
+    experiments = {
+        "toy-changing-inputs": ("300-150:identity", 1_000_000, 20, toy_grids),
+        "toy-changing-outputs": ("300-150:identity", 1_000_000, 20, toy_grids),
+        "stationary-mnist": ("300-150", 1_000_000, 20, toy_grids),
+        "input-permuted-mnist": ("300-150", 1_000_000, 20, permuted_grids),
+        "output-permuted-emnist": ("300-150", 1_000_000, 20, permuted_grids),
+        "output-permuted-cifar10": ("conv", 1_000_000, 10, permuted_grids),
+    }
+    for problem, (network, steps, seeds, grids) in experiments.items():
+        usual = paper.defaults(problem)
+        assert (usual.network, usual.steps, usual.seeds) == (network, steps, seeds), problem
+        assert {method: paper.grid(problem, method) for method in METHODS} == grids | searches, problem
+    others = {
+        name: (one.network, one.steps, one.seeds) for name, one in paper.PROBLEMS.items() if name not in experiments
+    }
+    digits = ("stationary-digits", "input-permuted-digits", "output-permuted-digits")  # not the paper's
+    assert others == dict.fromkeys(digits, ("100-50", 30_000, 20))
+
+
+def test_the_best_settings_known_one_by_one():
+    lr_decay, lr_sigma = ("lr", "weight_decay"), ("lr", "sigma")
+    shrinking, adam = ("lr", "sigma", "weight_decay"), ("lr", "betas", "weight_decay")
+    utility = ("lr", "sigma", "beta_utility", "weight_decay")
+    problems = ("input-permuted-mnist", "output-permuted-emnist", "output-permuted-cifar10")
+    table = {
+        "sgdw": (lr_decay, (1e-3, 1e-3), (0.01, 1e-4), (0.01, 1e-3)),
+        "pgd": (lr_sigma, (1e-3, 0.1), (0.01, 0.01), (1e-3, 0.01)),
+        "shrink-and-perturb": (shrinking, (1e-3, 0.1, 0.01), (0.01, 0.01, 1e-3), (0.01, 0.01, 1e-3)),
+        "adamw": (adam, (1e-4, (0.0, 0.99), 0.0), (1e-4, (0.0, 0.9999), 0.1), (1e-3, (0.0, 0.9999), 0.01)),
+        "upgd": (utility, (0.01, 0.1, 0.9999, 0.01), (0.01, 0.001, 0.9, 0.0), (0.01, 0.001, 0.999, 0.0)),
+        "upgd-nonprotecting": (
+            *(utility, (1e-3, 0.1, 0.9, 0.01), (0.01, 0.01, 0.9999, 1e-3), (0.01, 0.01, 0.99, 1e-3)),
+        ),
+    }
+    assert {
+        problem: {method: dict(zip(names, best[i], strict=True)) for method, (names, *best) in table.items()}
+        for i, problem in enumerate(problems)
+    } == paper.BEST_KNOWN
+
+
 @pytest.mark.parametrize("problem", paper.PROBLEMS)
 def test_every_method_has_a_grid_for_every_problem(problem):
     assert Experiment(problem, list(METHODS), grid="paper", seeds=1).learners()

@@ -103,6 +103,28 @@ def test_what_is_done_at_once_took_all_the_time_there_was(clock):
     assert progress.rate == 10
 
 
+@pytest.mark.parametrize("kept", [0, 50, 100])
+def test_steps_that_a_dead_worker_took_with_it_were_work(clock, kept):
+    """The unit goes on from an older point: less is done than before, but nothing goes backwards."""
+    progress, first, second = started(clock)
+    progress.update(first, 20, 0)  # by an earlier run
+    clock.now += 1
+    progress.update(first, 120, 0)
+    clock.now += 10
+    progress.update(first, 160, 0)
+    clock.now += 10
+    progress.update(first, kept, 0)
+    assert (progress.steps, progress.rate) == (kept, 2.0)
+    assert progress.seconds_left == (400 - kept) / 2
+    assert "2 learner-steps/s" in progress.line()
+    assert "-" not in progress.line().replace("learner-steps", "")
+    clock.now += 20
+    progress.finish(first, 0)
+    assert progress.rate == (40 + 200 - kept) / 40
+    progress.update(second, 0, 0)
+    assert progress.seconds_left == 200 / progress.rate
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0.25, "0.2 s"), (42.4, "42 s"), (190, "3 min 10 s"), (7500, "2 h 5 min"), (273_600, "3 d 4 h")],

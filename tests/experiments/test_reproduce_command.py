@@ -112,6 +112,34 @@ def test_utility_quality_is_called(upgd, tmp_path, monkeypatch):
     assert called == [["--out", "out", "--steps", "40", "--seeds", "2"]]
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--steps 100 --final-seeds 2", "--final-seeds and --steps"),
+        ("--grid star --only sigma=0.1 --data mnist=digits", "--data, --grid and --only"),
+        ("--sweep-seeds 1 --sweep-steps 20 --panels weight-global", "--panels, --sweep-seeds and --sweep-steps"),
+        ("--store x.db --workers 2", "--store and --workers"),
+        ("--device cuda", "--device"),
+    ],
+)
+def test_utility_quality_says_what_it_has_no_use_for_and_others_take_it(upgd, tmp_path, monkeypatch, options, named):
+    from upgd.cli import reproducing
+    from upgd.experiments import _utility_page
+
+    code, said = upgd(f"reproduce utility-quality --scale smoke {options}")
+    assert (code, said.err.count("\n")) == (2, 1)
+    assert f"utility-quality is no sweep and has no use for {named}: leave out what is for sweeps" in said.err
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(_utility_page, "main", lambda arguments: None)
+    monkeypatch.setattr(reproducing, "_carry_out", lambda *_: None)
+    names = ["utility-quality toy-changing-inputs"] + ["all"] * ("--panels" not in options)
+    for several in names:
+        code, said = upgd(f"reproduce {several} --scale smoke {options}")
+        assert code == 0, said.err
+    monkeypatch.setenv("UPGD_STORE", "./mine.db")  # is for all commands
+    assert upgd("reproduce utility-quality --scale smoke --quiet")[0] == 0
+
+
 CIFAR10 = "output-permuted-cifar10"
 
 
@@ -184,7 +212,11 @@ class TestLengthOfTheSearch:
                 f"{CIFAR10}=30",
                 "in toy-changing-inputs, input-permuted-mnist; choose among toy-changing-inputs, input-permuted-mnist",
             ),
-            ("utility-quality", f"{CIFAR10}=30", "in utility-quality; leave it out"),
+            (
+                "utility-quality",
+                f"{CIFAR10}=30",
+                "utility-quality is no sweep and has no use for --sweep-steps: leave out",
+            ),
             ("ablatoin", f"{CIFAR10}=30", "there is no study 'ablatoin'; did you mean 'ablation'?"),
             ("ablation", "0", "sweep_steps must be an integer of at least 1, not 0"),
             ("ablation", f"{CIFAR10}=-5", "sweep_steps must be an integer of at least 1, not -5"),

@@ -1,7 +1,10 @@
 """Running experiments: once, in pieces, in several processes; what is there is not computed again."""
 
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ import upgd.experiments as ex
 from upgd.experiments import Experiment, architecture
 from upgd.experiments.running import execute, pending
 from upgd.experiments.units import Checkpoints, Snapshot, Unit, plan, whole
-from upgd.experiments.workers import Settings, in_process, in_processes
+from upgd.experiments.workers import Settings, _Pool, _Worker, in_process, in_processes
 from upgd.networks import MLP
 from upgd.population import Learner, Population
 from upgd.store import Store
@@ -234,8 +237,6 @@ def test_two_processes_give_the_same_and_a_worker_that_dies_is_replaced(tmp_path
     killed: list[int] = []
 
     def watcher(unit, done, diverged):
-        import multiprocessing
-
         if not killed:
             victim = multiprocessing.active_children()[0]
             killed.append(victim.pid)
@@ -248,6 +249,57 @@ def test_two_processes_give_the_same_and_a_worker_that_dies_is_replaced(tmp_path
         results = execute(SMALL, store, watched, workers=2, device="cpu", checkpoints=settings.checkpoints)
     assert len(killed) == 1
     assert numbers(results) == expected
+
+
+def test_ctrl_c_while_workers_save_their_work_ends_them_at_once():
+    """Nobody waits then for a worker that compiles: it does not listen, also not to what ends daemons with the program."""
+
+    class Process:
+        alive, joined = True, 0
+
+        def join(self, timeout=None):
+            self.joined += 1
+            if self.joined == 1:
+                raise KeyboardInterrupt
+
+        def is_alive(self):
+            return self.alive
+
+        def kill(self):
+            self.alive = False
+
+    pipe, _ = multiprocessing.Pipe()
+    pool = _Pool(Settings(), 1, lambda *_: None, [_Worker(Process(), pipe)])
+    with pytest.raises(KeyboardInterrupt):
+        pool.stop()
+    assert (pool.workers[0].process.alive, pipe.closed) == (False, True)
+
+
+TOLD_TOO_EARLY = """
+import os, signal
+from upgd.experiments import workers
+from upgd.experiments.units import Unit
+from upgd.population import Learner
+
+workers._ATTEMPTS = 1
+give = workers._Pool._give
+
+def kill_and_give(self, worker, unit):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(worker.process.pid, number)
+    give(self, worker, unit)
+
+workers._Pool._give = kill_and_give
+units = [Unit("output-permuted-digits", {}, "8", 5, (Learner(method="sgd", lr=lr),)) for lr in (0.1, 0.2)]
+done = workers.in_processes(workers.Settings(backend="torch"), 2)(units, lambda *_: None)
+print(sum(len(records) for _, records in done))
+"""
+
+
+def test_a_worker_that_is_only_starting_does_not_hear_what_is_for_its_parent():
+    """In a process of its own, because the first worker that a process starts was the one that did."""
+    ended = subprocess.run([sys.executable, "-c", TOLD_TOO_EARLY], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "2\n"), ended.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a disk that is full")
@@ -266,8 +318,6 @@ def test_a_unit_whose_processes_keep_dying_gets_a_sentence(monkeypatch):
     unit = Unit("output-permuted-digits", {}, "8", 10_000_000, (Learner(method="sgd", lr=0.1),))
 
     def kill(*_):
-        import multiprocessing
-
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
     # An OSError, which the command line shows without a traceback.

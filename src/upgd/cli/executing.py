@@ -1,8 +1,11 @@
 """What commands that compute for long have in common: who computes, and how they end."""
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upgd.cli.options import Execution, UsageError, store_path
@@ -10,7 +13,7 @@ from upgd.cli.options import Execution, UsageError, store_path
 if TYPE_CHECKING:
     from upgd.experiments import Experiment
 
-__all__ = ["check", "executor_of", "terminable"]
+__all__ = ["check", "executor_of", "given_options", "option_names", "terminable"]
 
 #: Less than this is done before several processes have started; the threads of one use all cores, too.
 _SMALL = 1_000_000
@@ -44,12 +47,30 @@ def executor_of(experiment: "Experiment", execution: Execution) -> tuple[str, in
 
 
 def check(execution: Execution) -> None:
-    """Refuse numbers that make no sense."""
+    """Refuse numbers that make no sense, and options that do not go together."""
     for option, number in (("--workers", execution.workers), ("--look-every", execution.look_every)):
         if number is not None and number < 1:
             raise UsageError(f"{option} must be 1 or more, not {number}.")
     if not execution.checkpoint_every >= 0:
         raise UsageError(f"--checkpoint-every must be a number of seconds, not {execution.checkpoint_every}.")
+    if execution.ray is not None and execution.workers is not None:
+        raise UsageError(
+            f"--workers {execution.workers} has no meaning with --ray {execution.ray}, where the cluster says how many units "
+            "are computed at a time; leave one of them out."
+        )
+
+
+def given_options(execution: Execution) -> set[str]:
+    """What was said about how to compute, for studies that have one way only; they can be quiet, though."""
+    given = {one.name for one in fields(Execution) if getattr(execution, one.name) != one.default} - {"quiet"}
+    everywhere = os.environ.get("UPGD_STORE")  # is not said to this command alone
+    return given - {"store"} if everywhere is not None and execution.store == Path(everywhere) else given
+
+
+def option_names(arguments: Iterable[str]) -> str:
+    """Names of arguments as they are typed: --only, --steps and --sweep-seeds."""
+    *others, last = sorted(f"--{name.replace('_', '-')}" for name in arguments)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.executing import check, executor_of, terminable
+from upgd.cli.executing import check, executor_of, given_options, option_names, terminable
 from upgd.cli.options import Execution, Steps, UsageError, load_torch, read_steps, store_path
 
 if TYPE_CHECKING:
@@ -93,11 +93,21 @@ def reproduce(
     from upgd.experiments.reproduce import plan, study_named
 
     check(execution)
+    studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
+    of_sweeps = {
+        "panels": panels,
+        "grid": grid,
+        "sweep_seeds": sweep_seeds,
+        "sweep_steps": sweep_steps,
+        "final_seeds": final_seeds,
+        "steps": steps,
+        "only": only,
+        "data": data,
+    }
+    if [study.name for study in studies] == [UTILITY_QUALITY]:  # beside others, the options are for those
+        _refuse({name for name, value in of_sweeps.items() if value not in (None, ())} | given_options(execution))
     if not dry_run:
         _check_folder(output)
-    studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
-    if UTILITY_QUALITY in names and panels:
-        raise UsageError(f"{UTILITY_QUALITY} has no panels to choose; leave out --panels.")
     lengths = _lengths(sweep_steps, studies)
     plans = {
         study.name: plan(
@@ -124,18 +134,8 @@ def reproduce(
             elif dry_run:
                 _say_what_is_left(plans[study.name], execution)
             else:
-                command = _command(
-                    study.name,
-                    scale=scale,
-                    panels=panels,
-                    grid=grid,
-                    sweep_seeds=sweep_seeds,
-                    sweep_steps=[f"{name}={one}" if name else one for name, one in lengths[study.name].items()],
-                    final_seeds=final_seeds,
-                    steps=steps,
-                    only=only,
-                    data=data,
-                )
+                own = [f"{name}={one}" if name else one for name, one in lengths[study.name].items()]
+                command = _command(study.name, scale=scale, **of_sweeps | {"sweep_steps": own})
                 _carry_out(plans[study.name], execution, output, command, write_only)
         except DataError as error:
             if len(studies) == 1:
@@ -150,6 +150,17 @@ def reproduce(
             )
             return 130
     return 1 if failed and not dry_run else 0
+
+
+def _refuse(options: set[str]) -> None:
+    """The study that is no sweep has nothing to search, to store or to divide among workers."""
+    from upgd.experiments.catalogue import UTILITY_QUALITY
+
+    if options:
+        raise UsageError(
+            f"{UTILITY_QUALITY} is no sweep and has no use for {option_names(options)}: leave out what is for sweeps, or use "
+            "`upgd run utility-quality-weights`, which takes --seeds and --steps."
+        )
 
 
 def _check_folder(output: Path) -> None:
@@ -287,8 +298,9 @@ def _lengths(texts: Sequence[str], studies: Sequence["Study"]) -> dict[str, dict
     for name, steps in lengths.items():
         if name and name not in known:
             where = ", ".join(study.name for study in studies)
-            remedy = f"choose among {', '.join(known)}" if known else "leave it out"
-            raise UsageError(f"--sweep-steps {name}={steps}: there is no problem {name!r} in {where}; {remedy}.")
+            raise UsageError(
+                f"--sweep-steps {name}={steps}: there is no problem {name!r} in {where}; choose among {', '.join(known)}."
+            )
     return {
         study.name: {name: steps for name, steps in lengths.items() if not name or name in study.problems()}
         for study in studies

@@ -13,7 +13,7 @@ from upgd.cli.options import Json, Steps, StorePath, UsageError, read_seeds, sto
 
 if TYPE_CHECKING:
     from upgd.experiments import Results
-    from upgd.store import Record
+    from upgd.store import Record, Store
 
 __all__ = ["best", "export", "runs", "table"]
 
@@ -54,7 +54,7 @@ class Filter:
         with Store.read(store_path(self.store)) as store:
             return store.records(
                 problem=self.problem,
-                methods=None if self.methods is None else self.methods.split(","),
+                methods=None if self.methods is None else _methods(self.methods, store),
                 network=self.network,
                 steps=self.steps,
                 seeds=range(seeds) if isinstance(seeds, int) else seeds,
@@ -68,6 +68,20 @@ class Filter:
         if not records:
             raise ValueError(f"{store_path(self.store)} has no results of that kind; `upgd runs` lists what it has")
         return Results(records)
+
+
+def _methods(text: str, store: "Store") -> list[str]:
+    """The names in a list with commas; that of a method that no longer exists is known to stores that have some of it."""
+    from upgd.experiments.variants import LABELS
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in LABELS and not store.records(methods=[name])]
+    if unknown:
+        raise ValueError(
+            f"--methods {text}: there is no method {' and no method '.join(map(repr, unknown))}; choose among "
+            f"{', '.join(LABELS)}"
+        )
+    return names
 
 
 def best(*, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B008

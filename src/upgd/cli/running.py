@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.executing import check, executor_of, terminable
+from upgd.cli.executing import check, executor_of, given_options, option_names, terminable
 from upgd.cli.options import Declaration, Execution, Json, UsageError, load_torch, store_path
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(
     if problem in _STUDIES:
         if dry_run:
             raise UsageError(f"{problem} takes a few minutes and has no --dry-run.")
-        return _study(problem, method, declaration, as_json, execution.quiet)
+        return _study(problem, method, declaration, execution, as_json)
     if method is None:
         raise UsageError("say which method to run, such as --method upgd.")
     if "," in method:
@@ -141,21 +141,31 @@ _STUDIES: dict[str, Literal["weight", "feature"]] = {
 }
 
 
-def _study(problem: str, method: str | None, declaration: Declaration, as_json: bool, quiet: bool) -> int:
+def _refuse_study(problem: str) -> None:
+    """Where methods are compared; it would be run as a plain stream, with the network and the length of permuted MNIST."""
+    if problem in _STUDIES:
+        raise UsageError(
+            f"{problem} compares approximations of utility and not methods; use `upgd run {problem}`, without a method."
+        )
+
+
+def _study(problem: str, method: str | None, declaration: Declaration, execution: Execution, as_json: bool) -> int:
     """Measure how well approximate utilities order things; print the correlations and save the figure."""
     from pathlib import Path
 
     from upgd.experiments.utility_quality import run as measure
 
-    given = {**declaration.settings(), **declaration.rest(), **({"method": method} if method else {})}
-    if extra := given.keys() - {"seeds", "steps"}:
-        raise UsageError(f"{problem} takes --seeds and --steps only, not --{min(extra).replace('_', '-')}.")
+    given = {**declaration.settings(), **declaration.rest()}
+    extra = given.keys() - {"seeds", "steps", "options"} | given_options(execution)
+    extra |= {name for name, value in (("method", method), ("option", declaration.option)) if value}
+    if extra:
+        raise UsageError(f"{problem} takes --seeds and --steps only; leave out {option_names(extra)}.")
     seeds = given.get("seeds", 20)
     result = measure(
         _STUDIES[problem],
         seeds=range(seeds) if isinstance(seeds, int) else seeds,
         steps=given.get("steps", 2_000),
-        progress=None if quiet else _say_now_and_then(),
+        progress=None if execution.quiet else _say_now_and_then(),
     )
     if as_json:
         print(json.dumps(result.summary(), indent=2))
@@ -192,7 +202,10 @@ def _declared(problem: str, methods: str | None, grid: str | None, declaration: 
     if problem.endswith(".toml"):
         if methods or grid or settings or rest:
             raise UsageError(f"{problem} declares the whole experiment; leave out --methods, --grid and all settings.")
-        return load(problem)
+        experiment = load(problem)
+        _refuse_study(experiment.problem)
+        return experiment
+    _refuse_study(problem)
     if not methods:
         raise UsageError("say which methods to compare, such as --methods upgd,sgdw,adamw.")
     if grid not in (None, "paper"):

@@ -49,7 +49,8 @@ def read_cifar10(path: str | Path) -> dict[str, tuple[Bytes, Bytes]]:
 
     Args:
         path: The official ``cifar-10-binary.tar.gz``, or the folder with ``data_batch_1.bin`` … ``data_batch_5.bin`` and
-            ``test_batch.bin``, each plain or packed as ``.bin.xz`` or ``.bin.gz``. What is not there is left out.
+            ``test_batch.bin``, each plain or packed as ``.bin.xz`` or ``.bin.gz``. What is not there is left out; but if an
+            archive is damaged, nobody knows what is missing, and nothing is returned.
     """
     problems: Problems = []
     batches: dict[str, tuple[Bytes, Bytes]] = {}
@@ -57,9 +58,10 @@ def read_cifar10(path: str | Path) -> dict[str, tuple[Bytes, Bytes]]:
         name = re.fullmatch(r"(data_batch_\d|test_batch)\.bin(\.xz|\.gz)?", leaf.name.rsplit("/", 1)[-1])
         if name:
             batches[name[1]] = parse_cifar10(leaf.read(LIMIT), f"{path}: {leaf.name}")
+    if problems:
+        raise DataError(f"{path}: {problems[0]}; put a good copy in its place, or take it away.")
     if not batches:
-        problems.append(f"{path} holds no data_batch_*.bin and no test_batch.bin, plain or as .xz or .gz")
-        raise DataError(f"{problems[0]}.")
+        raise DataError(f"{path} holds no data_batch_*.bin and no test_batch.bin, plain or as .xz or .gz.")
     test = [batches.pop("test_batch")] if "test_batch" in batches else []
     train = [batches[name] for name in sorted(batches)]
     return {split: _joined(parts) for split, parts in (("train", train), ("test", test)) if parts}

@@ -141,6 +141,6 @@ def grid(problem: str, method: str) -> dict[str, Values]:
         return {name: choices for name, choices in _UPS.items() if name == "lr" or name in own}
     shared = defaults(problem).grid
     values = {name: choices for name, choices in shared.items() if name == "lr" or name in own}
-    if own.get("weight_decay") is ... and shared is _STATIONARY:
+    if "weight_decay" in values and METHODS[method].rule != "utility" and shared is _STATIONARY:
         values["weight_decay"] = tuple(decay for decay in shared["weight_decay"] if decay)
     return values | (_ADAMW if method == "adamw" else {})

@@ -56,6 +56,8 @@ class Progress:
         """A unit has come so far."""
         self.names.setdefault(unit.name, (unit.describe(), unit.learner_steps))
         self._first.setdefault(unit.name, done)
+        # A worker that died took steps with it. They are done again, but they were work and say how fast it goes.
+        self._first[unit.name] -= max(0, self.done.get(unit.name, done) - done)
         self.done[unit.name] = done
         self._diverged[unit.name] = diverged
         self._note_first_work()

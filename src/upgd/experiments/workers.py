@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
@@ -35,6 +35,9 @@ Executor: TypeAlias = Callable[[Sequence[Unit], Watcher], Finished]
 #: How often a unit is tried when its process dies under it.
 _ATTEMPTS = 3
 _PATIENCE_S = 20.0
+
+#: What people and batch systems send, often to all processes at once; only the parent listens.
+_TOLD_TO_STOP = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,8 @@ class _Pool:
 
     def run(self, units: Sequence[Unit]) -> Finished:
         waiting = list(reversed(units))
-        self.workers = [self._start(number) for number in range(self.size)]
+        for number in range(self.size):  # one by one, so that those there are can be stopped at any time
+            self.workers.append(self._start(number))
         for worker in self.workers:
             self._give(worker, waiting.pop())
         while busy := [worker for worker in self.workers if worker.unit is not None]:
@@ -162,15 +166,18 @@ class _Pool:
                     self._give(worker, waiting.pop())
 
     def stop(self) -> None:
-        """Let the workers save what they are doing and end them."""
+        """Let the workers save what they are doing and end them; at once if Ctrl-C is pressed again meanwhile."""
         for worker in self.workers:
             worker.pipe.close()
         deadline = time.monotonic() + _PATIENCE_S
-        for worker in self.workers:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+        try:
+            for worker in self.workers:
+                worker.process.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            for worker in self.workers:
+                if worker.process.is_alive():
+                    worker.process.kill()
+                    worker.process.join()
 
     def _start(self, number: int) -> _Worker:
         context = get_context("spawn")
@@ -183,7 +190,7 @@ class _Pool:
         process = context.Process(
             target=_serve, args=(theirs, settings, threads), name=f"upgd-worker-{number}", daemon=True
         )
-        with _interrupts_stay_here():
+        with _signals_stay_here():
             process.start()
         theirs.close()
         return _Worker(process, ours)
@@ -212,12 +219,14 @@ class _Pool:
 
 
 @contextmanager
-def _interrupts_stay_here() -> Iterator[None]:
-    """Ctrl-C goes to all processes of a terminal. One that starts inside this block never hears it: we tell it ourselves."""
+def _signals_stay_here() -> Iterator[None]:
+    """Ctrl-C goes to all processes of a terminal, and a batch system may send SIGTERM to all of a job. One that starts inside
+    this block never hears them: we tell it ourselves, so that it can save its work."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # or the first process would start it, and that unblocks both signals (Python 3.11)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_STOP)
     try:
         yield
     finally:
@@ -226,7 +235,8 @@ def _interrupts_stay_here() -> Iterator[None]:
 
 def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
     """A worker's life: compute what comes through the pipe until it is closed, by the parent or by the parent's death."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _TOLD_TO_STOP:
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
 
     def tell(done: int, diverged: int) -> None:
