@@ -248,6 +248,18 @@ def test_variants_that_were_asked_for_have_lines_of_their_own(upgd):
     assert "wise feature" in upgd("table")[1]
 
 
+def test_numbers_that_are_not_there_are_told_and_nothing_is_deleted(filled):
+    (first, *_) = json.loads(filled("runs", "--json")[1])
+    code, _, err = filled("runs", "delete", str(first["id"]), "777", "--yes")
+    assert code == 1
+    assert "upgd.db has no learner 777" in err
+    assert first in json.loads(filled("runs", "--json")[1])
+
+
+def test_a_list_tells_options_apart(filled):
+    assert "output-permuted-digits, task_length 20  8  sgd" in filled("runs")[1]
+
+
 def test_json_has_no_word_for_what_diverged(upgd, folder):
     good, bad = (Key(problem="p", network="8", method="sgd", settings={"lr": lr}, seed=0, steps=1) for lr in (0.1, 1.0))
     with Store.write(folder / "upgd.db") as store:

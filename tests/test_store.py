@@ -417,3 +417,16 @@ def test_records_can_be_looked_for_in_lists():
     assert one != other
     assert one.key == other.key
     assert len({one, other}) == 2
+
+
+@pytest.mark.parametrize("open_", [Store.read, Store.write])
+def test_a_folder_is_no_store(tmp_path, open_):
+    with pytest.raises(StoreError, match="is a folder; the store must be a file, such as"):
+        open_(tmp_path)
+
+
+def test_a_file_that_is_no_store_gets_no_lock(tmp_path):
+    (tmp_path / "notes.txt").write_text("These are notes, and no store. " * 50)
+    with pytest.raises(StoreError):
+        Store.write(tmp_path / "notes.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

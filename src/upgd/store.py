@@ -291,6 +291,12 @@ def _check_exists(path: Path) -> None:
         raise StoreError(
             f"there is no store {path}; `upgd run` and `upgd sweep` make one; or name another file (--store, UPGD_STORE)"
         )
+    _check_is_no_folder(path)
+
+
+def _check_is_no_folder(path: Path) -> None:
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder; the store must be a file, such as {path / 'upgd.db'}")
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
@@ -316,8 +322,9 @@ def _locked(path: Path) -> sqlite3.Connection:
     """
     if not path.parent.is_dir():
         raise StoreError(f"there is no folder {path.parent} for the store {path.name}; make it, or choose another file")
-    if path.is_dir():
-        raise StoreError(f"{path} is a folder; the store must be a file, such as {path / 'upgd.db'}")
+    _check_is_no_folder(path)
+    if path.is_file():
+        Store.read(path).close()  # or a file that is no store would get a lock beside it before it is refused
     with _explained(path):
         lock = sqlite3.connect(f"{path}.lock", isolation_level=None, timeout=0)
         try:

@@ -75,6 +75,18 @@ def test_nothing_to_write_is_a_sentence(upgd):
     assert "upgd.db has nothing of ablation at this scale" in said.err
 
 
+def test_of_several_studies_those_without_results_are_left_out(upgd, tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    small = "--scale smoke --panels weight-white --steps 20"
+    assert upgd(f"reproduce ups-stationary-mnist {small} --quiet --workers 1")[0] == 0
+    page = tmp_path / "reproduced" / "ups-stationary-mnist.md"
+    page.unlink()
+    code, said = upgd("reproduce ablation ups-stationary-mnist --scale smoke --steps 20 --write-only")
+    assert code == 1
+    assert "left out: upgd.db has nothing of ablation at this scale" in said.err
+    assert page.exists()
+
+
 def test_a_folder_that_cannot_be_written_to_is_found_before_the_work(upgd, tmp_path):
     (tmp_path / "file").touch()
     code, said = upgd("reproduce toy-changing-inputs --scale smoke --output file")

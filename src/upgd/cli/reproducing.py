@@ -137,7 +137,7 @@ def reproduce(
                 own = [f"{name}={one}" if name else one for name, one in lengths[study.name].items()]
                 command = _command(study.name, scale=scale, **of_sweeps | {"sweep_steps": own})
                 _carry_out(plans[study.name], execution, output, command, write_only)
-        except DataError as error:
+        except (DataError, _Nothing) as error:
             if len(studies) == 1:
                 raise
             failed += 1
@@ -150,6 +150,10 @@ def reproduce(
             )
             return 130
     return 1 if failed and not dry_run else 0
+
+
+class _Nothing(ValueError):
+    """There are no results to write a page about."""
 
 
 def _refuse(options: set[str]) -> None:
@@ -199,7 +203,7 @@ def _carry_out(plan: "Plan", execution: Execution, output: Path, command: str, w
         with Store.read(path) as store:
             found = carry_out(plan, stored(store))
         if not found.records:
-            raise ValueError(f"{path} has nothing of {plan.study.name} at this scale; leave out --write-only to run it")
+            raise _Nothing(f"{path} has nothing of {plan.study.name} at this scale; leave out --write-only to run it")
     else:
         if plan.scale.name == "paper" and execution.ray is None and not execution.quiet:
             _say_what_is_left(plan, execution)  # it may be weeks

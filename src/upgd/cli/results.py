@@ -195,8 +195,9 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
         key, facts = record.key, _run_facts(record)
         diverged = record.diverged_at is not None
         score = f"diverged at step {record.diverged_at:,}" if diverged else f"{facts['metric']} {facts['score']:.4f}"
+        options = "".join(f", {name} {value}" for name, value in key.options.items())
         line = (
-            f"{record.id:>6}  {key.problem}  {key.network}  {key.method} ({settings_text(key.settings)})  seed {key.seed}  "
+            f"{record.id:>6}  {key.problem}{options}  {key.network}  {key.method} ({settings_text(key.settings)})  seed {key.seed}  "
             f"{key.steps:,} steps  {score}  {record.finished[:16].replace('T', ' ')}"
         )
         print(wrapped(line, width, indent=" " * 8, breaks="  "))
@@ -253,8 +254,13 @@ def delete(
     described = which != Filter(store=which.store)
     if bool(ids) == described:
         raise UsageError("say what to delete: numbers, or options such as --problem NAME; `upgd runs` lists all.")
-    chosen = list(ids) if ids else [record.id for record in which.records() if record.id is not None]
     path = store_path(which.store)
+    there = [record.id for record in which.records() if record.id is not None]
+    if missing := [str(number) for number in ids if number not in there]:
+        raise ValueError(
+            f"{path} has no learner {', '.join(missing)}; `upgd runs` lists what it has, and nothing was deleted"
+        )
+    chosen = list(ids) if ids else there
     if not yes and not _confirmed(f"Delete {plural(len(chosen), 'learner')} from {path} for good? [y/N] "):
         print("Nothing was deleted.")
         return
@@ -281,6 +287,7 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
         "seeds": list(chosen.seeds),
         "diverged": chosen.diverged,
         "tried": chosen.tried,
+        "left_out": chosen.left_out,
         "diverged_settings": chosen.diverged_settings,
         "within_1_percent": chosen.flat,
         "neighbours": {
