@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
 
+import upgd
 from upgd.curvature import Add, Fork, Gate, HesScale, Residual, elementwise, layer, loss
 from upgd.networks import MLP, ConvNet
 
@@ -367,6 +368,76 @@ def test_another_loss_while_paused():
             model(x).square().sum().backward()
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("order", ["followed first", "followed last"])
+def test_a_backward_pass_that_is_not_followed_adds_nothing(set_to_none, order):
+    model, criterion = network(), nn.CrossEntropyLoss()
+    with HesScale(model, criterion, features=["1"]) as curvature:
+        for step in range(3):
+            model.zero_grad(set_to_none=set_to_none)
+            x, y = data(seed=step)
+            passes = [criterion(model(x), y)]
+            with curvature.paused():
+                passes.append(model(x).square().sum())
+            for value in passes if order == "followed first" else reversed(passes):
+                value.backward()
+            same(diagonals(model, curvature), alone(model, x, y))
+            features = curvature.feature_diagonal(model[1])
+    with HesScale(fresh := network(), criterion, features=["1"]) as curvature:
+        criterion(fresh(x), y).backward()
+        torch.testing.assert_close(features, curvature.feature_diagonal(fresh[1]), rtol=1e-11, atol=1e-15)
+
+
+def test_a_gradient_that_begins_without_hesscale_has_no_old_diagonal():
+    model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
+    curvature = HesScale(model, criterion, features=["1"])
+    optimizer = upgd.UPGD(model.parameters(), sigma=0.0, curvature=curvature)
+    for _ in range(2):
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with curvature.paused():
+            other = model(x).square().sum()
+        torch.autograd.grad(other, list(model.parameters()), retain_graph=True)  # leaves no gradient: changes nothing
+        curvature.diagonal(model[0].weight)
+        other.backward()
+        with pytest.raises(
+            RuntimeError, match=r"'0.weight': since zero_grad\(\) its gradient comes only.*paused\(\), too"
+        ):
+            curvature.diagonal(model[0].weight)
+        with pytest.raises(RuntimeError, match=r"the features of '1' \(Tanh\): since zero_grad\(\)"):
+            curvature.feature_diagonal(model[1])
+        with pytest.raises(RuntimeError, match=r"since zero_grad\(\) its gradient"):
+            optimizer.step()
+    criterion(model(x), y).backward()
+    same(diagonals(model, curvature), alone(model, x, y))
+
+
+def test_a_gradient_of_zeros_that_goes_on_without_hesscale_has_a_diagonal_of_zeros():
+    """Zeros are on the device: to say so, HesScale would have to wait for it."""
+    model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
+    with HesScale(model, criterion, features=["1"]) as curvature:
+        criterion(model(x), y).backward()
+        model.zero_grad(set_to_none=False)
+        with curvature.paused():
+            other = model(x).square().sum()
+        other.backward()
+        assert not any(diagonal.any() for diagonal in diagonals(model, curvature).values())
+        assert not curvature.feature_diagonal(model[1]).any()
+
+
+def test_what_is_not_removed_goes_with_its_model():
+    model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
+    curvature = weakref.ref(HesScale(model, criterion))
+    criterion(model(x), y).backward()
+    gc.collect()
+    assert curvature() is not None
+    del model, criterion
+    gc.collect()
+    assert curvature() is None
+
+
 def test_copies_of_the_model_are_not_followed():
     model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
     with HesScale(model, criterion) as curvature:
@@ -470,6 +541,29 @@ def test_features_of_sequences_are_in_the_last_dimension():
         model.zero_grad()
         criterion(model(x.flatten(0, 1)), target.flatten(0, 1)).backward()
         torch.testing.assert_close(curvature.feature_diagonal(model[1]), sequences)
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ([nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()], (4, 1, 5, 5)),
+        ([nn.Conv1d(1, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten()], (4, 1, 5)),
+        ([nn.Conv1d(1, 4, 2), nn.Flatten(1), nn.Unflatten(1, (4, 4))], (4, 1, 5)),
+        ([nn.Conv2d(1, 4, 2), nn.Flatten(2)], (4, 1, 3, 3)),
+    ],
+    ids=["pooled in two dimensions", "pooled in one", "flattened and back", "positions flattened"],
+)
+def test_channels_that_were_flattened_are_still_channels(body, shape):
+    """All sizes are four, so that the wrong dimension would go unnoticed but for the numbers."""
+    torch.manual_seed(0)
+    x, y, criterion = torch.randn(shape, dtype=torch.float64), torch.tensor([0, 1, 1, 0]), nn.CrossEntropyLoss()
+    width = nn.Sequential(*body).double()(x)[0].numel()
+    gated = nn.Sequential(*body, nn.Tanh(), Gate(4), nn.Flatten(), nn.Linear(width, 2)).double()
+    plain = nn.Sequential(*(m for m in gated if not isinstance(m, Gate)))
+    expected = alone(gated, x, y)[f"{len(body) + 1}.weight"]
+    with HesScale(plain, criterion, features=[str(len(body))]) as curvature:
+        criterion(plain(x), y).backward()
+    torch.testing.assert_close(curvature.feature_diagonal(plain[len(body)]), expected)
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

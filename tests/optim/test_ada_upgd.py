@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -349,3 +350,10 @@ def test_bad_options_are_refused_by_name_and_value(option: str, value: Any) -> N
     with pytest.raises(ValueError, match=f"^{option} must be .*; try {option}=") as error:
         upgd.AdaUPGD([nn.Parameter(torch.ones(2))], **{option: value})
     assert f"it is {value!r};" in str(error.value)
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    betas, eps = np.array([0.5, 0.75], dtype=np.float32), np.float32(1e-6)
+    group = upgd.AdaUPGD([nn.Parameter(torch.ones(2))], betas=(betas[0], betas[1]), eps=eps).param_groups[0]
+    assert group["betas"] == (0.5, 0.75)
+    assert [type(number) for number in (*group["betas"], group["eps"])] == [float] * 3

@@ -1,6 +1,7 @@
 """Where features are found, what is captured of them, and who is told about mistakes."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -128,6 +129,75 @@ def test_the_output_layer_gets_plain_gradient_descent_without_noise() -> None:
         for param, value in zip(model[-1].parameters(), expected, strict=True):
             torch.testing.assert_close(param, value)
         assert not torch.allclose(model[0].weight, hidden, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ([nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()], (4, 1, 5, 5)),
+        ([nn.Conv1d(1, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten()], (4, 1, 5)),
+        ([nn.Conv2d(1, 4, 2), nn.Flatten(2)], (4, 1, 3, 3)),
+    ],
+    ids=["pooled in two dimensions", "pooled in one", "positions flattened"],
+)
+@pytest.mark.parametrize("order", [1, 2])
+def test_channels_that_were_flattened_are_still_channels(
+    body: list[nn.Module], shape: tuple[int, ...], order: int
+) -> None:
+    """All sizes are four, so that the wrong dimension would go unnoticed but for the numbers."""
+    torch.manual_seed(0)
+    x, y, criterion = torch.randn(shape, dtype=torch.float64), torch.arange(4) % 2, nn.CrossEntropyLoss()
+    head = nn.Sequential(nn.Flatten(), nn.Linear(nn.Sequential(*body).double()(x)[0].numel(), 2))
+    truth = copy.deepcopy(nn.Sequential(*body, nn.Tanh(), Gate(4), head).double())
+    model = copy.deepcopy(nn.Sequential(*(m for m in truth if not isinstance(m, Gate))))
+    curvature = upgd.HesScale(model, criterion) if order == 2 else None
+    optimizer = upgd.FeatureUPGD(model, 0.1, sigma=0.0, curvature=curvature)
+    criterion(truth(x), y).backward()
+    criterion(model(x), y).backward()
+    torch.testing.assert_close(optimizer.features[0].grad, truth[len(body) + 1].weight.grad)
+    optimizer.step()
+    assert optimizer.gates()[model[0].weight].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.ReLU(), nn.Linear(36, 2)), (2, 36)),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(0), nn.ReLU(), nn.Linear(72, 2)), (72,)),
+        (nn.Sequential(nn.Linear(5, 3), nn.Flatten(), nn.ReLU(), nn.Linear(15, 2)), (2, 15)),
+    ],
+)
+def test_channels_that_cannot_be_told_apart_are_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
+    upgd.FeatureUPGD(model)
+    x = torch.ones(2, 1, 5, 5) if isinstance(model[0], nn.Conv2d) else torch.ones(2, 5, 5)
+    with pytest.raises(
+        RuntimeError, match=rf"its ReLU puts out the shape {re.escape(str(shape))}.*before what merges them"
+    ):
+        model(x)
+
+
+def test_hooks_on_convolutions_are_taken_off_too() -> None:
+    model = conv_net()
+    upgd.FeatureUPGD(model).remove()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_parametrized_layers_are_refused() -> None:
+    """Their weights are parameters of another module, and would be left out without a word."""
+    norm = nn.utils.parametrizations.weight_norm
+    model = nn.Sequential(norm(nn.Linear(3, 4)), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    message = r"features of '0' are computed from other parameters.*remove_parametrizations"
+    with pytest.raises(TypeError, match=message):
+        upgd.FeatureUPGD(model)
+    with pytest.raises(TypeError, match=message):
+        upgd.FeatureUPGD(model, features={"0": "1"})
+    optimizer = upgd.FeatureUPGD(model, features={"2": "3"})
+    assert [feature.name for feature in optimizer.features] == ["2"]
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    # The output layer makes no hidden features.
+    last = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), norm(nn.Linear(4, 2)))
+    assert [feature.name for feature in upgd.FeatureUPGD(last).features] == ["0"]
 
 
 def test_what_enters_no_feature_gets_plain_gradient_descent() -> None:

@@ -5,8 +5,10 @@ import io
 import math
 import pickle
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from optimizer_cases import DESCENDING, OPTIMIZERS, Build, backward, batch, network, parameters, train
@@ -452,6 +454,8 @@ def test_sparse_gradients_are_refused(build: Build) -> None:
         ("lr", -0.1),
         ("lr", "fast"),
         ("lr", math.nan),
+        ("lr", True),
+        ("sigma", np.bool_(True)),
         ("lr", torch.ones(2)),
         ("sigma", -1.0),
         ("weight_decay", -1.0),
@@ -475,6 +479,62 @@ def test_bad_options_are_refused_by_name_and_value(build: Build, option: str, va
     shown = "2 elements" if isinstance(value, Tensor) else repr(value)
     assert shown in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@every_optimizer
+@pytest.mark.parametrize("kind", [np.float32, np.float64, Fraction])
+def test_numbers_of_other_kinds_become_pythons(build: Build, kind: Callable[[float], Any]) -> None:
+    models = network(), network()
+    lr, sigma = kind(0.1), kind(0.5)
+    optimizers = build(models[0], lr=float(lr), sigma=float(sigma)), build(models[1], lr=lr, sigma=sigma)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        torch.manual_seed(3)
+        train(model, optimizer, 2)
+    assert_same(*models)
+    extra = {"params": [("extra", nn.Parameter(torch.ones(2)))], "lr": kind(0.5)}
+    if "param_names" not in optimizer.param_groups[0]:
+        extra["params"] = [param for _, param in extra["params"]]
+    optimizer.add_param_group(extra)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    groups = torch.load(file, weights_only=True)["param_groups"]
+    assert [type(group[name]) for group in (*groups, optimizer.defaults) for name in ("lr", "sigma")] == [float] * 6
+
+
+@every_optimizer
+def test_looking_at_gates_makes_no_state(build: Build) -> None:
+    """Else ``torch.distributed.checkpoint`` takes a fresh optimizer for one with state, and loads none."""
+    model = network()
+    optimizer = build(model)
+    assert optimizer.gates() == {}
+    assert not optimizer.state
+    train(model, optimizer, 2)
+    assert all(optimizer.state.values())
+
+
+@every_optimizer
+def test_distributed_checkpoints(build: Build) -> None:
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    models = network(), network()
+    optimizers = build(models[0]), build(models[1])
+    if hasattr(optimizers[0], "features"):
+        pytest.skip("torch fills the state by a step without a backward pass, which features refuse")
+    train(models[0], optimizers[0], 2)
+    optimizers[1].gates()
+    saved = get_optimizer_state_dict(models[0], optimizers[0])
+    # Files are read into what a fresh optimizer has: what that lacks is not read.
+    into = get_optimizer_state_dict(models[1], optimizers[1])
+    assert {name: set(state) for name, state in into["state"].items()} == {
+        name: set(state) for name, state in saved["state"].items()
+    }
+    set_optimizer_state_dict(models[1], optimizers[1], optim_state_dict=saved)
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        theirs, ours = optimizers[0].state.get(a, {}), optimizers[1].state.get(b, {})
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @every_optimizer

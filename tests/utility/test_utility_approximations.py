@@ -74,6 +74,22 @@ def test_exact_second_order_of_features_is_the_taylor_polynomial():
     torch.testing.assert_close(exact, {"layers.1": (-gradient + diagonal / 2).detach()})
 
 
+@pytest.mark.parametrize("of", ["weights", "features"])
+def test_frozen_parameters_have_utility_too(of):
+    model = MLP((4, 5, 3, 2), "tanh").double()
+    sample = nn.CrossEntropyLoss(), torch.randn(3, 4).double(), torch.tensor([0, 1, 1])
+    expected = utility.second_order(model, *sample, of=of)
+    frozen = [parameter.requires_grad_(False) for parameter in model.layers[0].parameters()]
+    torch.testing.assert_close(utility.second_order(model, *sample, of=of), expected)
+    model.requires_grad_(False)
+    torch.testing.assert_close(utility.second_order(model, *sample, of=of), expected)
+    model.requires_grad_(True)
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    utility.second_order(model, *sample, of=of)
+    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True, True, True]
+
+
 def test_hesscale_is_exact_in_the_last_layer_and_for_the_last_features():
     model = MLP((4, 5, 3, 1), "tanh").double()
     sample = nn.MSELoss(), torch.randn(3, 4).double(), torch.randn(3, 1).double()

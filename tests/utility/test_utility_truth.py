@@ -124,6 +124,50 @@ def test_a_feature_of_a_convolution_is_a_channel(conv_activation):
     assert utilities["layers.1"][4].item() == pytest.approx(expected.item(), abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ([nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()], (4, 1, 5, 5)),
+        ([nn.Conv1d(1, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten()], (4, 1, 5)),
+        ([nn.Conv2d(1, 4, 2), nn.Flatten(2)], (4, 1, 3, 3)),
+    ],
+    ids=["pooled in two dimensions", "pooled in one", "positions flattened"],
+)
+def test_channels_that_were_flattened_are_still_channels(body, shape):
+    torch.manual_seed(0)
+    x, y, criterion = torch.randn(shape, dtype=torch.float64), torch.tensor([0, 1, 1, 0]), nn.CrossEntropyLoss()
+    before = nn.Sequential(*body, nn.Tanh()).double()
+    hidden = before(x).detach()
+    after = nn.Sequential(nn.Flatten(), nn.Linear(hidden[0].numel(), 2)).double()
+    name = f"0.{len(body)}"
+    utilities = utility.true_features(nn.Sequential(before, after), criterion, x, y)
+    assert {key: u.shape for key, u in utilities.items()} == {name: (4,)}
+    for channel in range(4):
+        without = hidden.clone()
+        without[:, channel] = 0
+        expected = criterion(after(without), y) - criterion(after(hidden), y)
+        assert utilities[name][channel].item() == pytest.approx(expected.item(), abs=1e-12)
+    first = utility.first_order(nn.Sequential(before, after), criterion, x, y, of="features")
+    gates = torch.ones(4, dtype=torch.float64)
+    shaped = [1, 4] + [1] * (hidden.ndim - 2)
+    gradient = torch.func.grad(lambda m: criterion(after(hidden * m.view(shaped)), y))(gates)
+    torch.testing.assert_close(first[name], -gradient)
+
+
+def test_channels_that_cannot_be_told_apart_are_refused():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.ReLU(), nn.Linear(36, 2))
+    with pytest.raises(ValueError, match=r"the 4 channels of '0' where the module '2' puts out the shape \(2, 36\)"):
+        utility.true_features(model, nn.CrossEntropyLoss(), torch.randn(2, 1, 5, 5), torch.tensor([0, 1]))
+
+
+def test_parametrized_layers_have_features_like_others():
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    sample = regression(3, outputs=2)
+    expected = utility.true_features(model, *sample)
+    nn.utils.parametrizations.weight_norm(model[0])
+    assert_same(utility.true_features(model, *sample), expected)
+
+
 def test_a_single_sample_without_a_batch_dimension():
     model = MLP((5, 6, 1)).double()
     criterion, x, y = regression()

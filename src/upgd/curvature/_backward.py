@@ -12,6 +12,14 @@ graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_k
 transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 
+def adds_to_grad(param: Tensor) -> bool:
+    """Whether the running backward pass will add to ``param.grad``: ``backward()`` does, ``autograd.grad()`` does not."""
+    try:
+        return bool(torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node))
+    except RuntimeError:  # torch's answer in autograd.grad()
+        return False
+
+
 def add_as_grad(so_far: tuple[int, Tensor] | None, value: Tensor, reference: Tensor | None) -> tuple[int, Tensor]:
     """Add up over backward passes as the gradient of ``reference`` does, and begin anew when that does.
 
@@ -34,6 +42,41 @@ def add_as_grad(so_far: tuple[int, Tensor] | None, value: Tensor, reference: Ten
         elif reference is not None and reference.grad is not None:
             value = torch.where(reference.grad.any(), total + value, value)
     return backward, value
+
+
+class GradientWatch:
+    """Looks at every backward pass that reaches a parameter, and tells about those that nobody followed.
+
+    What was added up as the parameter's gradient is then out of step: if that pass is the first after ``zero_grad()``, the
+    sum belongs to a gradient that is no more.
+
+    Args:
+        param: the parameter; a leaf that requires a gradient.
+        on_unfollowed: called before such a pass adds to the gradient, with the keys that were followed and whether the
+            gradient still holds something: False for None, else a tensor, so that nobody has to wait for the device.
+    """
+
+    def __init__(self, param: Tensor, on_unfollowed: Callable[[set[int], "bool | Tensor"], None]) -> None:
+        self._param = param
+        self._on_unfollowed = on_unfollowed
+        self._keys: set[int] = set()
+        self._followed = -1
+        # No hook behind the accumulation, which would tell both cases apart: Python's garbage collector cannot see into it.
+        self._handle = param.register_hook(self._look)  # type: ignore[no-untyped-call]
+
+    def follow(self, key: int) -> None:
+        """Say that the running backward pass is followed, and left something under this key."""
+        self._keys.add(key)
+        self._followed = current_backward()
+
+    def remove(self) -> None:
+        """Take the hook off."""
+        self._handle.remove()
+
+    def _look(self, grad: Tensor) -> None:
+        if self._followed != current_backward() and adds_to_grad(self._param):
+            so_far = self._param.grad
+            self._on_unfollowed(self._keys, False if so_far is None else so_far.any())
 
 
 def sum_by_unit(values: Tensor, dim: int) -> Tensor:

@@ -207,11 +207,17 @@ class Call:
         return None
 
     def unit_dim(self) -> int | None:
-        """Where the output has its units or channels, counted from the end."""
+        """Where the output has the units or channels of the last layer that made some."""
         call: Call | None = self
         while call is not None:
-            if call.follower.layer.unit_dim is not None:
-                return call.follower.layer.unit_dim
+            dim = call.follower.layer.unit_dim
+            if dim is not None:
+                here, there = cast(torch.Size, self.shape), cast(torch.Size, call.shape)
+                if len(here) == len(there):
+                    return dim
+                # Flattened. If positions alone were, channels are in their place, from the front; else all are units.
+                place = len(there) + dim
+                return place if here[place : place + 1] == there[place : place + 1] else -1
             call = call.sources[0][0] if call.sources else None
         return None
 

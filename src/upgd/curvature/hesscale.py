@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from upgd.curvature import activations, layers, losses
-from upgd.curvature._backward import add_as_grad
+from upgd.curvature._backward import GradientWatch, add_as_grad
 from upgd.curvature._registry import LAYERS, LOSSES, find
 from upgd.curvature._sweep import Follower, LossFollower, ReshapeFollower, in_place
 
@@ -34,13 +34,15 @@ class HesScale:
     criterion reduces it: with ``reduction="mean"``, the mean of per-sample values.
 
     Like gradients, diagonals add up over several backward passes; a parameter's begins anew with the first backward after
-    ``zero_grad()``, that is when ``param.grad`` is None or zero everywhere.
+    ``zero_grad()``, that is when ``param.grad`` is None or zero everywhere. A backward pass that HesScale does not follow,
+    such as one of a loss computed within :meth:`paused`, adds nothing; where it is the first after ``zero_grad()`` and no
+    other comes, there is no diagonal, which is an error (or zero, if ``zero_grad(set_to_none=False)`` left zeros).
 
     What it cannot follow, it refuses with an error that names the module: it never guesses. Layers must be modules, called
     with gradients enabled; see :mod:`upgd.curvature` for what is known and how to add to it.
 
     Args:
-        model: the network. Its modules get forward hooks; nothing else about it changes.
+        model: the network. Its modules get forward hooks, its parameters hooks; nothing else about it changes.
         criterion: the loss module, called as ``criterion(model(x), y)``. What you call ``backward()`` on may be its
             result times any number, and sums of several results.
         features: modules, or their names, whose :meth:`feature_diagonal` you will want; see also :meth:`watch`.
@@ -71,6 +73,9 @@ class HesScale:
         self.is_paused = False
         # By identity, because a tensor's own hash is slow: the parameter or module, and what add_as_grad gave for it.
         self._values: dict[int, tuple[Tensor | nn.Module, tuple[int, Tensor]]] = {}
+        # What is gone from there because the gradient began anew without us.
+        self._forgotten: set[int] = set()
+        self._watches: dict[int, GradientWatch] = {}
         self._reshapes = ReshapeFollower(self)
         self._followers = _followers(self, model)
         self._loss_follower = _loss_follower(self, criterion)
@@ -111,6 +116,8 @@ class HesScale:
             raise RuntimeError(
                 f"HesScale did not watch the features of {name}; call curvature.watch(module) before the forward pass."
             )
+        if id(module) in self._forgotten:
+            raise RuntimeError(_not_followed(f"the features of {name}"))
         raise RuntimeError(f"HesScale has seen no backward through {name} yet; call loss.backward() first.")
 
     def watch(self, *modules: nn.Module | str) -> None:
@@ -139,6 +146,9 @@ class HesScale:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for watch in self._watches.values():
+            watch.remove()
+        self._watches.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -157,6 +167,21 @@ class HesScale:
             value = value / self.scaler.scale(torch.ones((), dtype=value.dtype, device=value.device))
         previous = self._values.get(id(key))
         self._values[id(key)] = key, add_as_grad(None if previous is None else previous[1], value, reference)
+        self._forgotten.discard(id(key))
+        if reference is not None and reference.is_leaf:
+            if id(reference) not in self._watches:
+                self._watches[id(reference)] = GradientWatch(reference, self._forget)
+            self._watches[id(reference)].follow(id(key))
+
+    def _forget(self, keys: set[int], kept: bool | Tensor) -> None:
+        """A backward pass that was not followed leaves diagonals as they are, unless it found no gradient: then they go."""
+        for key in keys & self._values.keys():
+            if isinstance(kept, Tensor):
+                owner, (backward, total) = self._values[key]
+                self._values[key] = owner, (backward, torch.where(kept, total, 0))
+            else:
+                del self._values[key]
+                self._forgotten.add(key)
 
     def _drop_old(self, params: list[nn.Parameter], backward: int) -> None:
         """Free what the coming values will replace, so that they find its memory, which is still in the cache."""
@@ -184,10 +209,20 @@ class HesScale:
             return f"HesScale has no diagonal for {name}: it is frozen (requires_grad=False)."
         if not any(param is p for f in self._followers.values() for p in f.params):
             return f"HesScale has no diagonal for {name}: no layer it knows owns this parameter; put it into a module."
+        if id(param) in self._forgotten:
+            return _not_followed(name)
         return (
             f"HesScale has no diagonal for {name} yet; call criterion(model(x), y).backward() while it is attached, through "
             "the module that owns the parameter."
         )
+
+
+def _not_followed(name: str) -> str:
+    return (
+        f"HesScale has no diagonal for {name}: since zero_grad() its gradient comes only from a backward pass that HesScale "
+        "did not follow; call criterion(model(x), y).backward() outside of curvature.paused(), too, or set "
+        "optimizer.curvature = None for steps with first-order utility."
+    )
 
 
 def _rebuild(

@@ -21,8 +21,7 @@ from upgd.curvature._sweep import Call
 from upgd.curvature.modules import Add, Fork, Gate
 
 
-@layer(nn.Flatten, unit_dim=-1)
-@layer(nn.Identity, nn.Unflatten, Fork, Add)
+@layer(nn.Identity, nn.Flatten, nn.Unflatten, Fork, Add)
 def unchanged(module: nn.Module, call: Call, h: Tensor, g: Tensor) -> Tensor:
     """Every entry of an input becomes one of the output; shapes are matched, and branches summed, by the sweep."""
     return h

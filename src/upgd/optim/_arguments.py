@@ -1,10 +1,12 @@
 """Checks of what users pass to the optimizers; every error is one sentence with the argument, the value and the remedy."""
 
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+_NUMBERS = ("lr", "sigma", "weight_decay", "beta_utility", "betas", "eps")
 CHOICES = {"scaling": ("global", "local"), "noise": ("white", "anticorrelated")}
 
 
@@ -24,6 +26,17 @@ def check_group(group: dict[str, Any]) -> None:
     for name, choices in CHOICES.items():
         if name in group and group[name] not in choices:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, but it is {group[name]!r}.")
+
+
+def with_plain_numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """The same options with Python's own numbers for numpy's, which neither torch's kernels nor ``torch.load`` want."""
+    return {name: _plain(value) if name in _NUMBERS else value for name, value in group.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(map(_plain, value))
+    return float(value) if _is_number(value) and type(value) not in (int, float) else value
 
 
 def check_lr(lr: Any) -> None:
@@ -76,4 +89,4 @@ def check_dense(param: Tensor, optimizer: Optimizer) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)

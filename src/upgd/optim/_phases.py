@@ -70,8 +70,12 @@ def _use_foreach(work: Work) -> bool:
     if work.options["foreach"] is not None:
         return bool(work.options["foreach"])
     # The compiler does its own blocking, and sharded tensors do their own reductions.
-    plain = all(type(param) in (Tensor, torch.nn.Parameter) for param in work.params)
-    return plain and not torch.compiler.is_compiling()
+    return all(map(is_plain, work.params)) and not torch.compiler.is_compiling()
+
+
+def is_plain(param: Tensor) -> bool:
+    """Whether this is a tensor as such, and no subclass with a mind of its own, such as a sharded one."""
+    return type(param) in (Tensor, torch.nn.Parameter)
 
 
 def global_scales(maxima: list[Tensor]) -> dict[torch.device, Tensor]:

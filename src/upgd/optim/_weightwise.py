@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from upgd import noise, rules
-from upgd.optim._arguments import check_curvature, check_dense, check_group, check_parameter
+from upgd.optim._arguments import check_curvature, check_dense, check_group, check_parameter, with_plain_numbers
 from upgd.optim._phases import Work, global_scales, trace, update, utility_dtype
+from upgd.optim._sharded import is_sharded, white_like
 
 Result = TypeVar("Result")
 
@@ -40,7 +41,7 @@ class WeightwiseOptimizer(Optimizer):
         check_curvature(curvature)
         self.curvature = curvature
         self.generator = generator
-        super().__init__(params, defaults)
+        super().__init__(params, with_plain_numbers(defaults))
 
     def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
         """The switches c, p, q of :func:`upgd.rules.update`."""
@@ -49,6 +50,7 @@ class WeightwiseOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters with options of its own; see :meth:`torch.optim.Optimizer.add_param_group`."""
         if isinstance(param_group, dict):
+            param_group.update(with_plain_numbers(param_group))
             check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
@@ -125,11 +127,12 @@ class WeightwiseOptimizer(Optimizer):
             >>> optimizer.gates()[model.weight].shape
             torch.Size([2, 3])
         """
+        # To ask ``self.state[param]`` would make an empty state, and who loads a checkpoint takes that for a full one.
         unbiased = {
-            param: rules.unbiased(self.state[param]["utility"], group["beta_utility"], self.state[param]["step"].item())
+            param: rules.unbiased(state["utility"], group["beta_utility"], state["step"].item())
             for group in self.param_groups
             for param in group["params"]
-            if self._gated and "utility" in self.state[param] and param.numel()
+            if self._gated and "utility" in (state := self.state.get(param, {})) and param.numel()
         }
         scale = global_scales([u.amax() for u in unbiased.values()])
         local = {p for group in self.param_groups if group.get("scaling") == "local" for p in group["params"]}
@@ -183,6 +186,9 @@ class WeightwiseOptimizer(Optimizer):
             check_dense(param, self)
             params.append(param)
             grads.append(param.grad)
+            remembers_noise = group["noise"] == "anticorrelated" and group["sigma"] > 0
+            if not self._gated and not remembers_noise:
+                continue  # nothing to remember: no state, not even an empty one
             state = self.state[param]
             if self._gated:
                 if "utility" not in state or (self._adaptive and "exp_avg_sq" not in state):
@@ -192,7 +198,7 @@ class WeightwiseOptimizer(Optimizer):
             if self._adaptive:
                 exp_avgs.append(state["exp_avg"])
                 exp_avg_sqs.append(state["exp_avg_sq"])
-            if group["noise"] == "anticorrelated" and group["sigma"] > 0:
+            if remembers_noise:
                 if "previous_noise" not in state:
                     state["previous_noise"] = torch.zeros_like(param, memory_format=torch.preserve_format)
                 previous_noises.append(state["previous_noise"])
@@ -214,6 +220,8 @@ class WeightwiseOptimizer(Optimizer):
                 state[name] = torch.zeros_like(param, dtype=utility_dtype(param), memory_format=torch.preserve_format)
 
     def _draw(self, param: Tensor) -> Tensor:
+        if is_sharded(param):
+            return white_like(param, self.generator)
         return noise.white_(torch.empty_like(param, memory_format=torch.preserve_format), self.generator)
 
     def _diagonal(self, param: Tensor) -> Tensor:

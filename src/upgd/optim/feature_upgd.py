@@ -9,6 +9,7 @@ from upgd import noise, rules
 from upgd.optim import features as hidden
 from upgd.optim._arguments import check_dense
 from upgd.optim._phases import global_scales, on, utility_dtype
+from upgd.optim._sharded import is_sharded
 from upgd.optim._weightwise import WeightwiseOptimizer
 
 
@@ -41,6 +42,7 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
                 "the model and not its parameters."
             )
         _check_curvature(curvature)
+        _check_not_sharded(model)
         super().__init__(list(model.named_parameters()), defaults, curvature=curvature, generator=generator)
         self.features = hidden.find(model, features, scaler)
         if curvature is not None:
@@ -221,6 +223,15 @@ def _check_curvature(curvature: Any) -> None:
         raise TypeError(
             f"curvature must have the methods feature_diagonal(module) and watch(module), but it is {curvature!r}; pass "
             "upgd.HesScale(model, criterion), or leave it out for first-order utility."
+        )
+
+
+def _check_not_sharded(model: nn.Module) -> None:
+    name = next((name for name, param in model.named_parameters() if is_sharded(param)), None)
+    if name is not None:
+        raise TypeError(
+            f"model must have its parameters in one piece, but {name!r} is sharded over processes, and the utility of units "
+            "is not known across them; use the weight-wise optimizer."
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from upgd.curvature._backward import add_as_grad, sum_by_unit, transform_level
 from upgd.networks import ACTIVATION_MODULES
@@ -46,7 +47,10 @@ class Feature:
         self._other_layers = other_layers
         self._scaler = scaler
         self._sum: tuple[int, Tensor] | None = None
+        self._channel_dim = 1  # of the layer's output, if it is a convolution
         module.register_forward_hook(self)
+        if not isinstance(layer, nn.Linear):
+            layer.register_forward_hook(self._note_channel_dim)
 
     @property
     def grad(self) -> Tensor | None:
@@ -64,9 +68,10 @@ class Feature:
 
     def remove(self) -> None:
         """Take the hook off."""
-        for number, hook in list(self.module._forward_hooks.items()):
-            if hook is self:
-                del self.module._forward_hooks[number]
+        for module, ours in ((self.module, self), (self.layer, self._note_channel_dim)):
+            for number, hook in list(module._forward_hooks.items()):
+                if hook == ours:
+                    del module._forward_hooks[number]
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
         if not output.requires_grad or transform_level() is not None:
@@ -75,8 +80,7 @@ class Feature:
         if reference is None:
             return  # a frozen layer needs no gates
         self._check_origin(output)
-        features, version = output.detach(), output._version
-        dim = -1 if isinstance(self.layer, nn.Linear) else -1 - len(self.layer.kernel_size)  # type: ignore[arg-type]
+        features, version, dim = output.detach(), output._version, self._unit_dim(output)
 
         def capture(grad: Tensor) -> None:
             if features._version != version:
@@ -93,10 +97,27 @@ class Feature:
 
         output.register_hook(capture)  # type: ignore[no-untyped-call]
 
+    def _note_channel_dim(self, layer: nn.Module, args: Any, output: Tensor) -> None:
+        # With a batch or without: from what comes behind a pooling and a Flatten, this can no longer be told.
+        self._channel_dim = output.ndim - 1 - len(layer.kernel_size)  # type: ignore[arg-type]
+
+    def _unit_dim(self, output: Tensor) -> int:
+        """The dimension of the activation's output along which the units or channels lie."""
+        linear = isinstance(self.layer, nn.Linear)
+        dim = output.ndim - 1 if linear else self._channel_dim
+        units = self.layer.out_features if linear else self.layer.out_channels
+        if dim >= output.ndim or output.shape[dim] != units:
+            raise RuntimeError(
+                f"the features of {self.name!r} are its {units} units or channels, but its {type(self.module).__name__} puts "
+                f"out the shape {tuple(output.shape)}, in which they cannot be told apart; put the activation before what "
+                "merges them, such as nn.Flatten()."
+            )
+        return dim
+
     def _check_origin(self, output: Tensor) -> None:
         """Is the output made of this layer's? Going back in the graph, no other layer's parameters may come first."""
         own = self.params
-        others = [param for layer in self._other_layers for param in layer.parameters(recurse=False)]
+        others = [param for layer in self._other_layers for param in layer.parameters()]
         nodes: list[Any] = [output.grad_fn]
         while nodes:
             leaves = [node.variable for node in nodes if hasattr(node, "variable")]
@@ -115,6 +136,8 @@ class Feature:
 def find(model: nn.Module, pairs: Pairs | None, scaler: "torch.amp.GradScaler | None") -> list[Feature]:
     """Find the features of a model and hook them: those of the pairs, or of all layers but the last."""
     found = _found_pairs(model) if pairs is None else _given_pairs(model, pairs)
+    for name, layer, _ in found:
+        _check_own_weight(name, layer)
     layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
     return [
         Feature(name, layer, module, [other for other in layers if other is not layer], scaler)
@@ -122,8 +145,22 @@ def find(model: nn.Module, pairs: Pairs | None, scaler: "torch.amp.GradScaler | 
     ]
 
 
+def _is_leaf(module: nn.Module) -> bool:
+    # A parametrized layer has a child, which holds what its weight is computed from, and is a layer all the same.
+    return next(module.children(), None) is None or (isinstance(module, _LAYERS) and is_parametrized(module))
+
+
+def _check_own_weight(name: str, layer: nn.Module) -> None:
+    if is_parametrized(layer):
+        raise TypeError(
+            f"the incoming weights of the features of {name!r} are computed from other parameters (weight or spectral norm, "
+            "another parametrization), which need not belong to a unit; take that off with "
+            "torch.nn.utils.parametrize.remove_parametrizations, or leave the layer out with features={...}."
+        )
+
+
 def _found_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
-    leaves = [(name, module) for name, module in model.named_modules() if next(module.children(), None) is None]
+    leaves = [(name, module) for name, module in model.named_modules() if _is_leaf(module)]
     layers = [place for place, (_, module) in enumerate(leaves) if isinstance(module, _LAYERS)]
     if len(layers) < 2:
         raise ValueError(

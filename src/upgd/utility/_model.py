@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from upgd.networks import ACTIVATION_MODULES
 
@@ -69,10 +70,15 @@ def calls(model: nn.Module, x: Tensor) -> list[Call]:
     def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         return lambda module, inputs, output: seen.append(Call(name, module, inputs[0], output))
 
-    leaves = [(name, module) for name, module in model.named_modules() if not any(True for _ in module.children())]
+    leaves = [(name, module) for name, module in model.named_modules() if _is_leaf(module)]
     with hooked([(module, note(name)) for name, module in leaves]):
         model(x)
     return seen
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    # A parametrized layer has a child, which holds what its weight is computed from, and is a layer all the same.
+    return next(module.children(), None) is None or (isinstance(module, LAYERS) and is_parametrized(module))
 
 
 def find_features(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -> list[Feature]:
@@ -111,8 +117,27 @@ def _activation(layer: Call, between: list[Call]) -> Call:
 def _feature(call: Call, layer: Call, order: list[Call]) -> Feature:
     if sum(other.module is call.module for other in order) > 1:
         raise ValueError(f"the module {call.name!r} is called more than once; give each layer an activation of its own")
-    dim = -1 if isinstance(layer.module, nn.Linear) else -1 - len(layer.module.kernel_size)  # type: ignore[arg-type]
+    dim = _unit_dim(call, layer)
     return Feature(call.name, call.module, dim, call.output.new_ones(call.output.shape[dim]))
+
+
+def _unit_dim(call: Call, layer: Call) -> int:
+    """The dimension of a call's output, from the end, along which the units or channels of the layer before it lie."""
+    if isinstance(layer.module, nn.Linear):
+        return -1
+    dim = -1 - len(layer.module.kernel_size)  # type: ignore[arg-type]
+    if call.output.ndim == layer.output.ndim:
+        return dim
+    # Something flattened in between. If channels have one position left, they are where they were, from the front.
+    dim += layer.output.ndim - call.output.ndim
+    channels = layer.module.out_channels
+    if dim >= 0 or call.output.shape[dim] != channels:
+        raise ValueError(
+            f"features cannot be the {channels} channels of {layer.name!r} where the module {call.name!r} puts out the shape"
+            f" {tuple(call.output.shape)}, in which they cannot be told apart; put the activation before what merges them,"
+            " such as nn.Flatten()"
+        )
+    return dim
 
 
 @contextmanager

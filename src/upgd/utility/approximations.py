@@ -169,10 +169,11 @@ def _hesscale_diagonals(
     parameters = dict(model.named_parameters())
     found = find_features(model, x, names) if of == "features" else []
     watched = [feature.module for feature in found]
-    before = {name: parameter.grad for name, parameter in parameters.items()}
+    before = {name: (parameter.grad, parameter.requires_grad) for name, parameter in parameters.items()}
     try:
         for parameter in parameters.values():
             parameter.grad = None
+            parameter.requires_grad_(True)  # what is frozen has a utility, too
         with torch.enable_grad(), HesScale(model, criterion, features=watched) as curvature:
             criterion(model(x), y).backward()
             if of == "weights":
@@ -180,7 +181,7 @@ def _hesscale_diagonals(
             return {feature.name: curvature.feature_diagonal(feature.module) for feature in found}
     finally:
         for name, parameter in parameters.items():
-            parameter.grad = before[name]
+            parameter.grad, parameter.requires_grad = before[name]
 
 
 def _mean_magnitude(output: Tensor, feature: Feature) -> Tensor:
