@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import upgd.experiments as ex
-from upgd.experiments import Experiment, architecture
+from upgd.experiments import Experiment, architecture, estimate
 from upgd.experiments.running import execute, pending
 from upgd.experiments.units import Checkpoints, Snapshot, Unit, plan, whole
 from upgd.experiments.workers import Settings, _Pool, _Worker, in_process, in_processes
@@ -339,3 +339,14 @@ def test_kinds_share_a_unit_only_on_a_gpu():
     mixed = plan(whole(experiment), 1, 8, mixed=True)
     assert [len(unit.learners) for unit in mixed] == [5, 4]
     assert sorted(one.method for unit in mixed for one in unit.learners) == sorted(["sgd", "adamw", "upgd"] * 3)
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 6.0), (2, 4.0), (5, 4.0)])
+def test_an_estimate_knows_that_a_unit_cannot_be_divided(monkeypatch, workers, seconds):
+    sgd, upgd = (
+        Unit("output-permuted-digits", {}, "8", 100, (Learner(method=method, lr=0.1),)) for method in ("sgd", "upgd")
+    )
+    rates = {"sgd": 100.0, "upgd": 25.0}
+    measured = lambda network, stream, learners, *rest: rates[learners[0].method]  # noqa: E731
+    monkeypatch.setattr(estimate, "learner_steps_per_second", measured)
+    assert estimate.estimate([upgd, sgd, sgd], workers, "cpu", "torch") == seconds

@@ -13,7 +13,7 @@ from upgd.cli.options import Execution, UsageError, store_path
 if TYPE_CHECKING:
     from upgd.experiments import Experiment
 
-__all__ = ["check", "executor_of", "given_options", "option_names", "terminable"]
+__all__ = ["check", "executor_of", "given_options", "option_names", "terminable", "workers_of"]
 
 #: Less than this is done before several processes have started; the threads of one use all cores, too.
 _SMALL = 1_000_000
@@ -23,7 +23,7 @@ def executor_of(experiment: "Experiment", execution: Execution) -> tuple[str, in
     """The device that units shall fill, how many at a time, and who computes them."""
     from upgd.experiments.units import Checkpoints
     from upgd.experiments.work import device_named
-    from upgd.experiments.workers import Settings, in_process, in_processes, processes_that_help
+    from upgd.experiments.workers import Settings, in_process, in_processes
 
     check(execution)
     checkpoints = Checkpoints.beside(store_path(execution.store))
@@ -39,11 +39,18 @@ def executor_of(experiment: "Experiment", execution: Execution) -> tuple[str, in
             look_every=execution.look_every,
         )
     device = device_named(execution.device)
-    workers = execution.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
+    workers = workers_of(experiment, execution, device)
     settings = Settings(
         device, execution.backend, checkpoints, execution.checkpoint_every, look_every=execution.look_every
     )
     return device, workers, in_process(settings) if workers == 1 else in_processes(settings, workers)
+
+
+def workers_of(experiment: "Experiment", execution: Execution, device: str) -> int:
+    """How many processes compute it on this machine."""
+    from upgd.experiments.workers import processes_that_help
+
+    return execution.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
 
 
 def check(execution: Execution) -> None:

@@ -137,7 +137,7 @@ class Execution:
     store
         The file that keeps results; upgd.db in this folder if neither this nor UPGD_STORE says otherwise.
     workers
-        How many processes; by default as many as there are cores, or GPUs.
+        How many processes; by default as many as there are cores, or GPUs; one for less than a million learner-steps.
     ray
         The address of a Ray cluster that computes instead ("auto": the one on this machine).
     device

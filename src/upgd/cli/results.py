@@ -197,8 +197,8 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
         score = f"diverged at step {record.diverged_at:,}" if diverged else f"{facts['metric']} {facts['score']:.4f}"
         options = "".join(f", {name} {value}" for name, value in key.options.items())
         line = (
-            f"{record.id:>6}  {key.problem}{options}  {key.network}  {key.method} ({settings_text(key.settings)})  seed {key.seed}  "
-            f"{key.steps:,} steps  {score}  {record.finished[:16].replace('T', ' ')}"
+            f"{record.id:>6}  {key.problem}{options}  {key.network}  {key.method} ({settings_text(key.settings)})  "
+            f"seed {key.seed}  {key.steps:,} steps  {score}  {record.finished[:16].replace('T', ' ')}"
         )
         print(wrapped(line, width, indent=" " * 8, breaks="  "))
     print(f"{plural(len(records), 'learner')} in {store_path(which.store)}", file=sys.stderr)

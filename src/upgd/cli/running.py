@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.executing import check, executor_of, given_options, option_names, terminable
+from upgd.cli.executing import check, executor_of, given_options, option_names, terminable, workers_of
 from upgd.cli.options import Declaration, Execution, Json, UsageError, load_torch, store_path
 
 if TYPE_CHECKING:
@@ -256,7 +256,6 @@ def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> i
     from upgd.experiments.progress import duration
     from upgd.experiments.running import pending
     from upgd.experiments.work import device_named
-    from upgd.experiments.workers import processes_that_help
     from upgd.store import Store
 
     if execution.ray is not None:
@@ -264,7 +263,7 @@ def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> i
     check(execution)
     path = store_path(execution.store)
     device = device_named(execution.device)
-    workers = execution.workers or processes_that_help(device)
+    workers = workers_of(experiment, execution, device)
     with Store.read(path) if path.exists() else Store.write(":memory:") as store:
         units = pending(experiment, store, workers, device)
     seconds = estimate(units, workers, device, execution.backend)

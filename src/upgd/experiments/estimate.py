@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from heapq import heapreplace
 from typing import Any
 
 import torch
@@ -33,7 +34,10 @@ def estimate(units: Sequence[Unit], workers: int, device: str, backend: BackendN
                 rates[_kinds(unit)] = learner_steps_per_second(network, stream, unit.learners, device, backend, seconds)
     finally:
         torch.set_num_threads(threads)
-    return sum(unit.learner_steps / rates[_kinds(unit)] for unit in units) / workers
+    busy = [0.0] * workers
+    for unit in units:  # the next one goes to whoever is free first
+        heapreplace(busy, busy[0] + unit.learner_steps / rates[_kinds(unit)])
+    return max(busy)
 
 
 def _kinds(unit: Unit) -> tuple[Any, ...]:
