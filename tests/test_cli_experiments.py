@@ -203,7 +203,7 @@ def test_a_file_declares_everything(upgd, folder):
     assert json.loads(out)[0]["method"] == "sgd"
     code, _, err = upgd("sweep", "e.toml", "--lr", "0.1")
     assert code == 2
-    assert "e.toml declares the whole experiment" in err
+    assert "e.toml declares the whole experiment; leave out --lr." in err
     (folder / "e.toml").write_text("problem = 3\n")
     code, _, err = upgd("sweep", "e.toml")
     assert code == 1

@@ -69,6 +69,8 @@ def test_what_is_not_there_says_how_to_get_it():
     with pytest.raises(DataError, match="get it with `upgd data fetch mnist`"):
         load("mnist")
     stored()
+    with pytest.raises(DataError, match=r"there is no data set 'digit' \(did you mean 'digits'\?\); there are"):
+        load("digit")
     with pytest.raises(DataError, match="there is no data set 'other'; there are digits, mnist, emnist, cifar10, mine"):
         load("other")
 

@@ -75,6 +75,23 @@ def test_nothing_to_write_is_a_sentence(upgd):
     assert "upgd.db has nothing of ablation at this scale" in said.err
 
 
+@pytest.mark.parametrize(
+    ("study", "says"),
+    [
+        ("toy-changing-inputs", "--data emnist=digits: 'emnist' is no data set of these experiments; leave it out."),
+        (
+            "input-permuted-mnist",
+            "--data emnist=digits: 'emnist' is no data set of these experiments; choose among mnist.",
+        ),
+    ],
+)
+def test_data_that_an_experiment_does_not_have_have_no_stand_in(upgd, study, says):
+    code, said = upgd(f"reproduce {study} --scale smoke --data emnist=digits --dry-run")
+    assert code == 2
+    assert says in said.err
+    assert upgd(f"reproduce {study} output-permuted-emnist --scale smoke --data emnist=digits --dry-run")[0] == 0
+
+
 def test_of_several_studies_those_without_results_are_left_out(upgd, tmp_path):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     small = "--scale smoke --panels weight-white --steps 20"
@@ -144,7 +161,8 @@ def test_utility_quality_says_what_it_has_no_use_for_and_others_take_it(upgd, tm
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(_utility_page, "main", lambda arguments: None)
     monkeypatch.setattr(reproducing, "_carry_out", lambda *_: None)
-    names = ["utility-quality toy-changing-inputs"] + ["all"] * ("--panels" not in options)
+    other = "input-permuted-mnist" if "--data" in options else "toy-changing-inputs"
+    names = [f"utility-quality {other}"] + ["all"] * ("--panels" not in options)
     for several in names:
         code, said = upgd(f"reproduce {several} --scale smoke {options}")
         assert code == 0, said.err

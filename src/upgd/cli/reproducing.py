@@ -109,6 +109,7 @@ def reproduce(
     if not dry_run:
         _check_folder(output)
     lengths = _lengths(sweep_steps, studies)
+    instead = _stand_ins(data, studies)
     plans = {
         study.name: plan(
             study.name,
@@ -120,7 +121,7 @@ def reproduce(
             final_seeds=final_seeds,
             steps=steps,
             sweep_steps=_by_problem(lengths[study.name], study),
-            data=dict(_pair(text) for text in data),
+            data=instead,
         )
         for study in studies
         if study.name != UTILITY_QUALITY
@@ -278,6 +279,19 @@ def _utility_quality(scale: str, output: Path, nothing: bool) -> None:
         print(f"  no sweep: {seeds} runs of {steps:,} steps, computed anew each time")
     else:
         main(["--out", str(output), "--steps", str(steps), "--seeds", str(seeds)])
+
+
+def _stand_ins(data: Sequence[str], studies: Sequence["Study"]) -> dict[str, str]:
+    """What --data says, if the studies have such data."""
+    from upgd.data.sources import OFFICIAL
+
+    instead = dict(_pair(text) for text in data)
+    own = sorted({problem.rpartition("-")[2] for study in studies for problem in study.problems()} & {*OFFICIAL})
+    for name, other in instead.items():
+        if name not in own:
+            remedy = f"choose among {', '.join(own)}" if own else "leave it out"
+            raise UsageError(f"--data {name}={other}: {name!r} is no data set of these experiments; {remedy}.")
+    return instead
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -200,8 +200,11 @@ def _declared(problem: str, methods: str | None, grid: str | None, declaration: 
 
     settings, rest = declaration.settings(), declaration.rest()
     if problem.endswith(".toml"):
-        if methods or grid or settings or rest:
-            raise UsageError(f"{problem} declares the whole experiment; leave out --methods, --grid and all settings.")
+        given = (
+            {name for name, value in (("methods", methods), ("grid", grid)) if value} | settings.keys() | rest.keys()
+        )
+        if given:
+            raise UsageError(f"{problem} declares the whole experiment; leave out {option_names(given)}.")
         experiment = load(problem)
         _refuse_study(experiment.problem)
         return experiment

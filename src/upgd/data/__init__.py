@@ -5,6 +5,8 @@
 Dataset('digits': 1,797 images of 8×8, 10 classes)
 """
 
+from difflib import get_close_matches
+
 from upgd.data import cache
 from upgd.data.acquire import adopt, fetch, fetch_from
 from upgd.data.cache import folder
@@ -55,8 +57,9 @@ def load(name: str, split: str = "train") -> Dataset:
 def _not_there(name: str) -> str:
     if name in OFFICIAL:
         return f"the data set {name!r} is not in {folder()}: get it with `upgd data fetch {name}`."
-    known = ", ".join(["digits", *OFFICIAL, *(n for n in cache.names() if n not in OFFICIAL)])
+    known = ["digits", *OFFICIAL, *(n for n in cache.names() if n not in OFFICIAL)]
+    near = "".join(f" (did you mean {match!r}?)" for match in get_close_matches(name, known, n=1))
     return (
-        f"there is no data set {name!r}; there are {known}, and a set of IDX files becomes one with "
+        f"there is no data set {name!r}{near}; there are {', '.join(known)}, and a set of IDX files becomes one with "
         f"`upgd data fetch --from FOLDER --as {name}`."
     )
