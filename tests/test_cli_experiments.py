@@ -260,6 +260,20 @@ def test_a_list_tells_options_apart(filled):
     assert "output-permuted-digits, task_length 20  8  sgd" in filled("runs")[1]
 
 
+def test_best_tells_what_it_left_out_and_what_diverged(upgd, folder):
+    keys = [
+        Key(problem="p", network="8", method="sgd", settings={"lr": lr}, seed=seed, steps=1)
+        for lr, seed in ((0.1, 0), (1.0, 0), (0.01, 7))
+    ]
+    with Store.write(folder / "upgd.db") as store:
+        store.add([Record(key, 1, [float("nan")], diverged_at=0) for key in keys])
+    out = upgd("best")[1]
+    assert "diverged with 1 seed; 2 settings tried" in out
+    assert "1 setting left out, without a seed in common with these" in out
+    (found,) = json.loads(upgd("best", "--json")[1])
+    assert (found["tried"], found["left_out"]) == (2, 1)
+
+
 def test_json_has_no_word_for_what_diverged(upgd, folder):
     good, bad = (Key(problem="p", network="8", method="sgd", settings={"lr": lr}, seed=0, steps=1) for lr in (0.1, 1.0))
     with Store.write(folder / "upgd.db") as store:

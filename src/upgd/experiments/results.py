@@ -163,15 +163,18 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
     """The best settings in words, comparison by comparison, in lines of at most ``width``."""
     parts: dict[str, list[str]] = {}
     for comparison, one in chosen:
-        score = "all diverged" if math.isnan(one.score) else f"{comparison.metric} {one.score:.4f}"
+        seeds = plural(len(one.seeds), "seed")
+        score = f"{comparison.metric} {one.score:.4f}, mean of {seeds}"
+        if math.isnan(one.score):
+            score = f"diverged with {seeds}"
         lines = [
             f"  {one.entry.method}: {settings_text(one.entry.settings)}",
-            f"    {score}, mean of {plural(len(one.seeds), 'seed')}; {plural(one.tried, 'setting')} tried, "
-            f"{one.flat:.0%} within 1 % of the best"
-            + (f"; {one.left_out} left out, which share no seed with these" if one.left_out else ""),
+            f"    {score}; {plural(one.tried, 'setting')} tried, {one.flat:.0%} within 1 % of the best",
         ]
         if one.diverged_settings:
             lines[-1] += f", {one.diverged_settings} with learners that diverged"
+        if one.left_out:
+            lines.append(f"    {plural(one.left_out, 'setting')} left out, without a seed in common with these")
         for name, near in one.neighbours.items():
             scores = ", ".join(f"{_text(value)} → {'diverged' if s != s else f'{s:.4f}'}" for value, s in near.items())
             lines.append(f"    next to it: {_SHORT.get(name, name)} {scores}")

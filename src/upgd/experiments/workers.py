@@ -212,9 +212,14 @@ class _Pool:
         worker.process.join()
         self.attempts[unit.name] = self.attempts.get(unit.name, 0) + 1
         if self.attempts[unit.name] >= _ATTEMPTS:
+            # Python's own end, with a traceback: a new process runs the script from the top, and comes here again.
+            ended_by_python = worker.process.exitcode == 1
+            remedy = (
+                "put what starts it under `if __name__ == '__main__':`" if ended_by_python else "use fewer --workers"
+            )
             raise ChildProcessError(
                 f"the process that computed {unit.describe()} of {unit.problem} died {_ATTEMPTS} times (exit code "
-                f"{worker.process.exitcode}); if memory is short, use fewer --workers"
+                f"{worker.process.exitcode}); if {'this is a script' if ended_by_python else 'memory is short'}, {remedy}"
             )
 
 
