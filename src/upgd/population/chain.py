@@ -350,7 +350,9 @@ def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
 
 def _over_positions(x: Tensor, features: int) -> Tensor:
     """Sums for each feature; Flatten may have joined a feature's positions with the features."""
-    return x if x.ndim == 2 and x.shape[1] == features else x.reshape(len(x), features, -1).sum(-1)
+    if x.ndim > 2:
+        return x.flatten(2).sum(-1)
+    return x if x.shape[1] == features else x.reshape(len(x), features, -1).sum(-1)
 
 
 # ------------------------------------------------------------------------------------------- from a module to its layers
