@@ -96,6 +96,20 @@ def test_features_have_a_star_around_their_own_best_too():
     assert own not in [{name: settings[name] for name in own} for settings in weights]
 
 
+@pytest.mark.parametrize("study", paper.BEST_KNOWN)
+@pytest.mark.parametrize("name", ["beta_utility", "sigma"])
+def test_a_star_gives_every_method_the_values_of_all_known_settings(study, name):
+    tried = {
+        arm: {settings[name] for settings in settings_of(arm, "star")}
+        for arm in STUDIES[study].arms()
+        if name in settings_of(arm, "star")[0]
+    }
+    known = {settings[name] for settings in paper.BEST_KNOWN[study].values() if name in settings}
+    assert len({arm.method for arm in tried}) >= 2
+    for values in tried.values():
+        assert values == known | {*paper.PROBLEMS[study].grid[name]}
+
+
 class TestClimb:
     """A hill whose top is two steps away from the known setting."""
 

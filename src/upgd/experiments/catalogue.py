@@ -147,6 +147,9 @@ def settings_of(arm: Arm, grid: GridName, centres: Iterable[Mapping[str, Any]] =
     values |= {name: choices for name, choices in fixed.items() if name not in values}
     known = paper.known(arm.problem, arm.method, *fixed.get("wise", ()))
     if grid in ("star", "climb") and known:
+        for name, also in paper.values_known(arm.problem).items():
+            if name in values and name not in fixed:
+                values[name] += tuple(value for value in also if value not in values[name])
         around = [settings for centre in (*known, *centres) for settings in _star(values, centre)]
         return [settings for i, settings in enumerate(around) if settings not in around[:i]]
     if grid in ("coarse", "tiny"):

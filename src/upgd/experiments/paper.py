@@ -9,7 +9,7 @@ from typing import Any
 
 from upgd.population import METHODS
 
-__all__ = ["BEST_KNOWN", "FEATURES", "PROBLEMS", "Defaults", "defaults", "grid", "known"]
+__all__ = ["BEST_KNOWN", "FEATURES", "PROBLEMS", "Defaults", "defaults", "grid", "known", "values_known"]
 
 Values = tuple[Any, ...]
 
@@ -122,6 +122,17 @@ def known(problem: str, method: str, wise: str | None = None) -> list[dict[str, 
     """
     tables = (BEST_KNOWN, FEATURES) if wise == "feature" else (BEST_KNOWN,)
     return [table[problem][method] for table in tables if method in table.get(problem, {})]
+
+
+def values_known(problem: str) -> dict[str, Values]:
+    """The β and σ of all best known settings, which the paper's grid may lack: what one method is given, all are.
+
+    Example:
+        >>> values_known("output-permuted-emnist")["sigma"]
+        (0.001, 0.01)
+    """
+    settings = [one for table in (BEST_KNOWN, FEATURES) for one in table.get(problem, {}).values()]
+    return {name: tuple(sorted({one[name] for one in settings if name in one})) for name in ("beta_utility", "sigma")}
 
 
 def defaults(problem: str) -> Defaults:
