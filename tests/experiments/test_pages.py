@@ -7,7 +7,7 @@ from made_records import results
 from upgd.data import load
 from upgd.experiments import run
 from upgd.experiments.notes import filled
-from upgd.experiments.pages import _data, _scale, _shorter_search, write_page
+from upgd.experiments.pages import _at_edge, _data, _scale, _shorter_search, write_page
 from upgd.experiments.reproduce import plan, reproduce
 
 
@@ -75,6 +75,22 @@ def test_learners_that_all_diverged_have_no_numbers(tmp_path):
     page = write_page(found, tmp_path, "…").read_text(encoding="utf-8")
     (line,) = (line for line in page.splitlines() if line.startswith("| PGD |"))
     assert line.endswith("| – (0) | – | – | – | 2 of 2 |")
+
+
+def test_it_says_whose_values_are_at_the_edge_and_where():
+    def compute(experiment):  # the larger σ, the better, except for what is scaled locally; the step size in the middle
+        def level(one):
+            return (1 - abs(one.lr - 0.01)) * (0.5 if one.scaling == "local" else 0.5 + 0.1 * (one.sigma or 0))
+
+        return results(experiment, level=level)
+
+    panels = {"panels": ["weight-global", "weight-local"], "grid": "paper", "only": {"beta_utility": (0.9,)}}
+    at_edge = _at_edge(reproduce(plan("upgd-stationary-mnist", "smoke", **panels), compute))
+    everywhere, in_one_panel = at_edge.split("; weight-wise, global: ")
+    assert "PGD (σ)" in everywhere
+    assert "weight-wise" not in everywhere
+    assert in_one_panel.startswith("UPGD (σ), UPGD, non-protecting (σ)")
+    assert "lr" not in at_edge
 
 
 def test_data_are_named_with_their_checksum():

@@ -350,3 +350,12 @@ def test_an_estimate_knows_that_a_unit_cannot_be_divided(monkeypatch, workers, s
     measured = lambda network, stream, learners, *rest: rates[learners[0].method]  # noqa: E731
     monkeypatch.setattr(estimate, "learner_steps_per_second", measured)
     assert estimate.estimate([upgd, sgd, sgd], workers, "cpu", "torch") == seconds
+
+
+def test_a_measurement_of_speed_is_not_fooled_by_learners_that_would_diverge(monkeypatch):
+    measured = []
+    monkeypatch.setattr(estimate, "Population", lambda *args: measured.append(Population(*args)) or measured[-1])
+    stream, network = make("toy-changing-outputs"), torch.nn.Linear(16, 1)
+    estimate.learner_steps_per_second(network, stream, [Learner(method="upgd", lr=1e6)], seconds=0.05)
+    assert Population(network, [Learner(method="upgd", lr=1e6)]).run(stream, 50).diverged_at[0] >= 0
+    assert measured[0].run(stream, 50).diverged_at[0] < 0

@@ -16,7 +16,7 @@ from upgd.experiments.compare import Comparison, Row
 from upgd.experiments.notes import filled
 from upgd.experiments.progress import duration
 from upgd.experiments.reproduce import Finding, Plan, Reproduction
-from upgd.experiments.results import settings_text
+from upgd.experiments.results import settings_text, short_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -189,15 +189,9 @@ def _how(found: Reproduction, command: str) -> list[str]:
         f"Versions: {', '.join(sorted({f'upgd {r.package}, torch {r.torch}' for r in records}))}",
         *(f"Data: {line}" for line in _data(sorted({record.key.problem for record in records}))),
     ]
-    at_edge = [
-        f"{finding.arm.name} ({', '.join(finding.best.edges)})"
-        for finding in found.findings.values()
-        if finding.best.edges
-    ]
+    at_edge = _at_edge(found)
     if at_edge:
-        lines.append(
-            f"At the edge of what was tried, so that a wider grid may find better: {'; '.join(dict.fromkeys(at_edge))}"
-        )
+        lines.append(f"At the edge of what was tried, so that a wider grid may find better: {at_edge}")
     if found.unsearched:
         lines.append(
             f"Not finished: {found.unsearched:,} learners of the search are missing; another setting may be better."
@@ -205,6 +199,17 @@ def _how(found: Reproduction, command: str) -> list[str]:
     if found.missing:
         lines.append(f"Not finished: {found.missing:,} of the final runs are missing.")
     return lines
+
+
+def _at_edge(found: Reproduction) -> str:
+    """The curves whose chosen setting has a value at the edge: first those of all panels, then those of some."""
+    curves: dict[str, list[str]] = {}
+    for finding in found.findings.values():
+        if finding.best.edges:
+            panels = [panel.title.lower() for panel in found.plan.panels if finding.arm in panel.arms]
+            where = "" if len(panels) == len(found.plan.panels) else f"{' and '.join(panels)}: "
+            curves.setdefault(where, []).append(f"{finding.arm.name} ({short_names(finding.best.edges)})")
+    return "; ".join(where + ", ".join(curves[where]) for where in sorted(curves, key=bool))
 
 
 def _shorter_search(plan: Plan) -> str:

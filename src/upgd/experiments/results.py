@@ -159,6 +159,11 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{_SHORT.get(name, name)} {_text(settings[name])}" for name in names)
 
 
+def short_names(names: Iterable[str]) -> str:
+    """Settings' names as the tables have them."""
+    return " and ".join(_SHORT.get(name, name) for name in names)
+
+
 def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = None) -> str:
     """The best settings in words, comparison by comparison, in lines of at most ``width``."""
     parts: dict[str, list[str]] = {}
@@ -179,8 +184,7 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
             scores = ", ".join(f"{_text(value)} → {'diverged' if s != s else f'{s:.4f}'}" for value, s in near.items())
             lines.append(f"    next to it: {_SHORT.get(name, name)} {scores}")
         if one.edges:
-            names = " and ".join(_SHORT.get(name, name) for name in one.edges)
-            lines.append(f"    {names} at the edge of what was tried: a wider grid may find better")
+            lines.append(f"    {short_names(one.edges)} at the edge of what was tried: a wider grid may find better")
         parts.setdefault(comparison.title, []).extend(lines)
     return "\n\n".join(
         "\n".join(wrapped(line, width, indent="      ") for line in [title, *lines]) for title, lines in parts.items()
