@@ -443,6 +443,12 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
             "device='abacus' cannot be used; it can be 'auto', 'cpu', 'cuda' or 'cuda:1'",
         ),
         (["run", "mine.toml"], 2, "`upgd sweep mine.toml`"),
+        (["reproduce", "toy-changing-inputs", "--dry-run", "--ray", "auto"], 2, "leave out --ray"),
+        (
+            ["run", "stationary-digits", "--method", "sgd", "--lr", "1", "--dry-run", "--ray", "auto"],
+            2,
+            "leave out --ray",
+        ),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_an_exit_code(upgd, arguments, code, says):

@@ -53,8 +53,10 @@ def workers_of(experiment: "Experiment", execution: Execution, device: str) -> i
     return execution.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
 
 
-def check(execution: Execution) -> None:
+def check(execution: Execution, *, dry_run: bool = False) -> None:
     """Refuse numbers that make no sense, and options that do not go together."""
+    if dry_run and execution.ray is not None:
+        raise UsageError("--dry-run measures this machine; leave out --ray.")
     for option, number in (("--workers", execution.workers), ("--look-every", execution.look_every)):
         if number is not None and number < 1:
             raise UsageError(f"{option} must be 1 or more, not {number}.")

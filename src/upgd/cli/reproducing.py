@@ -92,7 +92,7 @@ def reproduce(
     from upgd.experiments.catalogue import STUDIES, UTILITY_QUALITY
     from upgd.experiments.reproduce import plan, study_named
 
-    check(execution)
+    check(execution, dry_run=dry_run)
     studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
     of_sweeps = {
         "panels": panels,

@@ -261,9 +261,7 @@ def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> i
     from upgd.experiments.work import device_named
     from upgd.store import Store
 
-    if execution.ray is not None:
-        raise UsageError("--dry-run measures this machine; leave out --ray.")
-    check(execution)
+    check(execution, dry_run=True)
     path = store_path(execution.store)
     device = device_named(execution.device)
     workers = workers_of(experiment, execution, device)
