@@ -17,8 +17,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.hooks import RemovableHandle
 
 from upgd.curvature._backward import transform_level
-from upgd.networks import ACTIVATION_MODULES
-from upgd.utility._model import LAYERS, function_before
+from upgd.networks import ACTIVATION_MODULES, LAYERS
+from upgd.utility._model import function_before
 
 __all__ = [
     "Monitor",

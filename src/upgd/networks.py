@@ -36,7 +36,9 @@ ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
     *(nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softsign),
 )
 
-_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+#: What has weights that enter units or channels.
+LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+
 #: How many random words are in the making at once: what fits a core's cache, or what keeps a GPU busy.
 _WORDS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 
@@ -172,6 +174,14 @@ class ConvNet(nn.Module):
         return side
 
 
+def is_leaf(module: nn.Module) -> bool:
+    """Whether it computes something itself, and is not made of other modules.
+
+    A parametrized layer has a child, which holds what its weight is computed from, and is a layer all the same.
+    """
+    return all(name == "parametrizations" for name, _ in module.named_children())
+
+
 def initial_parameters(network: nn.Module, seeds: Sequence[int] | Tensor) -> dict[str, Tensor]:
     """The initial parameters of one learner per seed, stacked.
 
@@ -228,7 +238,7 @@ def _fan_ins(network: nn.Module) -> dict[str, int]:
     of_parameter: dict[Tensor, int] = {}
     for path, module in network.named_modules():
         own = list(module.parameters(recurse=False))
-        if own and not isinstance(module, _LAYERS):
+        if own and not isinstance(module, LAYERS):
             raise TypeError(
                 f"the layer {path or 'network'!r} is a {type(module).__name__}, but initial weights are defined for"
                 " Linear and convolution layers only; initialise this network yourself"

@@ -181,3 +181,20 @@ def test_final_activations_belong_to_the_loss():
     sample = nn.MSELoss(), torch.randn(2, 3).double(), torch.rand(2, 2).double()
     for name, term in utility.propagate(model, *sample).items():
         assert_close(term.total(), utility.second_order(model, *sample)[name])
+
+
+@pytest.mark.parametrize("kind", [nn.LeakyReLU, nn.ELU])
+def test_activations_that_work_in_place_change_nothing(kind):
+    torch.manual_seed(0)
+    apart = nn.Sequential(nn.Linear(3, 4), kind(), nn.Linear(4, 4), kind(), nn.Linear(4, 1)).double()
+    in_place = nn.Sequential(apart[0], kind(inplace=True), apart[2], kind(inplace=True), apart[4])
+    sample = nn.MSELoss(), torch.randn(1, 3, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    for a, b in zip(
+        utility.propagate(apart, *sample).values(), utility.propagate(in_place, *sample).values(), strict=True
+    ):
+        assert_close(a.first, b.first)
+        assert_close(a.second, b.second)
+    assert_close(
+        utility.conservation(apart, *sample)["1"].outgoing.first,
+        utility.conservation(in_place, *sample)["1"].outgoing.first,
+    )

@@ -258,3 +258,37 @@ def test_all_weights_of_the_mnist_network():
             dict(without.named_parameters())[name][place] = 0
             rise = nn.functional.cross_entropy(without(x), y) - intact
             assert utilities[name][place].item() == pytest.approx(rise.item(), abs=1e-12)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.memory, self.out = kind(3, 2, batch_first=True), nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.out(self.memory(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_weights_of_recurrent_layers(kind):
+    torch.manual_seed(0)
+    model, x, y = Recurrent(kind).double(), torch.randn(2, 4, 3, dtype=torch.float64), torch.zeros(2, 1).double()
+    assert_same(utility.true_weights(model, nn.MSELoss(), x, y), naive_weights(model, nn.MSELoss(), x, y))
+
+
+def test_names_of_features_that_cannot_be_are_told_from_those_that_can():
+    model, sample = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), (torch.ones(1, 3), torch.ones(1, 1))
+    with pytest.raises(ValueError, match=r"features names \['0'\], but the modules between two layers are \['1'\]"):
+        utility.true_features(model, nn.MSELoss(), *sample, features=["0"])
+    with pytest.raises(ValueError, match="there is no module between two layers"):
+        utility.true_features(nn.Sequential(model[0], model[2]), nn.MSELoss(), *sample, features=["0"])
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
+@pytest.mark.parametrize("measure", [utility.magnitude, utility.first_order, utility.random])
+def test_what_would_change_the_models_buffers_is_refused(measure, norm):
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(12, 1))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"Norm1d '1' in training mode"):
+        measure(model, nn.MSELoss(), torch.randn(5, 2, 5), torch.zeros(5, 1), of="features")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

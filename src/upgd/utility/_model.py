@@ -7,17 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._pytree import tree_map_only
 
-from upgd.networks import ACTIVATION_MODULES
+from upgd.networks import ACTIVATION_MODULES, LAYERS, is_leaf
 
 #: A loss as a function of outputs and targets: a module such as ``nn.MSELoss()``, or any function.
 Criterion = Callable[[Tensor, Tensor], Tensor]
-
-LAYERS = (nn.Linear, _ConvNd)
 
 #: Activations that are called as functions, by the names of autograd, without "Backward0".
 _FUNCTIONS = frozenset(
@@ -28,13 +25,16 @@ _FUNCTIONS = frozenset(
 )
 
 
+_NOTHING_BETWEEN = "there is no module between two layers; use nn.ReLU() for F.relu"
+
+
 class Call(NamedTuple):
-    """A module without children that took part in a forward pass."""
+    """A module without children that took part in a forward pass, with copies of its tensors: others may work in place."""
 
     name: str
     module: nn.Module
-    input: Tensor
-    output: Tensor
+    input: Any
+    output: Any
 
 
 class Feature(NamedTuple):
@@ -55,7 +55,12 @@ class Feature(NamedTuple):
 def check_repeatable(model: nn.Module) -> None:
     """Refuse a model that gives another loss for the same sample when asked again."""
     for name, module in model.named_modules():
-        if module.training and (isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)):
+        changes = (
+            isinstance(module, _BatchNorm)
+            or (isinstance(module, _NormBase) and module.track_running_stats)
+            or (isinstance(module, _DropoutNd) and module.p > 0)
+        )
+        if module.training and changes:
             raise ValueError(
                 f"model has the {type(module).__name__} {name!r} in training mode, so that one sample has no one loss;"
                 " call model.eval() first"
@@ -65,20 +70,29 @@ def check_repeatable(model: nn.Module) -> None:
 @torch.no_grad()
 def calls(model: nn.Module, x: Tensor) -> list[Call]:
     """The modules without children, in the order in which a forward pass calls them."""
+    check_repeatable(model)
     seen: list[Call] = []
+    inputs: dict[nn.Module, Any] = {}
 
-    def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda module, inputs, output: seen.append(Call(name, module, inputs[0], output))
+    def before(module: nn.Module, args: Any) -> None:
+        inputs[module] = _copied(args[0]) if args else None
 
-    leaves = [(name, module) for name, module in model.named_modules() if _is_leaf(module)]
-    with hooked([(module, note(name)) for name, module in leaves]):
-        model(x)
+    def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda module, args, output: seen.append(Call(name, module, inputs.pop(module), _copied(output)))
+
+    leaves = [(name, module) for name, module in model.named_modules() if is_leaf(module)]
+    handles = [module.register_forward_pre_hook(before) for _, module in leaves]
+    try:
+        with hooked([(module, note(name)) for name, module in leaves]):
+            model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
     return seen
 
 
-def _is_leaf(module: nn.Module) -> bool:
-    # A parametrized layer has a child, which holds what its weight is computed from, and is a layer all the same.
-    return next(module.children(), None) is None or (isinstance(module, LAYERS) and is_parametrized(module))
+def _copied(value: Any) -> Any:
+    return tree_map_only(Tensor, Tensor.clone, value)
 
 
 def find_features(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -> list[Feature]:
@@ -93,9 +107,11 @@ def find_features(model: nn.Module, x: Tensor, names: Sequence[str] | None = Non
         found += [_feature(call, order[here], order) for call in chosen]
     missing = set(names or ()) - {feature.name for feature in found}
     if missing:
+        inner = order[min(layers, default=0) : max(layers, default=0)]
+        between_layers = [call.name for call in inner if not isinstance(call.module, LAYERS)]
         raise ValueError(
-            f"features names {sorted(missing)}, but the modules that compute something between two layers are"
-            f" {[call.name for call in order[min(layers, default=0) : max(layers, default=0)]]}"
+            f"features names {sorted(missing)}, but "
+            + (f"the modules between two layers are {between_layers}" if between_layers else _NOTHING_BETWEEN)
         )
     if not found:
         raise ValueError("model has no hidden features: it has fewer than two Linear or convolution layers")
@@ -125,7 +141,7 @@ def _unit_dim(call: Call, layer: Call) -> int:
     """The dimension of a call's output, from the end, along which the units or channels of the layer before it lie."""
     if isinstance(layer.module, nn.Linear):
         return -1
-    dim = -1 - len(layer.module.kernel_size)  # type: ignore[arg-type]
+    dim: int = -1 - len(layer.module.kernel_size)  # type: ignore[arg-type]
     if call.output.ndim == layer.output.ndim:
         return dim
     # Something flattened in between. If channels have one position left, they are where they were, from the front.

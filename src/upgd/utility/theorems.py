@@ -19,7 +19,7 @@ from torch.func import grad
 
 from upgd.networks import ACTIVATION_MODULES
 from upgd.utility._derivatives import hessian_diagonal
-from upgd.utility._model import Call, Criterion, calls, check_repeatable
+from upgd.utility._model import Call, Criterion, calls
 
 __all__ = ["Balance", "Terms", "conservation", "propagate"]
 
@@ -161,7 +161,6 @@ def _from_derivatives(rho: Tensor, kappa: Tensor, weight: Tensor, layer: _Layer)
 
 def _chain(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -> tuple[list[_Layer], Tensor, Tensor]:
     """The layers of a chain, and ρ and κ of the last: (samples, outputs), from the loss itself."""
-    check_repeatable(model)
     order = calls(model, x)
     starts = [place for place, call in enumerate(order) if type(call.module) is nn.Linear]
     if not starts:
@@ -209,7 +208,7 @@ def _layer(block: list[Call]) -> _Layer:
 def _composed(block: list[Call]) -> Function:
     def apply(a: Tensor) -> Tensor:
         for call in block:
-            a = call.module(a.clone())  # an activation may work in place
+            a = call.module(a.clone())  # it may work in place
         return a
 
     return apply

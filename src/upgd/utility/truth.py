@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_leaves
 
-from upgd.utility._model import Criterion, Feature, calls, check_repeatable, find_features, gated, hooked
+from upgd.utility._model import Criterion, Feature, calls, find_features, gated, hooked
 
 __all__ = ["true_features", "true_weights"]
 
@@ -24,8 +25,8 @@ def true_weights(
 ) -> dict[str, Tensor]:
     """The true utility of every weight and bias: ``L(weights without w) − L(weights)``, on the same sample or batch.
 
-    Every entry is removed by itself, many at a time with ``torch.func.vmap``. The weight of a Linear layer is removed
-    where it acts, as a change of one pre-activation, so that only what follows the layer is computed again.
+    Every entry is removed by itself, many at a time with ``torch.func.vmap`` where torch can. The weight of a Linear layer
+    is removed where it acts, as a change of one pre-activation, so that only what follows the layer is computed again.
 
     Args:
         model: any module; it is called as ``model(x)``.
@@ -44,7 +45,6 @@ def true_weights(
         >>> true_weights(model, nn.MSELoss(), torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]]))
         {'weight': tensor([[1., 4.]])}
     """
-    check_repeatable(model)
     layers = {module.weight: module for module in model.modules() if type(module) is nn.Linear}
     activations = _activation_bytes(model, x)
     utilities = {}
@@ -84,7 +84,6 @@ def true_features(
     Returns:
         For each of these modules' names a vector with one entry per unit or channel.
     """
-    check_repeatable(model)
     activations = _activation_bytes(model, x)
     utilities = {}
     for feature in find_features(model, x, features):
@@ -104,7 +103,7 @@ def _rises(
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1, not {chunk}")
     at_once = chunk or max(1, _MEMORY // max(1, size))
-    losses_without: Callable[[Tensor], Tensor] = vmap(loss_without)
+    losses_without = partial(_losses_without, loss_without)
     rises = []
     intact = torch.empty(0)
     for items in torch.split(torch.arange(count, device=device), at_once):
@@ -114,8 +113,19 @@ def _rises(
     return torch.cat(rises)
 
 
+def _losses_without(loss_without: Callable[[Tensor], Tensor], items: Tensor) -> Tensor:
+    try:
+        losses: Tensor = vmap(loss_without)(items)
+    except RuntimeError as error:
+        if "Batching rule not implemented" not in str(error):
+            raise
+        return torch.stack([loss_without(item) for item in items])  # recurrent layers go one by one
+    return losses
+
+
 def _activation_bytes(model: nn.Module, x: Tensor) -> int:
-    return 2 * sum(call.output.numel() * call.output.element_size() for call in calls(model, x))
+    outputs = [tensor for call in calls(model, x) for tensor in tree_leaves(call.output) if isinstance(tensor, Tensor)]
+    return 2 * sum(output.numel() * output.element_size() for output in outputs)
 
 
 def _loss_without_feature(
