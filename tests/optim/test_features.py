@@ -430,3 +430,58 @@ def test_the_gate_of_the_rule() -> None:
     scale = rules.global_scale([-grad for grad in grads])
     for layer, grad in zip((model[0], model[3], model[6]), grads, strict=True):
         torch.testing.assert_close(optimizer.gates()[layer.weight], rules.gate(-grad, scale))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_gradients_add_up_though_one_sample_gives_the_weights_none(order):
+    """With an input of zeros only the bias has a gradient, and the features live from it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    samples = torch.stack([torch.zeros(4), torch.randn(4)]).double()
+    curvature = upgd.HesScale(model, nn.MSELoss(reduction="sum"), features=[model[1]])
+    optimizer = upgd.FeatureUPGD(model, curvature=curvature)
+    for at in order:
+        curvature.criterion(model(samples[at : at + 1]), torch.ones(1, 1).double()).backward()
+    (summed,), diagonal = (feature.grad for feature in optimizer.features), curvature.feature_diagonal(model[1])
+    optimizer.zero_grad()
+    curvature.criterion(model(samples), torch.ones(2, 1).double()).backward()
+    torch.testing.assert_close(summed, optimizer.features[0].grad)
+    torch.testing.assert_close(diagonal, curvature.feature_diagonal(model[1]))
+
+
+class Skipping(nn.Module):
+    """May leave its second layer out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act_a, self.b, self.act_b = nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh()
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, skip: bool) -> Tensor:
+        x = self.act_a(self.a(x))
+        return self.out(x if skip else self.act_b(self.b(x)))
+
+
+@pytest.mark.parametrize("whose", ["optimizer", "model"])
+def test_features_that_a_pass_leaves_out_have_no_utility_in_it(whose):
+    torch.manual_seed(0)
+    model, x = Skipping(), torch.randn(3, 4)
+    optimizer = upgd.FeatureUPGD(model, beta_utility=0.0)
+
+    def utility(skip: bool) -> Tensor:
+        {"optimizer": optimizer, "model": model}[whose].zero_grad(set_to_none=False)
+        model(x, skip).sum().backward()
+        optimizer.step()
+        return optimizer.state[model.b.weight]["utility"].clone()
+
+    first = utility(skip=False)
+    assert first.any()
+    assert not utility(skip=True).any()
+    assert utility(skip=False).any()
+
+
+def test_an_optimizer_that_could_not_be_made_leaves_no_hooks():
+    model, other = (nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)) for _ in range(2))
+    with pytest.raises(ValueError, match="features must be layers of the model"):
+        upgd.FeatureUPGD(model, curvature=upgd.HesScale(other, nn.MSELoss()))
+    assert not model[1]._forward_hooks

@@ -1,6 +1,6 @@
 """What hooks need to know about the backward pass they run in, and how they add up what they see."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -20,16 +20,16 @@ def adds_to_grad(param: Tensor) -> bool:
         return False
 
 
-def add_as_grad(so_far: tuple[int, Tensor] | None, value: Tensor, reference: Tensor | None) -> tuple[int, Tensor]:
-    """Add up over backward passes as the gradient of ``reference`` does, and begin anew when that does.
+def add_as_grad(so_far: tuple[int, Tensor] | None, value: Tensor, references: Iterable[Tensor]) -> tuple[int, Tensor]:
+    """Add up over backward passes as the gradients of ``references`` do, and begin anew when those do.
 
-    To be called in the backward pass, before it reaches ``reference``. Then a gradient that is None or zero everywhere
-    says that somebody called ``zero_grad()`` since the pass before.
+    To be called in the backward pass, before it reaches them. Then gradients that are None or zero everywhere say that
+    somebody called ``zero_grad()`` since the pass before.
 
     Args:
         so_far: what this function returned last; None at the beginning.
         value: what to add.
-        reference: a parameter; None to begin anew with every backward pass.
+        references: parameters, of one layer; none to begin anew with every backward pass.
 
     Returns:
         The number of the backward pass, and the sum.
@@ -39,9 +39,14 @@ def add_as_grad(so_far: tuple[int, Tensor] | None, value: Tensor, reference: Ten
         its_backward, total = so_far
         if its_backward == backward:  # another forward pass of the same backward pass
             value = total + value
-        elif reference is not None and reference.grad is not None:
-            value = torch.where(reference.grad.any(), total + value, value)
+        elif gradients := [reference.grad for reference in references if reference.grad is not None]:
+            value = torch.where(any_nonzero(gradients), total + value, value)
     return backward, value
+
+
+def any_nonzero(gradients: Iterable[Tensor]) -> Tensor:
+    """Whether one of them holds something, without waiting for the device."""
+    return torch.stack([gradient.any() for gradient in gradients]).any()
 
 
 class GradientWatch:

@@ -93,7 +93,7 @@ class Call:
     def add(self, param: Tensor | None, diagonal: Tensor | None) -> None:
         """Add to the parameter's diagonal: the sum over the batch and all positions of ``∂²L/∂param²``."""
         if param is not None and diagonal is not None and param.requires_grad:
-            self.follower.owner._add(param, diagonal, param)
+            self.follower.owner._add(param, diagonal, [param])
 
     # ------------------------------------------------------------------------------------------------- forward: linking
 
@@ -196,15 +196,15 @@ class Call:
                 "upgd.curvature.Add, or take the other use out with output.detach()."
             )
 
-    def upstream_parameter(self) -> Tensor | None:
-        """A trainable parameter whose gradient this backward pass has not reached yet."""
+    def upstream_parameters(self) -> list[Tensor]:
+        """The trainable parameters of the nearest layer that has some, whose gradients come later in this backward pass."""
         calls = [source for source, _, _ in self.sources]
         for call in calls:
-            for param in call.follower.params:
-                if param.requires_grad:
-                    return param
+            trainable: list[Tensor] = [param for param in call.follower.params if param.requires_grad]
+            if trainable:
+                return trainable
             calls.extend(source for source, _, _ in call.sources)
-        return None
+        return []
 
     def unit_dim(self) -> int | None:
         """Where the output has the units or channels of the last layer that made some."""
@@ -294,7 +294,7 @@ class Follower:
         if dim is None:
             dim = -1 if h.ndim < 3 else 1
         worth = h * call.output.to(h.dtype).square()
-        self.owner._add(self.module, sum_by_unit(worth, dim), call.upstream_parameter())
+        self.owner._add(self.module, sum_by_unit(worth, dim), call.upstream_parameters())
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the model is not followed: its hooks do nothing.

@@ -1,6 +1,6 @@
 """HesScale: an estimate of the Hessian's diagonal from the ordinary backward pass."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -161,17 +161,18 @@ class HesScale:
         features = [module for module, follower in self._followers.items() if follower.watched]
         return _rebuild, (self.model, self.criterion, features, self.scaler, bool(self._handles))
 
-    def _add(self, key: Tensor | nn.Module, value: Tensor, reference: Tensor | None) -> None:
-        """Add up as the gradient of ``reference`` does, which this backward pass has not reached yet."""
+    def _add(self, key: Tensor | nn.Module, value: Tensor, references: Sequence[Tensor]) -> None:
+        """Add up as the gradients of ``references`` do, which this backward pass has not reached yet."""
         if self.scaler is not None:
             value = value / self.scaler.scale(torch.ones((), dtype=value.dtype, device=value.device))
         previous = self._values.get(id(key))
-        self._values[id(key)] = key, add_as_grad(None if previous is None else previous[1], value, reference)
+        self._values[id(key)] = key, add_as_grad(None if previous is None else previous[1], value, references)
         self._forgotten.discard(id(key))
-        if reference is not None and reference.is_leaf:
-            if id(reference) not in self._watches:
-                self._watches[id(reference)] = GradientWatch(reference, self._forget)
-            self._watches[id(reference)].follow(id(key))
+        watched = next((reference for reference in references if reference.is_leaf), None)
+        if watched is not None:
+            if id(watched) not in self._watches:
+                self._watches[id(watched)] = GradientWatch(watched, self._forget)
+            self._watches[id(watched)].follow(id(key))
 
     def _forget(self, keys: set[int], kept: bool | Tensor) -> None:
         """A backward pass that was not followed leaves diagonals as they are, unless it found no gradient: then they go."""

@@ -46,7 +46,11 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
         super().__init__(list(model.named_parameters()), defaults, curvature=curvature, generator=generator)
         self.features = hidden.find(model, features, scaler)
         if curvature is not None:
-            curvature.watch(*(feature.module for feature in self.features))
+            try:
+                curvature.watch(*(feature.module for feature in self.features))
+            except Exception:
+                self.remove()
+                raise
 
     def remove(self) -> None:
         """Take the hooks off the model, when it goes on without this optimizer."""
@@ -57,7 +61,7 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
         """Reset the gradients of parameters and gates."""
         super().zero_grad(set_to_none)
         for feature in self.features:
-            feature.zero_grad()
+            feature.zero_grad(set_to_none)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "features": self.features}
@@ -101,7 +105,8 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
             if not trainable:
                 unbiased.append(None)
                 continue
-            if feature.grad is None:
+            gradient = feature.use_grad()
+            if gradient is None:
                 raise RuntimeError(
                     f"the parameters of {feature.name!r} have a gradient, but its features have none; let the forward and "
                     "backward pass run through the model that the optimizer was given, after it was."
@@ -111,22 +116,20 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
                 carrier = trainable[0]
                 where = carrier.device if groups[carrier]["capturable"] else torch.device("cpu")
                 self.state[carrier]["step"] = torch.zeros((), dtype=torch.float32, device=where)
-                self.state[carrier]["utility"] = torch.zeros_like(feature.grad, dtype=utility_dtype(carrier))
+                self.state[carrier]["utility"] = torch.zeros_like(gradient, dtype=utility_dtype(carrier))
             state, group = self.state[carrier], groups[carrier]
             state["step"] += 1
-            state["utility"].copy_(
-                rules.trace(state["utility"], self._utility(feature, state["utility"], group), group["beta_utility"])
-            )
+            utility = self._utility(feature.module, gradient.to(state["utility"].dtype), group)
+            state["utility"].copy_(rules.trace(state["utility"], utility, group["beta_utility"]))
             unbiased.append(self._unbiased(feature, groups))
         return unbiased
 
-    def _utility(self, feature: hidden.Feature, like: Tensor, group: dict[str, Any]) -> Tensor:
+    def _utility(self, module: nn.Module, gradient: Tensor, group: dict[str, Any]) -> Tensor:
         """What losing each feature would cost: ``½·∂²L/∂gate² − ∂L/∂gate``, for gates that are 1."""
-        assert feature.grad is not None
         curvature = None
         if self.curvature is not None:
-            curvature = self.curvature.feature_diagonal(feature.module).to(like.dtype)  # type: ignore[attr-defined]
-        utility = rules.utility(torch.ones_like(like), feature.grad.to(like.dtype), curvature)
+            curvature = self.curvature.feature_diagonal(module).to(gradient.dtype)  # type: ignore[attr-defined]
+        utility = rules.utility(torch.ones_like(gradient), gradient, curvature)
         return -utility if group["maximize"] else utility
 
     def _unbiased(self, feature: hidden.Feature, groups: dict[Tensor, dict[str, Any]]) -> Tensor:

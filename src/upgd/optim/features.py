@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from upgd.curvature._backward import add_as_grad, sum_by_unit, transform_level
-from upgd.networks import ACTIVATION_MODULES
+from upgd.curvature._backward import add_as_grad, any_nonzero, sum_by_unit, transform_level
+from upgd.networks import ACTIVATION_MODULES, is_leaf
 
 #: What to pass as ``features``: the activation's name or module for each layer's.
 Pairs = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
@@ -47,6 +47,7 @@ class Feature:
         self._other_layers = other_layers
         self._scaler = scaler
         self._sum: tuple[int, Tensor] | None = None
+        self._is_used = False  # since the last backward pass
         self._channel_dim = 1  # of the layer's output, if it is a convolution
         module.register_forward_hook(self)
         if not isinstance(layer, nn.Linear):
@@ -62,9 +63,26 @@ class Feature:
         """The incoming weights and the bias, if the layer has one."""
         return list(self.layer.parameters(recurse=False))
 
-    def zero_grad(self) -> None:
-        """Forget the gradient of the gates."""
-        self._sum = None
+    def use_grad(self) -> Tensor | None:
+        """The gradient of the gates for a step.
+
+        Without a backward pass since the step before, it is that of whom the layer did not reach: zero, if whoever reset the
+        gradients of its parameters to zero has not told us.
+        """
+        if self._sum is None:
+            return None
+        backward, total = self._sum
+        if self._is_used:
+            gradients = [param.grad for param in self.params if param.grad is not None]
+            total = torch.where(any_nonzero(gradients), total, 0)
+            self._sum = backward, total
+        self._is_used = True
+        return total
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Reset the gradient of the gates."""
+        if self._sum is not None:
+            self._sum = None if set_to_none else (-1, torch.zeros_like(self._sum[1]))
 
     def remove(self) -> None:
         """Take the hook off."""
@@ -76,8 +94,8 @@ class Feature:
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
         if not output.requires_grad or transform_level() is not None:
             return
-        reference = next((param for param in self.params if param.requires_grad), None)
-        if reference is None:
+        trainable = [param for param in self.params if param.requires_grad]
+        if not trainable:
             return  # a frozen layer needs no gates
         self._check_origin(output)
         features, version, dim = output.detach(), output._version, self._unit_dim(output)
@@ -93,7 +111,8 @@ class Feature:
                 by_unit = sum_by_unit(grad.to(wide) * features, dim)
                 if self._scaler is not None:
                     by_unit = by_unit / self._scaler.scale(by_unit.new_ones(()))
-                self._sum = add_as_grad(self._sum, by_unit, reference)
+                self._sum = add_as_grad(self._sum, by_unit, trainable)
+                self._is_used = False
 
         output.register_hook(capture)  # type: ignore[no-untyped-call]
 
@@ -145,11 +164,6 @@ def find(model: nn.Module, pairs: Pairs | None, scaler: "torch.amp.GradScaler | 
     ]
 
 
-def _is_leaf(module: nn.Module) -> bool:
-    # A parametrized layer has a child, which holds what its weight is computed from, and is a layer all the same.
-    return next(module.children(), None) is None or (isinstance(module, _LAYERS) and is_parametrized(module))
-
-
 def _check_own_weight(name: str, layer: nn.Module) -> None:
     if is_parametrized(layer):
         raise TypeError(
@@ -160,7 +174,7 @@ def _check_own_weight(name: str, layer: nn.Module) -> None:
 
 
 def _found_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
-    leaves = [(name, module) for name, module in model.named_modules() if _is_leaf(module)]
+    leaves = [(name, module) for name, module in model.named_modules() if is_leaf(module)]
     layers = [place for place, (_, module) in enumerate(leaves) if isinstance(module, _LAYERS)]
     if len(layers) < 2:
         raise ValueError(
