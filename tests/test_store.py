@@ -430,3 +430,15 @@ def test_a_file_that_is_no_store_gets_no_lock(tmp_path):
     with pytest.raises(StoreError):
         Store.write(tmp_path / "notes.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("broken", [{"seconds": float("nan")}, {"device": None}])
+def test_a_record_that_cannot_be_stored_is_an_error_and_nothing_is_stored(path, broken):
+    with Store.write(path) as store:
+        with pytest.raises(StoreError):
+            store.add([record(), replace(record(seed=1), **broken)])
+        assert len(store) == 0
+
+
+def test_equal_options_have_one_spelling():
+    assert key(options={"amplitude": 1.0, "noise": 0.5}).digest == key(options={"amplitude": 1, "noise": 0.5}).digest

@@ -95,6 +95,9 @@ class Key:
     steps: int
     engine: int = 1
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {name: _plain(value) for name, value in self.options.items()})
+
     @cached_property
     def digest(self) -> str:
         """The key in 64 letters; equal for equal keys on every machine."""
@@ -231,7 +234,7 @@ class Store:
         """
         rows = [_row(record) for record in records]
         names = ("digest", *_COLUMNS)
-        sql = f"INSERT OR IGNORE INTO runs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        sql = f"INSERT INTO runs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) ON CONFLICT (digest) DO NOTHING"
         with _explained(self.path), _transaction(self._connection):
             before = self._connection.total_changes
             self._connection.executemany(sql, rows)
@@ -436,6 +439,11 @@ def _blob(curve: NDArray[Any] | None) -> bytes | None:
 
 def _curve(blob: bytes | None) -> Curve | None:
     return None if blob is None else np.frombuffer(blob, "<f4").astype(np.float32)
+
+
+def _plain(value: Any) -> Any:
+    """1.0 and 1 are equal, and have one spelling."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _json(value: Any) -> str:

@@ -145,6 +145,17 @@ def test_the_commands_run_the_same_learners():
     assert given["execution"].store == STORE
 
 
+def test_the_command_for_all_settings_says_how_many_more_it_has():
+    star = [{"lr": 0.1, "sigma": 0.1}, {"lr": 0.01, "sigma": 0.1}, {"lr": 0.1, "sigma": 0.01}]
+    records = [record("pgd", settings, seed=0, level=0.5) for settings in star[1:]]
+    records += [record("pgd", star[0], seed=seed, level=0.9) for seed in (0, 1, 2)]
+    (section,) = sections(records)
+    (_, best), (what, every) = section.commands(str(STORE))
+    assert what == "PGD, all 3 settings, and 1 more combinations of their values"
+    assert "--seeds 1 " in every
+    assert "--seeds 3 " in best
+
+
 def test_write_makes_one_file_that_asks_for_nothing(tmp_path):
     with Store.write(tmp_path / "r.db") as store:
         store.add(seeds(2, "sgd"))

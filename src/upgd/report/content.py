@@ -112,11 +112,16 @@ class Section:
         lines = []
         own = by_variant(self.comparison)
         for variant in self.ranked:
-            entry = self.best[variant].entry
-            lines.append((f"{variant.label}, best setting", self._command("run --method", [entry], store)))
-            if len(own[variant].entries) > 1:
-                what = f"{variant.label}, all {len(own[variant].entries)} settings"
-                lines.append((what, self._command("sweep --methods", own[variant].entries, store)))
+            best, entries = self.best[variant], own[variant].entries
+            again = self._command("run --method", [best.entry], sorted(best.entry.records), store)
+            lines.append((f"{variant.label}, best setting", again))
+            if len(entries) > 1:
+                what = f"{variant.label}, all {len(entries)} settings"
+                values = {name: {_typed(entry.settings[name]) for entry in entries} for name in entries[0].settings}
+                combinations = math.prod(map(len, values.values()))
+                if combinations > len(entries):
+                    what += f", and {combinations - len(entries)} more combinations of their values"
+                lines.append((what, self._command("sweep --methods", entries, best.seeds, store)))
         return lines
 
     def _method(self, variant: Variant) -> dict[str, Any]:
@@ -141,15 +146,15 @@ class Section:
             "inside": self.looks.get(variant, {}),
         }
 
-    def _command(self, verb: str, entries: Sequence[Entry], store: str) -> str:
+    def _command(self, verb: str, entries: Sequence[Entry], seeds: Sequence[int], store: str) -> str:
         comparison, first = self.comparison, entries[0]
         command, option = verb.split()
         words = ["upgd", command, comparison.problem, option, first.method]
         for name in (name for name in SETTINGS if name in first.settings):
             values = dict.fromkeys(_typed(entry.settings[name]) for entry in entries)
             words += [f"--{name.replace('_', '-')}", ",".join(values)]
-        seeds = sorted({seed for entry in entries for seed in entry.records})
-        words += ["--seeds", str(len(seeds)) if seeds == list(range(len(seeds))) else ",".join(map(str, seeds)) + ","]
+        first_ones = list(seeds) == list(range(len(seeds)))
+        words += ["--seeds", str(len(seeds)) if first_ones else ",".join(map(str, seeds)) + ","]
         words += ["--steps", str(comparison.steps), "--network", comparison.network]
         for name, value in comparison.options.items():
             words += ["--option", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]

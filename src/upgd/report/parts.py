@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from upgd.experiments.compare import Row
-from upgd.experiments.progress import duration
+from upgd.experiments.progress import count, duration
 from upgd.experiments.results import plural, settings_text
 from upgd.experiments.variants import Variant
 from upgd.report.content import Section, Setting
@@ -24,7 +24,7 @@ def overview(records: Sequence[Record], found: Sequence[Section], store: Path) -
     tiles = [
         ("learners", f"{len(records):,}"),
         ("settings", f"{settings:,}"),
-        ("learner-steps", _count(sum(record.key.steps for record in records))),
+        ("learner-steps", count(sum(record.key.steps for record in records))),
         ("computing time", duration(seconds) if seconds else "–"),
         ("diverged", f"{diverged:,}"),
     ]
@@ -218,13 +218,6 @@ def _tabular(
 
 def _number(value: float) -> str:
     return "diverged" if math.isnan(value) else f"{value:.4g}"
-
-
-def _count(number: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f}"
 
 
 def _day(moment: str) -> str:
