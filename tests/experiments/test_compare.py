@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student
 from scipy.stats import ttest_rel
 
 from upgd.experiments import Results
-from upgd.experiments.compare import Entry, area, best, comparisons, quarter, rows
+from upgd.experiments.compare import Entry, _chance, area, best, comparisons, quarter, rows
 from upgd.experiments.results import best_text
 from upgd.store import Key, Record
 
@@ -307,3 +308,10 @@ def test_variants_are_curves_of_their_own_in_best_table_and_plot():
 def test_one_seed_and_one_setting_are_singular():
     one = only([record(0.5)])
     assert "mean of 1 seed; 1 setting tried" in best_text([(one, best(one, "upgd"))])
+
+
+@given(st.floats(0, 1e4), st.integers(1, 400))
+def test_students_t_is_scipys(statistic, freedom):
+    expected = 2 * student.sf(statistic, freedom)
+    assert _chance(statistic, freedom) == pytest.approx(expected, rel=1e-9, abs=1e-300)
+    assert _chance(-statistic, freedom) == _chance(statistic, freedom)

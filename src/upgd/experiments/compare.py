@@ -219,9 +219,7 @@ def _on_common_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], tuple[int, 
 
 
 def _tie_break(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(
-        tuple(value) if isinstance(value, list) else value for _, value in sorted(settings.items(), key=_lr_first)
-    )
+    return tuple(_hashable(value) for _, value in sorted(settings.items(), key=_lr_first))
 
 
 def _lr_first(item: tuple[str, Any]) -> tuple[bool, str]:
@@ -299,9 +297,31 @@ def _paired(entry: Entry, leader: Entry, metric: Metric) -> tuple[float | None, 
     spread = differences.std(ddof=1)
     if spread == 0:
         return mean, 0.0
-    try:
-        from scipy.special import stdtr  # scipy.stats has it, too, but takes a second to import
-    except ModuleNotFoundError:
-        return mean, None
-    statistic = abs(mean) / (spread / math.sqrt(len(differences)))
-    return mean, float(2 * stdtr(len(differences) - 1, -statistic))
+    return mean, _chance(mean / (spread / math.sqrt(len(differences))), len(differences) - 1)
+
+
+def _chance(statistic: float, freedom: int) -> float:
+    """How likely Student's t is at least that far from 0."""
+    far = freedom / (freedom + statistic**2)
+    if far < (freedom + 2) / (freedom + 5):  # where the fraction converges fast
+        return _incomplete_beta(far, freedom / 2, 0.5)
+    return 1 - _incomplete_beta(statistic**2 / (freedom + statistic**2), 0.5, freedom / 2)
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """The regularized incomplete beta function, by its continued fraction, from the top down (Lentz's way)."""
+    if x == 0:
+        return 0.0
+    factor = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    above, below = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    value = below
+    for n in range(1, 200):
+        for term in (
+            n * (b - n) * x / ((a + 2 * n - 1) * (a + 2 * n)),
+            -(a + n) * (a + b + n) * x / ((a + 2 * n) * (a + 2 * n + 1)),
+        ):
+            below, above = 1 / (1 + term * below), 1 + term / above
+            value *= below * above
+        if abs(below * above - 1) < 1e-15:
+            break
+    return factor * value / a
