@@ -94,17 +94,17 @@ def test_the_plot_says_when_diverged_learners_are_left_out():
     assert "diverged" not in said(*seeds(3, "sgd"))
 
 
-@given(st.lists(st.floats(0, 1), max_size=14))
-def test_labels_keep_their_order_their_distance_and_inside(heights):
-    placed = figures._apart(heights)
+@given(st.lists(st.floats(0, 1), max_size=14), st.sampled_from([0.05, 0.07]))
+def test_labels_keep_their_order_their_distance_and_inside(heights, distance):
+    placed = figures.apart(heights, distance)
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     for lower, upper in pairwise(order):
-        assert placed[upper] - placed[lower] >= figures._LABEL_DISTANCE - 1e-9
+        assert placed[upper] - placed[lower] >= distance - 1e-9
     assert all(-1e-9 <= place <= 1 + 1e-9 for place in placed)
 
 
 def test_a_label_with_room_stays_where_its_curve_ends():
-    assert figures._apart([0.9, 0.1, 0.5]) == [0.9, 0.1, 0.5]
+    assert figures.apart([0.9, 0.1, 0.5], 0.07) == [0.9, 0.1, 0.5]
 
 
 def test_saved_figures_are_the_same_byte_for_byte(tmp_path):

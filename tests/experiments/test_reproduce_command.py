@@ -5,6 +5,7 @@ import re
 import pytest
 from made_records import record
 
+from upgd.experiments import figures
 from upgd.experiments.catalogue import STUDIES
 from upgd.experiments.progress import duration
 from upgd.store import Store
@@ -110,6 +111,23 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_the_work(upgd, tmp_p
     assert code == 2
     assert "--output file: nothing can be written there" in said.err
     assert not (tmp_path / "upgd.db").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "reproduce toy-changing-inputs --scale smoke",
+        "reproduce utility-quality --scale smoke",
+        "run utility-quality-weights --seeds 1 --steps 20",
+        "demo",
+    ],
+)
+def test_without_matplotlib_nothing_is_computed_for_a_figure(upgd, tmp_path, monkeypatch, command):
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
+    code, said = upgd(command)
+    assert code == 1
+    assert "figures need matplotlib: pip install 'upgd[report]'" in said.err
+    assert not list(tmp_path.rglob("*.db"))
 
 
 def test_what_may_take_weeks_says_so_first(upgd):

@@ -1,7 +1,5 @@
 """The utility-quality study: its batched computation against the library's own, and what it says."""
 
-import itertools
-
 import pytest
 import torch
 from torch import nn
@@ -148,15 +146,6 @@ def test_the_page_is_written_from_the_numbers(tmp_path):
     assert "second order > first order, over all steps: holds in" in page
     assert f"- Command: `python -m upgd.experiments.utility_quality --out {tmp_path} --steps 30 --seeds 2`" in page
     assert "the seeds 0 to 1" in page
-
-
-def test_labels_keep_their_distance():
-    from upgd.experiments._utility_figure import _LABEL_DISTANCE, _apart
-
-    placed = _apart([0.0, 0.5, 0.51, 0.52, 0.9])
-    assert placed[0] == 0
-    assert placed[-1] == 0.9
-    assert all(high - low > _LABEL_DISTANCE - 1e-3 for low, high in itertools.pairwise(placed))
 
 
 @pytest.mark.parametrize(

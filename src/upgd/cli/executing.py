@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -67,6 +68,16 @@ def check(execution: Execution, *, dry_run: bool = False) -> None:
             f"--workers {execution.workers} has no meaning with --ray {execution.ray}, where the cluster says how many units "
             "are computed at a time; leave one of them out."
         )
+
+
+def check_folder(output: Path, named: str) -> None:
+    """Before anything is computed: whether pages and figures can be written."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise UsageError(f"{named}: nothing can be written there ({error.strerror}); choose another folder.") from error
 
 
 def given_options(execution: Execution) -> set[str]:

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.executing import check, executor_of, given_options, option_names, terminable
+from upgd.cli.executing import check, check_folder, executor_of, given_options, option_names, terminable
 from upgd.cli.options import Execution, Steps, UsageError, load_torch, read_steps, store_path
 
 if TYPE_CHECKING:
@@ -89,6 +88,7 @@ def reproduce(
     load_torch()
 
     from upgd.data import DataError
+    from upgd.experiments import figures
     from upgd.experiments.catalogue import STUDIES, UTILITY_QUALITY
     from upgd.experiments.reproduce import plan, study_named
 
@@ -107,7 +107,8 @@ def reproduce(
     if [study.name for study in studies] == [UTILITY_QUALITY]:  # beside others, the options are for those
         _refuse({name for name, value in of_sweeps.items() if value not in (None, ())} | given_options(execution))
     if not dry_run:
-        _check_folder(output)
+        figures.check()
+        check_folder(output, f"--output {output}")
     lengths = _lengths(sweep_steps, studies)
     instead = _stand_ins(data, studies)
     plans = {
@@ -166,18 +167,6 @@ def _refuse(options: set[str]) -> None:
             f"{UTILITY_QUALITY} is no sweep and has no use for {option_names(options)}: leave out what is for sweeps, or use "
             "`upgd run utility-quality-weights`, which takes --seeds and --steps."
         )
-
-
-def _check_folder(output: Path) -> None:
-    """Before anything is computed: whether the pages can be written."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=output):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"--output {output}: nothing can be written there ({error.strerror}); name another folder."
-        ) from error
 
 
 def _list() -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.executing import check, executor_of, given_options, option_names, terminable, workers_of
+from upgd.cli.executing import check, check_folder, executor_of, given_options, option_names, terminable, workers_of
 from upgd.cli.options import Declaration, Execution, Json, UsageError, load_torch, store_path
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ def _study(problem: str, method: str | None, declaration: Declaration, execution
     """Measure how well approximate utilities order things; print the correlations and save the figure."""
     from pathlib import Path
 
+    from upgd.experiments import figures
     from upgd.experiments.utility_quality import run as measure
 
     given = {**declaration.settings(), **declaration.rest()}
@@ -160,6 +161,9 @@ def _study(problem: str, method: str | None, declaration: Declaration, execution
     extra |= {name for name, value in (("method", method), ("option", declaration.option)) if value}
     if extra:
         raise UsageError(f"{problem} takes --seeds and --steps only; leave out {option_names(extra)}.")
+    if not as_json:
+        figures.check()
+        check_folder(Path(), f"this folder, {Path.cwd()}")
     seeds = given.get("seeds", 20)
     result = measure(
         _STUDIES[problem],
@@ -170,10 +174,10 @@ def _study(problem: str, method: str | None, declaration: Declaration, execution
     if as_json:
         print(json.dumps(result.summary(), indent=2))
         return 0
-    figure = Path(f"{problem}.png")
-    result.plot().savefig(figure)
     print("Rank correlation with the true utility, mean ± standard error over seeds:\n")
     print(result.table())
+    figure = Path(f"{problem}.png")
+    result.plot().savefig(figure)
     print(f"\nThe curves are in {figure}.")
     return 0
 

@@ -1,12 +1,13 @@
 """The figure of the utility-quality study."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from upgd.experiments._batched_utility import TITLES
+from upgd.experiments.figures import apart, check
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +30,7 @@ _LABEL_DISTANCE = 0.07
 
 def draw(result: "UtilityQuality") -> "Figure":
     """One panel for each (scope, activation)."""
+    check()
     from matplotlib.figure import Figure
 
     activations, scopes = list(result.curves), ("global", "local")
@@ -81,8 +83,7 @@ def _furnish(panel: "Axes") -> None:
 
 def _label(panel: "Axes", ends: Mapping[str, float], steps: int) -> None:
     """Write the measures' names where their curves end."""
-    ordered = sorted(ends, key=ends.__getitem__)
-    for measure, height in zip(ordered, _apart([ends[m] for m in ordered]), strict=True):
+    for measure, height in zip(ends, apart(list(ends.values()), _LABEL_DISTANCE), strict=True):
         panel.annotate(
             measure,
             (steps, height),
@@ -93,15 +94,3 @@ def _label(panel: "Axes", ends: Mapping[str, float], steps: int) -> None:
             fontsize=9,
             annotation_clip=False,
         )
-
-
-def _apart(heights: Sequence[float]) -> list[float]:
-    """Ascending heights, moved as little as it takes to keep labels from each other."""
-    placed = list(heights)
-    for _ in range(200):
-        for lower in range(len(placed) - 1):
-            overlap = _LABEL_DISTANCE - (placed[lower + 1] - placed[lower])
-            if overlap > 1e-6:
-                placed[lower] -= overlap / 2
-                placed[lower + 1] += overlap / 2
-    return placed

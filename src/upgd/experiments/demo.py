@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from upgd.experiments import figures
 from upgd.experiments.declare import Experiment
 from upgd.experiments.results import Results, Table
 from upgd.experiments.running import run
@@ -87,6 +88,7 @@ def demo(
         progress: whether to show how far it is.
         experiments: others than :data:`EXPERIMENTS`, by title.
     """
+    figures.check()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     results = {
@@ -103,8 +105,6 @@ def demo(
 
 def _figure(results: dict[str, Results]) -> "Figure":
     from matplotlib.figure import Figure
-
-    from upgd.experiments import figures
 
     figure = Figure(figsize=(7.4 * len(results), 4.6), layout="constrained")
     for panel, (title, result) in zip(figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -63,6 +64,12 @@ class Look(NamedTuple):
     dash: str = "solid"
 
 
+def check() -> None:
+    """Say what is missing for figures: to be called before anybody computes for one."""
+    if find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("figures need matplotlib: pip install 'upgd[report]'", name="matplotlib")
+
+
 def curves(
     comparison: Comparison,
     entries: Sequence[Entry] | None = None,
@@ -84,6 +91,7 @@ def curves(
         limits: of the vertical axis; by default what the curves need.
         points: a curve has at most so many; each is then the mean of several windows.
     """
+    check()
     if ax is None:
         import matplotlib.pyplot as plt
 
@@ -184,7 +192,7 @@ def _label(ax: "Axes", ends: Sequence[tuple[Look, float]]) -> None:
         return
     to_axes = ax.transData + ax.transAxes.inverted()
     heights = [float(to_axes.transform((0, height))[1]) for *_, height in ends]
-    for (look, _), where, end in zip(ends, _apart(heights), heights, strict=True):
+    for (look, _), where, end in zip(ends, apart(heights, _LABEL_DISTANCE), heights, strict=True):
         ax.annotate(
             look.name,
             xy=(1, end),
@@ -200,7 +208,7 @@ def _label(ax: "Axes", ends: Sequence[tuple[Look, float]]) -> None:
         )
 
 
-def _apart(heights: Sequence[float]) -> list[float]:
+def apart(heights: Sequence[float], distance: float) -> list[float]:
     """Heights near the given ones, in the same order, no two too close: groups that touch are spread around their mean.
 
     As long as there is room, all of them are between 0 and 1.
@@ -210,27 +218,27 @@ def _apart(heights: Sequence[float]) -> list[float]:
     centres: list[float] = []
     for i in order:
         groups.append([i])
-        centres.append(_centre([heights[i]]))
-        while len(groups) > 1 and _touch(groups[-2:], centres[-2:]):
+        centres.append(_centre([heights[i]], distance))
+        while len(groups) > 1 and _touch(groups[-2:], centres[-2:], distance):
             joined = groups.pop(-2) + groups.pop(-1)
             del centres[-2:]
             groups.append(joined)
-            centres.append(_centre([heights[j] for j in joined]))
+            centres.append(_centre([heights[j] for j in joined], distance))
     placed = dict.fromkeys(range(len(heights)), 0.0)
     for group, centre in zip(groups, centres, strict=True):
         for rank, i in enumerate(group):
-            placed[i] = centre + (rank - (len(group) - 1) / 2) * _LABEL_DISTANCE
+            placed[i] = centre + (rank - (len(group) - 1) / 2) * distance
     return [placed[i] for i in range(len(heights))]
 
 
-def _centre(heights: Sequence[float]) -> float:
+def _centre(heights: Sequence[float], distance: float) -> float:
     """Where a group's middle is: at the mean of its heights, or as near to that as keeps the group inside."""
-    half = min(0.5, (len(heights) - 1) / 2 * _LABEL_DISTANCE)
+    half = min(0.5, (len(heights) - 1) / 2 * distance)
     return min(max(sum(heights) / len(heights), half), 1 - half)
 
 
-def _touch(groups: Sequence[Sequence[int]], centres: Sequence[float]) -> bool:
-    reach = (len(groups[0]) + len(groups[1])) / 2 * _LABEL_DISTANCE
+def _touch(groups: Sequence[Sequence[int]], centres: Sequence[float], distance: float) -> bool:
+    reach = (len(groups[0]) + len(groups[1])) / 2 * distance
     return centres[1] - centres[0] < reach
 
 

@@ -77,6 +77,7 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
 
 def draw(found: Reproduction) -> "dict[str, Figure]":
     """A figure for each panel that has something to show, by the panel's key."""
+    figures.check()
     from matplotlib.figure import Figure
 
     drawn = {}
