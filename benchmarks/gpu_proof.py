@@ -37,7 +37,7 @@ def run(names: list[str], steps: int) -> dict:
     population = Population(MLP((784, 300, 150, 10)), learners, device="cuda")
     result = population.run(make("input-permuted-mnist"), steps)
     seconds = time.perf_counter() - begin
-    overall = (result.accuracy * result.lengths[:, None]).sum(0) / steps
+    overall = result.mean_accuracy
     return {
         "seconds": seconds,
         "learners": len(learners),

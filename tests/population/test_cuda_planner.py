@@ -165,6 +165,8 @@ def test_networks_are_read() -> None:
     assert dense_layers(Linear(5, 2)) == [Dense(5, 2, True, "IDENTITY")]
     own = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False), nn.LeakyReLU(0.2), nn.Linear(3, 2))
     assert dense_layers(own) == [Dense(4, 3, False, "LEAKY", 0.2), Dense(3, 2, True, "IDENTITY")]
+    whole = dense_layers(nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU(1), nn.Linear(3, 2)))
+    assert repr(whole[0].slope) == "1.0"  # as C++ wants it
     relu = nn.ReLU()
     shared = nn.Sequential(nn.Linear(4, 3), relu, nn.Linear(3, 5), relu, nn.Linear(5, 2))
     assert dense_layers(shared) == dense_layers(MLP((4, 3, 5, 2)))

@@ -41,7 +41,6 @@ class Source:
     """An official data set."""
 
     name: str
-    title: str
     classes: int
     parts: tuple[Part, ...]
     downloads: tuple[Download, ...]
@@ -70,7 +69,6 @@ _MNIST_FILES = (
 
 MNIST = Source(
     name="mnist",
-    title="MNIST, handwritten digits",
     classes=10,
     parts=(
         *_idx(
@@ -94,7 +92,6 @@ MNIST = Source(
 
 EMNIST = Source(
     name="emnist",
-    title="EMNIST, handwritten letters and digits, the balanced split",
     classes=47,
     parts=(
         *_idx(
@@ -135,7 +132,6 @@ _CIFAR10_TEST = "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65
 
 CIFAR10 = Source(
     name="cifar10",
-    title="CIFAR-10, small photographs",
     classes=10,
     parts=(
         *(

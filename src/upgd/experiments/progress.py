@@ -127,7 +127,7 @@ class Progress:
             "learners": f"{learners} learner{'' if learners == 1 else 's'} stored",
         }
         if self.rate > 0 and (self.seconds >= _SOME_TIME_S or not self._little):
-            parts["rate"] = f"{_count(self.rate)} learner-steps/s"
+            parts["rate"] = f"{count(self.rate)} learner-steps/s"
         if self.units and self._since_it_began == 0:
             parts["starting"] = "starting (compiles the first time)"
         if self.seconds_left and self.finished < self.units:
@@ -161,7 +161,8 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
 
 
-def _count(number: float) -> str:
+def count(number: float) -> str:
+    """A number in three digits: 1.2 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"

@@ -3,7 +3,6 @@
 A variant is no hyperparameter: nobody asks for the best of them, but for the best setting of each.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -66,7 +65,6 @@ def by_variant(comparison: Comparison) -> dict[Variant, Comparison]:
     return {one: replace(comparison, entries=tuple(entries)) for one, entries in sorted_.items()}
 
 
-def best_of_variants(comparison: Comparison, only: Iterable[Variant] | None = None) -> dict[Variant, Best]:
+def best_of_variants(comparison: Comparison) -> dict[Variant, Best]:
     """The best setting of every variant."""
-    found = by_variant(comparison)
-    return {one: best(found[one], one.method) for one in (found if only is None else only) if one in found}
+    return {one: best(own, one.method) for one, own in by_variant(comparison).items()}

@@ -97,7 +97,8 @@ class Tally:
 
 
 class Backend(Protocol):
-    """Advances one group. :mod:`upgd.population.kernel` offers ``KernelBackend``, a class of this form, and a function::
+    """Advances one group. :mod:`upgd.population.kernel` and :mod:`upgd.population.cuda` offer a class of this form each, and
+    a function::
 
         def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None
 

@@ -76,9 +76,11 @@ class Chain:
         self._joins_inputs = not isinstance(network, nn.Sequential)
         #: Weight by weight, where its features can be seen: behind the activation before the next weights, if there is one.
         self._gates: dict[int, str] = {}
+        self._owners: dict[str | None, str] = {}
         for at, layer in enumerate(self._layers):
             if isinstance(layer, Dense | Convolution):
                 self._gates[_activation_of(at, self._layers)] = layer.weight
+                self._owners |= {layer.weight: layer.weight, layer.bias: layer.weight}
         self.output_weight = self._gates.pop(max(self._gates))  # the output layer has no features
 
     @staticmethod
@@ -96,11 +98,7 @@ class Chain:
 
     def owner(self, parameter: str) -> str:
         """The weight of the layer that the parameter (that weight, or the bias) belongs to."""
-        return next(
-            layer.weight
-            for layer in self._layers
-            if isinstance(layer, Dense | Convolution) and parameter in (layer.weight, layer.bias)
-        )
+        return self._owners[parameter]
 
     def derivatives(self, parameters: Parameters, x: Tensor, target: Tensor, loss: Loss) -> Derivatives:
         """All that one sample per learner says.

@@ -36,7 +36,8 @@ class Population:
             seed (:func:`upgd.networks.initial_parameters`), unless ``parameters`` says otherwise.
         learners: any mix of methods, settings and seeds.
         device: where to compute.
-        backend: ``"torch"``, ``"kernel"`` (fused loops on the CPU), or ``"auto"``: the kernel where it applies.
+        backend: ``"torch"``, ``"kernel"`` (compiled loops on a CPU, on chip on a Hopper GPU), or ``"auto"``: the kernel where
+            it applies.
         dtype: the type of parameters and computation, ``torch.float32`` or ``torch.float64``.
         parameters: initial parameters, for each name of ``network.named_parameters()`` a tensor ``(learners, *shape)``.
 

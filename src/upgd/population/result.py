@@ -27,7 +27,7 @@ class Result:
         loss: ``(windows, learners)``.
         accuracy: ``(windows, learners)``, the share of right predictions; NaN in regression.
         diverged_at: ``(learners,)``: the step, from 0, at which the learner stopped to be finite; −1 if it never did.
-        diagnostics: by name ``(moments, learners)``; empty if nobody asked.
+        diagnostics: by name ``(moments, learners)``, histograms ``(moments, learners, bins)``; empty if nobody asked.
         diagnosed_at: ``(moments,)``: how many steps had been taken then.
     """
 

@@ -59,7 +59,7 @@ class Learner:
     """One online learner: a method, its settings and a seed.
 
     A setting that is left out takes the method's default. A setting that the method does not have is ``None`` afterwards,
-    and an error if it was given; so two learners are equal if and only if they compute the same.
+    and an error if it was given; so two learners that are equal compute the same.
 
     Args:
         method: one of :data:`METHODS`: ``sgd``, ``sgdw``, ``adamw``, ``pgd``, ``anti-pgd``, ``shrink-and-perturb``,

@@ -43,5 +43,5 @@ def _activation(module: nn.Module) -> tuple[str, float] | None:
     if type(module) in names:
         return names[type(module)], 0.0
     if type(module) is nn.LeakyReLU and module.negative_slope > 0:
-        return "LEAKY", module.negative_slope
+        return "LEAKY", float(module.negative_slope)
     return None

@@ -125,7 +125,7 @@ template <int l> INLINE void dots(Thread& me) {
     });
   });
 }
-// Sums over the rows of all CTAs: value(w, u, row vector) → what to add. Ends with every CTA's sums in the buffer.
+// Sums over the rows of all CTAs: value(block, pair, tile, sum) adds a tile's part. Ends with every CTA's sums in the buffer.
 template <int l, class Value> INLINE void sums(Thread& me, int which, int buffer, bool with_bias, Value value) {
   typedef Layer<l> L;
   each_block<l>([&](auto block) {
