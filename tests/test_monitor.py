@@ -620,3 +620,12 @@ def test_the_example_runs(capsys):
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.startswith("task learner")
     assert [line.split()[:2] for line in lines] == [["1", "UPGD"], ["1", "SGD"]]
+
+
+def test_what_is_no_optimizer_is_refused():
+    with pytest.raises(TypeError, match="optimizer must be a torch optimizer, not 'adam'"):
+        Monitor(nn.Linear(2, 1), "adam")
+
+
+def test_plasticity_takes_a_plain_number():
+    assert Monitor(nn.Linear(2, 1)).plasticity(1.0, lambda: torch.tensor(0.25)) == 0.75

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.hooks import RemovableHandle
 
-from upgd.curvature._backward import transform_level
+from upgd.curvature._backward import if_compiled, transform_level
 from upgd.networks import ACTIVATION_MODULES, LAYERS
 from upgd.utility._model import function_before
 
@@ -298,6 +298,8 @@ class Monitor:
             raise ValueError(f"samples must be at least 1, not {samples}")
         if not tau >= 0:
             raise ValueError(f"tau must be a number of at least 0, not {tau}; the usual value is 0.1")
+        if optimizer is not None and not (hasattr(optimizer, "param_groups") or hasattr(optimizer, "gates")):
+            raise TypeError(f"optimizer must be a torch optimizer, not {optimizer!r}")
         self.model = model
         self.optimizer = optimizer
         self.tau = tau
@@ -339,6 +341,16 @@ class Monitor:
                 "to look at with layers=[...]",
                 stacklevel=2,
             )
+        if (
+            self._watched
+            and not self._windows
+            and any(parameter.grad is not None for parameter in self.model.parameters())
+        ):
+            warnings.warn(
+                "the monitor has seen no forward pass, but the model has gradients; attach it to the model that computes, "
+                f"before it does.{if_compiled()}",
+                stacklevel=2,
+            )
         with torch.no_grad():
             figures = self._of_activations() | self._of_parameters() | self._of_matrices() | self._of_gates()
             if self._mean_plasticity is not None:
@@ -366,7 +378,7 @@ class Monitor:
             tensor(1.)
         """
         with torch.no_grad():
-            measured = sample_plasticity(loss_before.detach(), closure())
+            measured = sample_plasticity(torch.as_tensor(loss_before).detach(), closure())
             self._average(_wide(measured).mean())
         return measured
 

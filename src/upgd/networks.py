@@ -241,7 +241,7 @@ def _fan_ins(network: nn.Module) -> dict[str, int]:
         if own and not isinstance(module, LAYERS):
             raise TypeError(
                 f"the layer {path or 'network'!r} is a {type(module).__name__}, but initial weights are defined for"
-                " Linear and convolution layers only; initialise this network yourself"
+                " Linear and convolution layers only; give your own to Population(..., parameters={...})"
             )
         for parameter in own:
             of_parameter.setdefault(parameter, module.weight[0].numel())

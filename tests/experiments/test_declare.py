@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from upgd.experiments import Experiment, load, paper
+from upgd.experiments import Experiment, architecture, load, paper
 from upgd.experiments.settings import SETTINGS
 from upgd.population import METHODS, Learner
 
@@ -288,3 +288,15 @@ def test_a_mistake_in_toml_is_named_with_file_key_and_value(tmp_path, old, new, 
 def test_no_file(tmp_path):
     with pytest.raises(ValueError, match=r"there is no file .*nothing"):
         load(tmp_path / "nothing.toml")
+
+
+def test_a_network_may_be_registered_again_by_the_same_definition_only(monkeypatch):
+    monkeypatch.setattr(architecture, "_REGISTERED", {})
+    for _ in range(2):
+
+        @architecture.register("mine")
+        def mine(stream):
+            return None
+
+    with pytest.raises(ValueError, match="there is a network named 'mine' already"):
+        architecture.register("mine")(lambda stream: None)

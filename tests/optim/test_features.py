@@ -485,3 +485,61 @@ def test_an_optimizer_that_could_not_be_made_leaves_no_hooks():
     with pytest.raises(ValueError, match="features must be layers of the model"):
         upgd.FeatureUPGD(model, curvature=upgd.HesScale(other, nn.MSELoss()))
     assert not model[1]._forward_hooks
+
+
+def test_a_head_for_the_next_task_can_be_added():
+    model, head = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), nn.Linear(3, 1)
+    optimizer = upgd.FeatureUPGD(model, sigma=0.0)
+    optimizer.add_param_group({"params": head.parameters(), "lr": 0.5})
+    before = head.bias.item()
+    head(model[:2](torch.ones(1, 4))).sum().backward()
+    optimizer.step()
+    assert head.bias.item() == pytest.approx(before - 0.5)
+    assert len({name for group in optimizer.param_groups for name in group["param_names"]}) == 6
+
+
+@pytest.mark.parametrize("kinds", [(upgd.UPGD, upgd.FeatureUPGD), (upgd.FeatureUPGD, upgd.UPGD)])
+def test_the_utility_of_weights_is_not_loaded_as_that_of_features(kinds):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    one, other = (kind(model if kind is upgd.FeatureUPGD else model.parameters()) for kind in kinds)
+    model(torch.ones(1, 4)).sum().backward()
+    one.step()
+    with pytest.raises(ValueError, match="utility of weights is none of features"):
+        other.load_state_dict(one.state_dict())
+    assert not other.state
+
+
+def test_features_that_were_named_wrongly_do_not_spoil_the_model():
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 3), relu, nn.Linear(3, 3), relu, nn.Linear(3, 1))
+    upgd.FeatureUPGD(model, features={"0": "1"})
+    with pytest.raises(RuntimeError, match="give each layer an activation module of its own"):
+        model(torch.ones(1, 4))
+    assert model(torch.ones(1, 4)).shape == (1, 1)
+
+
+def test_code_that_was_compiled_for_another_model_has_no_hooks_and_the_error_says_so():
+    torch._dynamo.reset()
+    models = [nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)) for _ in range(2)]
+    torch.compile(models[0], backend="eager")(torch.ones(1, 4))
+    optimizer, monitor = upgd.FeatureUPGD(models[1]), upgd.Monitor(models[1])
+    torch.compile(models[1], backend="eager")(torch.ones(1, 4)).sum().backward()
+    if optimizer.features[0].grad is not None:
+        pytest.skip("this torch guards hooks")
+    with pytest.raises(RuntimeError, match=r"call torch\._dynamo\.reset\(\)"):
+        optimizer.step()
+    with pytest.warns(UserWarning, match=r"seen no forward pass.*torch\._dynamo\.reset\(\)"):
+        monitor.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"lr": torch.tensor(-1.0)}, "lr must be a number of at least 0"),
+        ({"lr": torch.tensor(float("nan"))}, "lr must be a number of at least 0"),
+        ({"generator": 3}, "generator must be a torch.Generator"),
+    ],
+)
+def test_arguments_are_looked_at_before_the_first_step(wrong, says):
+    with pytest.raises((ValueError, TypeError), match=says):
+        upgd.UPGD(nn.Linear(2, 1).parameters(), **wrong)

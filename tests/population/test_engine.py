@@ -382,3 +382,41 @@ def test_permutations_count_when_chunks_are_cut():
         held.append(chunk.permutation.nbytes)
         step += chunk.length
     assert Supply.BYTES / 4 < max(held) <= Supply.BYTES
+
+
+def test_numbers_may_be_numpys():
+    stream = make("output-permuted-digits", task_length=np.int64(7))
+    learner = Learner(method="pgd", lr=np.float32(0.5), sigma=np.float64(0.1), seed=np.int32(2))
+    result = Population(MLP((64, 8, 10)), [learner]).run(stream, np.int64(14))
+    assert result.loss.shape == (2, 1)
+    assert learner == Learner(method="pgd", lr=0.5, sigma=0.1, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("network", "run", "says"),
+    [
+        (nn.Flatten(), {}, "network must have parameters to learn, and this Flatten has none"),
+        (MLP((64, 8, 10)), {"diagnostics": True}, r"diagnostics must be Diagnostics\(...\), not True"),
+        (MLP((64, 8, 10)), {"steps": 2.5}, "steps must be an integer of at least 0, not 2.5"),
+    ],
+)
+def test_misuse_gets_a_sentence(network, run, says):
+    with pytest.raises((TypeError, ValueError), match=says):
+        Population(network, [Learner(method="sgd", lr=0.1)]).run(
+            **{"stream": make("stationary-digits"), "steps": 3, **run}
+        )
+
+
+def test_statistics_of_batches_are_refused():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    parameters = {name: p.detach().unsqueeze(0) for name, p in network.named_parameters()}
+    with pytest.raises(ValueError, match="BatchNorm1d '2' in training mode, which takes its statistics from batches"):
+        Population(network, [Learner(method="sgd", lr=0.1)], parameters=parameters)
+    Population(network.eval(), [Learner(method="sgd", lr=0.1)], parameters=parameters).run(make("stationary-digits"), 2)
+
+
+def test_a_population_stays_with_its_stream():
+    population = Population(MLP((64, 8, 10)), [Learner(method="sgd", lr=0.1)])
+    population.run(make("stationary-digits"), 5, window=5)
+    with pytest.raises(ValueError, match="the stream was 'stationary-digits' until step 5"):
+        population.run(make("output-permuted-digits"), 5, window=5)

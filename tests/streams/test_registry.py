@@ -49,7 +49,7 @@ def test_a_stream_of_ones_own() -> None:
     assert "mine" in upgd.streams.names()
     assert upgd.streams.make("mine", task_length=6).task_length == 6
     with pytest.raises(ValueError, match="there is a stream named 'mine' already"):
-        upgd.streams.register("mine")(make_mine)
+        upgd.streams.register("mine")(upgd.streams.ToyChangingInputs)
 
 
 def test_the_example_runs(capsys) -> None:
@@ -73,3 +73,26 @@ def test_mistakes_are_named(name: str, options, error, message: str, monkeypatch
     monkeypatch.setenv("UPGD_DATA", str(tmp_path))
     with pytest.raises(error, match=message.replace("?", r"\?")):
         upgd.streams.make(name, **options)
+
+
+def test_the_same_definition_may_be_run_again(monkeypatch):
+    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+    for task_length in (3, 5):
+
+        @upgd.streams.register("edited")
+        def edited(length=task_length):
+            return upgd.streams.make("toy-changing-inputs", task_length=length)
+
+    assert upgd.streams.make("edited").task_length == 5
+    with pytest.raises(ValueError, match="there is a stream named 'edited' already"):
+        upgd.streams.register("edited")(lambda: None)
+
+
+def test_images_without_labels_are_refused():
+    with pytest.raises(TypeError, match=r"data must be .* or \(images, labels\), not a list"):
+        upgd.streams.make("stationary", data=[1, 2, 3])
+
+
+def test_a_stream_is_no_name():
+    with pytest.raises(TypeError, match="a problem is a name such as 'output-permuted-digits'"):
+        upgd.streams.make(upgd.streams.make("toy-changing-inputs"))

@@ -1,5 +1,6 @@
 """What hooks need to know about the backward pass they run in, and how they add up what they see."""
 
+import sys
 from collections.abc import Callable, Iterable
 
 import torch
@@ -10,6 +11,16 @@ from torch import Tensor
 current_backward: Callable[[], int] = torch._C._current_graph_task_id
 graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+
+
+def if_compiled() -> str:
+    """What else may be the reason that hooks were not called, where something was compiled in this process; else nothing."""
+    if "torch._dynamo" not in sys.modules:
+        return ""
+    return (
+        " If the model is compiled: where another one of the same shape was compiled before it, torch takes that one's code,"
+        " without hooks; call torch._dynamo.reset() in between."
+    )
 
 
 def adds_to_grad(param: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from upgd.curvature import activations, layers, losses
-from upgd.curvature._backward import GradientWatch, add_as_grad
+from upgd.curvature._backward import GradientWatch, add_as_grad, if_compiled
 from upgd.curvature._registry import LAYERS, LOSSES, find
 from upgd.curvature._sweep import Follower, LossFollower, ReshapeFollower, in_place
 
@@ -214,7 +214,7 @@ class HesScale:
             return _not_followed(name)
         return (
             f"HesScale has no diagonal for {name} yet; call criterion(model(x), y).backward() while it is attached, through "
-            "the module that owns the parameter."
+            f"the module that owns the parameter.{if_compiled()}"
         )
 
 

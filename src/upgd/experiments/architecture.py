@@ -18,6 +18,7 @@ from torch import nn
 
 from upgd.networks import ACTIVATIONS, MLP, ConvNet, Linear
 from upgd.streams import Stream
+from upgd.streams.registry import is_again
 
 __all__ = ["check", "network", "register"]
 
@@ -59,10 +60,12 @@ def check(name: str) -> str:
 def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
     """Add a network: put ``@register("my-network")`` before a function that makes the module for a stream."""
 
-    if name in _REGISTERED or name in _BUILT_IN or not re.fullmatch(r"[a-z][\w-]*", name):
+    if name in _BUILT_IN or not re.fullmatch(r"[a-z][\w-]*", name):
         raise ValueError(f"{name!r} cannot be the name of a new network: taken, or no plain lower-case name")
 
     def remember(factory: AnyFactory) -> AnyFactory:
+        if name in _REGISTERED and not is_again(factory, _REGISTERED[name]):
+            raise ValueError(f"there is a network named {name!r} already; choose another name")
         _REGISTERED[name] = factory
         return factory
 

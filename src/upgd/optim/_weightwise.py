@@ -1,6 +1,6 @@
 """What the weight-wise optimizers share: torch's manners around the two phases of a step, which are in ``_phases.py``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Protocol, TypeVar, overload
 
@@ -39,6 +39,8 @@ class WeightwiseOptimizer(Optimizer):
         generator: torch.Generator | None = None,
     ) -> None:
         check_curvature(curvature)
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, but it is {generator!r}; try torch.Generator().")
         self.curvature = curvature
         self.generator = generator
         super().__init__(params, with_plain_numbers(defaults))
@@ -75,16 +77,38 @@ class WeightwiseOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` gave; see :meth:`torch.optim.Optimizer.load_state_dict`."""
         loaded: dict[str, Any] = {}  # what the hooks of others, which come first, have made of it
-        with self.register_load_state_dict_pre_hook(lambda _, given: loaded.update(given)):
+
+        def look(_: Optimizer, given: dict[str, Any]) -> None:
+            loaded.update(given)
+            self._check_utilities(given)
+
+        with self.register_load_state_dict_pre_hook(look):
             super().load_state_dict(state_dict)
         # torch casts all state to the parameter's dtype, but the averages of a 16-bit parameter are kept in 32 bits.
-        saved_ids = chain.from_iterable(group["params"] for group in loaded["param_groups"])
-        own = chain.from_iterable(group["params"] for group in self.param_groups)
-        for saved_id, param in zip(saved_ids, own, strict=True):
-            saved = loaded["state"].get(saved_id, {})
+        for saved, param in self._saved(loaded):
             for name in ("utility", "exp_avg", "exp_avg_sq"):
                 if name in saved:
                     self.state[param][name] = saved[name].to(param.device, utility_dtype(param))
+
+    def _saved(self, state_dict: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        """What was saved for each parameter, as long as there are both."""
+        ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        own = chain.from_iterable(group["params"] for group in self.param_groups)
+        return ((state_dict["state"].get(number, {}), param) for number, param in zip(ids, own, strict=False))
+
+    def _check_utilities(self, state_dict: dict[str, Any]) -> None:
+        for saved, param in self._saved(state_dict):
+            utility = saved.get("utility")
+            if isinstance(utility, Tensor) and not is_sharded(param) and not self._fits(utility, param):
+                raise ValueError(
+                    f"state_dict has a utility of shape {tuple(utility.shape)} for a parameter of shape {tuple(param.shape)},"
+                    f" which {type(self).__name__} cannot take: the utility of weights is none of features, nor the other way"
+                    " round; load the checkpoint of an optimizer of the same kind and model."
+                )
+
+    def _fits(self, utility: Tensor, param: Tensor) -> bool:
+        """Whether it can be the utility of a parameter."""
+        return utility.shape == param.shape
 
     @overload
     def step(self, closure: None = None) -> None: ...

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from upgd import noise, rules
+from upgd.curvature._backward import if_compiled
 from upgd.optim import features as hidden
 from upgd.optim._arguments import check_dense
 from upgd.optim._phases import global_scales, on, utility_dtype
@@ -56,6 +57,21 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
         """Take the hooks off the model, when it goes on without this optimizer."""
         for feature in self.features:
             feature.remove()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, which get plain gradient descent; see :meth:`torch.optim.Optimizer.add_param_group`."""
+        if isinstance(param_group, dict) and self.param_groups:
+            # The model's parameters have names, and torch wants names for all or for none.
+            given = param_group.get("params")
+            params = [given] if isinstance(given, Tensor) else list(given or ())
+            known = sum(len(group["params"]) for group in self.param_groups)
+            names = (f"added.{number}" for number in range(known, known + len(params)))
+            named = [one if isinstance(one, tuple) else (next(names), one) for one in params]
+            param_group = {**param_group, "params": named}
+        super().add_param_group(param_group)
+
+    def _fits(self, utility: Tensor, param: Tensor) -> bool:
+        return utility.shape == param.shape[:1]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of parameters and gates."""
@@ -109,7 +125,7 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
             if gradient is None:
                 raise RuntimeError(
                     f"the parameters of {feature.name!r} have a gradient, but its features have none; let the forward and "
-                    "backward pass run through the model that the optimizer was given, after it was."
+                    f"backward pass run through the model that the optimizer was given, after it was.{if_compiled()}"
                 )
             carrier = self._carrier(feature)
             if carrier is None:

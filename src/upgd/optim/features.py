@@ -145,10 +145,11 @@ class Feature:
             if any(leaf is param for leaf in leaves for param in others):
                 break
             nodes = list({before: None for node in nodes for before, _ in node.next_functions if before is not None})
+        self.remove()  # so that the model is of use without this optimizer
         raise RuntimeError(
             f"the {type(self.module).__name__} that was taken for the activation of {self.name!r} is called with something "
             f"else in the forward pass; say which module puts out its features, and no other layer's, with "
-            f"features={{{self.name!r}: 'activation', ...}}."
+            f"features={{{self.name!r}: 'activation', ...}}, and give each layer an activation module of its own."
         )
 
 
@@ -218,7 +219,10 @@ def _given_pairs(model: nn.Module, pairs: Pairs) -> list[tuple[str, nn.Module, n
     for kind, modules in (("layer", [layer for _, layer, _ in found]), ("activation", [m for *_, m in found])):
         twice = next((m for m in modules if modules.count(m) > 1), None)
         if twice is not None:
-            raise ValueError(f"features names the {kind} {names[twice]!r} twice; each belongs to one pair.")
+            raise ValueError(
+                f"features names the {kind} {names[twice]!r} twice; each belongs to one pair: give each layer an activation "
+                "module of its own."
+            )
     if not found:
         raise ValueError("features must name one pair of layer and activation or more, but it is empty.")
     return found

@@ -92,6 +92,7 @@ class Population:
         self._looks: list[tuple[int, list[dict[str, Floats]]]] = []
         self._window: int | None = None
         self._loss: Loss | None = None
+        self._problem: str | None = None
         self._pace = Pace()
         self._supply = Supply(self._seeds, self._device)
         self._whole = True
@@ -123,6 +124,8 @@ class Population:
         """
         self._check_whole()
         steps = _checked_count("steps", steps, 0)
+        if diagnostics is not None and not isinstance(diagnostics, Diagnostics):
+            raise TypeError(f"diagnostics must be Diagnostics(...), not {diagnostics!r}; try Diagnostics(every=1_000)")
         self._begin(stream, window)
         assert self._window is not None
         begin, end = self.step, self.step + steps
@@ -238,10 +241,15 @@ class Population:
     def _begin(self, stream: Stream, window: int | None) -> None:
         _check_fits(self._network, stream)
         window = _checked_count("window", stream.task_length if window is None else window, 1)
-        for name, old, new in (("window", self._window, window), ("loss", self._loss, stream.loss)):
-            if self.step and old != new:
+        before = (
+            ("window", self._window, window),
+            ("loss", self._loss, stream.loss),
+            ("stream", self._problem, stream.name),
+        )
+        for name, old, new in before:
+            if self.step and old not in (None, new):  # a checkpoint does not know the stream's name
                 raise ValueError(f"the {name} was {old!r} until step {self.step}, and cannot become {new!r} now")
-        self._window, self._loss = window, stream.loss
+        self._window, self._loss, self._problem = window, stream.loss, stream.name
 
     def _advance(self, stream: Stream, length: int, end: int) -> None:
         """Take ``length`` steps or fewer, at most to the end of the window; ``end`` is where the run will end."""
@@ -338,7 +346,7 @@ def _initial(network: nn.Module, seeds: list[int], given: Mapping[str, Tensor] |
         return initial_parameters(network, seeds)
     for name, parameter in network.named_parameters():
         shape = (len(seeds), *parameter.shape)
-        if name not in given or given[name].shape != shape:
+        if name not in given or not isinstance(given[name], Tensor) or given[name].shape != shape:
             raise ValueError(f"parameters[{name!r}] must be a tensor of shape {shape}, one entry for each learner")
     return {name: given[name].detach() for name, _ in network.named_parameters()}
 
@@ -347,7 +355,9 @@ def _check_fits(network: nn.Module, stream: Stream) -> None:
     """Whether the network takes what the stream gives."""
     if not hasattr(stream, "chunk"):
         raise TypeError(f"stream must be what upgd.streams.make(name) gives, or one of your own, not {stream!r}")
-    dtype = next(network.parameters()).dtype
+    dtype = next((parameter.dtype for parameter in network.parameters()), None)
+    if dtype is None:
+        raise ValueError(f"network must have parameters to learn, and this {type(network).__name__} has none")
     try:
         with torch.no_grad():
             shape = tuple(network(torch.zeros(1, *stream.input_shape, dtype=dtype)).shape)
@@ -368,6 +378,6 @@ def _checked_learners(learners: Sequence[Learner]) -> tuple[Learner, ...]:
 
 
 def _checked_count(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
         raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
-    return value
+    return value.__index__()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from upgd.population.backend import Loss
@@ -26,6 +27,11 @@ class Functional:
                 raise ValueError(
                     f"network has the {type(module).__name__} {name!r} in training mode, which draws numbers that are no "
                     "function of seed and step; call network.eval() first, or leave it out"
+                )
+            if isinstance(module, _NormBase) and module.training:
+                raise ValueError(
+                    f"network has the {type(module).__name__} {name!r} in training mode, which takes its statistics from "
+                    "batches, while learners see one sample at a time; call network.eval() first, or use LayerNorm"
                 )
         self._network = network
         self._buffers = dict(network.named_buffers())

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -222,4 +223,4 @@ def _seed(value: Any) -> int:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)

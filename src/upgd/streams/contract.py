@@ -248,6 +248,6 @@ def step_tensor(start: int, length: int, device: Device = "cpu") -> Tensor:
 
 def checked_task_length(task_length: int) -> int:
     """A number of steps, or an error that says so."""
-    if not isinstance(task_length, int) or task_length < 1:
+    if isinstance(task_length, bool) or not hasattr(task_length, "__index__") or task_length.__index__() < 1:
         raise ValueError(f"task_length must be a positive number of steps, not {task_length!r}")
-    return task_length
+    return task_length.__index__()

@@ -134,6 +134,10 @@ def _dataset(data: Data) -> Dataset:
         return load(data)
     if isinstance(data, Dataset):
         return data
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise TypeError(
+            f"data must be the name of a data set, a Dataset, or (images, labels), not a {type(data).__name__}"
+        )
     return from_arrays("arrays", *data)
 
 

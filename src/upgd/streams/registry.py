@@ -55,7 +55,8 @@ def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
     """Add a stream: put ``@register("my-stream")`` before a class, or a function, that :func:`make` shall call."""
 
     def remember(factory: AnyFactory) -> AnyFactory:
-        if name in _FACTORIES or name in _FAMILIES:
+        known = _FACTORIES.get(name) or _FAMILIES.get(name)
+        if known is not None and not is_again(factory, known):
             raise ValueError(f"there is a stream named {name!r} already; choose another name")
         _FACTORIES[name] = factory
         return factory
@@ -63,7 +64,18 @@ def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
     return remember
 
 
+def is_again(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
+    """Whether it is the same definition, run again: a notebook's cell, or a module that is loaded anew."""
+    names = [(one.__module__, getattr(one, "__qualname__", "<lambda>")) for one in (new, old)]
+    return names[0] == names[1] and "<lambda>" not in names[0][1]
+
+
 def _factory(name: str) -> Factory:
+    if not isinstance(name, str):
+        raise TypeError(
+            f"a problem is a name such as 'output-permuted-digits', not {name!r}; give a stream of your own a name with "
+            "@upgd.streams.register"
+        )
     if factory := _FACTORIES.get(name) or _FAMILIES.get(name):
         return factory
     for family, factory in _FAMILIES.items():
