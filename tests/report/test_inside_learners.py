@@ -77,7 +77,7 @@ def test_figures_and_histograms_are_drawn(store, open_page, tmp_path):
     looks.scroll_into_view_if_needed()
     looks.locator(".scatterlayer .trace").nth(1).wait_for(state="detached")
     assert looks.locator(".scatterlayer .trace").count() == 1
-    looks.locator("select").first.select_option("gate_histogram/layers.0.weight")
+    looks.locator("select").first.select_option("gate histogram/layers.0.weight")
     looks.locator(".scatterlayer .trace").nth(9).wait_for(state="attached")
     assert looks.locator(".scatterlayer .trace").count() == 10  # a share for each bin
     assert looks.locator("select").nth(1).locator("option").all_inner_texts() == ["UPGD"]

@@ -140,6 +140,22 @@ def test_the_heat_map_has_the_best_of_every_pair_and_shows_another_method_when_a
     assert page.complaints == []
 
 
+def test_a_setting_of_which_most_diverge_is_not_the_best(open_page, tmp_path):
+    records = [
+        record("pgd", {"lr": lr, "sigma": sigma}, seed=seed, level=level, diverged_at=20 if diverges and seed else None)
+        for lr, level, diverges in ((1.0, 0.9, True), (0.1, 0.6, False))
+        for sigma in (0.1, 0.01)
+        for seed in range(4)
+    ]
+    with Store.write(tmp_path / "r.db") as store:
+        store.add(records)
+    page = open_page(write(tmp_path / "r.db", tmp_path / "report.html").as_uri())
+    heat = page.locator(".heat")
+    assert sum("75 % diverged" in cell for cell in heat.locator("tbody td").all_inner_texts()) == 2
+    assert [float(top) for top in heat.locator("td.top").all_inner_texts()] == [0.465, 0.465]
+    assert page.complaints == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_themes_and_a_phone_show_something(open_page, address, scheme, tmp_path):
     page = open_page(address, color_scheme=scheme, viewport={"width": 390, "height": 844})

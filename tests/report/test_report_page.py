@@ -105,7 +105,7 @@ def test_the_verdict_is_for_whoever_diverges_less():
     verdict = sections(steady + wild)[0].verdict()
     assert verdict.startswith("SGD diverges least, with an accuracy of 0.545 ± 0.0071 over all steps (5 seeds).")
     assert verdict.endswith("PGD follows, 0.15 ahead, but 4 of 5 diverged.")
-    assert sections(wild)[0].verdict() == "PGD has the highest accuracy: 0.715 over all steps (1 seed, 4 diverged)."
+    assert sections(wild)[0].verdict() == "PGD has an accuracy of 0.715 over all steps (1 seed, 4 diverged)."
 
 
 def test_all_diverged_is_a_result_too():

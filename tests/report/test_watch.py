@@ -118,6 +118,21 @@ def test_the_open_page_follows_and_keeps_what_is_switched_off(watch, open_page):
         assert page.complaints == []
 
 
+def test_the_open_page_keeps_what_is_unfolded_and_where_the_keyboard_is(watch, open_page):
+    page = open_page(watch.address)
+    with Store.write(watch.store) as store:
+        store.add(seeds(2, "sgd"))
+    commands = page.locator("summary", has_text="Commands")
+    commands.click()
+    commands.focus()
+    with Store.write(watch.store) as store:
+        store.add(seeds(2, "sgd", {"lr": 0.5}, diverged_at=15))  # two more things to unfold come before it
+    page.locator("summary", has_text="All 2 settings").wait_for()
+    assert page.locator("details[open] > summary").all_inner_texts() == ["Commands"]
+    assert page.evaluate("document.activeElement.textContent") == "Commands"
+    assert "the last news came at" in page.locator("#news").inner_text()
+
+
 def test_ctrl_c_ends_the_command_without_a_trace(tmp_path):
     pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     with Store.write(tmp_path / "r.db") as store:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from upgd.experiments._batched_utility import TITLES
-from upgd.experiments.figures import apart, check
+from upgd.experiments.figures import apart, check, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,7 +89,7 @@ def _label(panel: "Axes", ends: Mapping[str, float], steps: int) -> None:
             (steps, height),
             xytext=(4, 0),
             textcoords="offset points",
-            color=_COLOURS[measure],
+            color=readable(_COLOURS[measure]),
             va="center",
             fontsize=9,
             annotation_clip=False,

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 from upgd.experiments.bands import band, of_seeds
@@ -199,13 +200,28 @@ def _label(ax: "Axes", ends: Sequence[tuple[Look, float]]) -> None:
             xytext=(1.025, where),
             xycoords="axes fraction",
             textcoords="axes fraction",
-            color=look.colour,
+            color=readable(look.colour),
             fontsize=10,
             fontweight="bold",
             va="center",
             annotation_clip=False,
-            arrowprops={"color": look.colour, **_LEADER},
+            arrowprops={"color": look.colour, "linestyle": _STYLES[look.dash], **_LEADER},
         )
+
+
+def readable(colour: str) -> str:
+    """The colour, as much darker as text on white needs (a contrast of 4.5 to 1, as WCAG has it)."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    rgb = np.array(to_rgb(colour))
+    while 1.05 / (_luminance(rgb) + 0.05) < 4.5:
+        rgb *= 0.97
+    return to_hex(rgb.tolist())
+
+
+def _luminance(rgb: NDArray[np.float64]) -> float:
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 def apart(heights: Sequence[float], distance: float) -> list[float]:

@@ -88,6 +88,8 @@ class Section:
         lead = f"has the {'highest' if highest is max else 'lowest'} {metric}:"
         if highest(row.mean for row in self.rows if not math.isnan(row.mean)) != ahead.mean:
             lead = f"diverges least, with {'an accuracy' if metric == 'accuracy' else 'a loss'} of"
+        if len(self.rows) == 1:
+            lead = f"has {'an accuracy' if metric == 'accuracy' else 'a loss'} of"
         spread = "" if math.isnan(ahead.error) else f" ± {ahead.error:.2g}"
         words = f"{first} {lead} {ahead.mean:.4g}{spread} over all steps ({_counted(ahead)})."
         if len(self.rows) > 1 and self.rows[1].difference is not None:
@@ -127,6 +129,7 @@ class Section:
     def _method(self, variant: Variant) -> dict[str, Any]:
         steps, values = of_seeds(self.best[variant].entry, self.comparison.metric, _POINTS)
         mean, reach = band(values) if len(values) else (values, values)
+        ends = (0, 1) if self.comparison.metric == "accuracy" else (None, None)
         own = [setting for setting in self.settings if setting.variant == variant]
         names = [name for name in SETTINGS if name in own[0].settings and name not in SWITCHES]
         return {
@@ -137,11 +140,15 @@ class Section:
             "setting": settings_text(self.best[variant].entry.settings),
             "x": [int(step) for step in steps],
             "y": _rounded(mean),
-            "low": _rounded(mean - reach),
-            "high": _rounded(mean + reach),
+            "low": _rounded(np.clip(mean - reach, *ends)),
+            "high": _rounded(np.clip(mean + reach, *ends)),
             "names": names,
             "tried": [
-                [*(_value(setting.settings[name]) for name in names), *_rounded([setting.score])] for setting in own
+                [
+                    *(_value(setting.settings[name]) for name in names),
+                    *_rounded([setting.score, setting.diverged / setting.seeds]),
+                ]
+                for setting in own
             ],
             "inside": self.looks.get(variant, {}),
         }

@@ -1,5 +1,6 @@
 "use strict";
-// While a sweep runs: asks this machine's server for news, and shows them. What was unfolded stays so.
+// While a sweep runs: asks this machine's server for news, and shows them. What was unfolded stays so, and the keyboard
+// stays where it was.
 (() => {
   let version = document.getElementById("page").dataset.news; // what the page was made from
   const say = (text) => { document.getElementById("news").textContent = text; };
@@ -9,21 +10,33 @@
     return answer.text();
   }
 
+  // Which part of the page it is, whatever comes before it and however much it counts.
+  const place = (element) => [
+    element.closest("section")?.id, element.tagName, (element.closest("label")?.firstChild ?? element).textContent.replace(/\d[\d,]*/g, "#"),
+  ].join(" ");
+  const parts = () => [...document.querySelectorAll("#page :is(summary, button, select, a)")];
+
   function show(fresh) {
-    const open = [...document.querySelectorAll("details")].map((details) => details.open);
+    const open = new Set([...document.querySelectorAll("details[open] > summary")].map(place));
+    const focused = parts().includes(document.activeElement) && place(document.activeElement);
     const at = scrollY;
     document.querySelectorAll(".js-plotly-plot").forEach((chart) => Plotly.purge(chart));
     document.getElementById("page").innerHTML = fresh;
-    document.querySelectorAll("details").forEach((details, i) => { details.open = open[i] ?? false; });
+    document.querySelectorAll("summary").forEach((summary) => { summary.parentElement.open = open.has(place(summary)); });
     dispatchEvent(new Event("upgd: fresh"));
+    if (focused) parts().find((element) => place(element) === focused)?.focus({ preventScroll: true });
     scrollTo({ top: at, behavior: "instant" });
   }
+  let last = "Live: this page follows the sweep; no news since it was opened.";
   async function look() {
     try {
       const latest = await text("news");
-      if (latest !== version) show(await text("content"));
+      if (latest !== version) {
+        show(await text("content"));
+        last = `Live: this page follows the sweep; the last news came at ${new Date().toLocaleTimeString()}.`;
+      }
       version = latest;
-      say("Live: this page follows the sweep.");
+      say(last);
     } catch (error) {
       // A TypeError is what fetch says when nobody answers; anything else is the server's own sentence.
       say(error instanceof TypeError ? "The server has stopped; this is the last that it showed." : error.message);

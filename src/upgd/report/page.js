@@ -93,6 +93,10 @@
       modebar: { bgcolor: "rgba(0,0,0,0)", color: tones.soft, activecolor: tones.accent },
       ...extra,
     };
+    if (!traces.length) {
+      layout.xaxis = layout.yaxis = { visible: false };
+      layout.annotations = [{ text: "Nothing to show: switched off, or diverged.", showarrow: false }];
+    }
     if (printing) [layout.width, layout.height] = small ? [220, 190] : [690, 300]; // as page.css has it for paper
     Plotly.react(element, traces, layout, {
       responsive: true, displaylogo: false, displayModeBar: small || touch.matches ? false : "hover",
@@ -149,16 +153,21 @@
     betas: "AdamW's β₁/β₂", eps: "AdamW's ε",
   };
   const worded = (name) => WORDS[name] ?? name;
+  const spaced = (name) => name.replaceAll("_", " ");
   const isBetter = (section) => (data[section].metric === "accuracy" ? (a, b) => a > b : (a, b) => a < b);
 
-  // The best score for each value of a hyperparameter, or each pair of values of two.
-  function bestBy(method, better, columns) {
+  // What a setting has reached: its score, and the share of its learners that diverged, which counts first.
+  const reached = (method, row) => ({ score: row[method.names.length], diverged: row[method.names.length + 1] });
+  const isAhead = (section) => (one, other) => one.diverged !== other.diverged
+    ? one.diverged < other.diverged : one.score !== null && isBetter(section)(one.score, other.score);
+  const howMany = ({ diverged }) => (diverged ? `${Math.round(100 * diverged)} % diverged` : "");
+
+  // The best for each value of a hyperparameter, or each pair of values of two.
+  function bestBy(method, ahead, columns) {
     const found = new Map();
     for (const row of method.tried) {
       const key = columns.map((column) => short(row[column])).join("\u0000");
-      const score = row[method.names.length];
-      const before = found.get(key) ?? null;
-      if (before === null || (score !== null && better(score, before))) found.set(key, score);
+      if (!found.has(key) || ahead(reached(method, row), found.get(key))) found.set(key, reached(method, row));
     }
     return found;
   }
@@ -194,15 +203,17 @@
       });
       const lines = (method) => {
         const column = method.names.indexOf(name);
-        const best = bestBy(method, isBetter(section), [column]);
+        const best = bestBy(method, isAhead(section), [column]);
         const own = valuesOf([method], name).map(short);
         return [{
           x: method.tried.map((row) => plain(short(row[column]))), y: method.tried.map((row) => row[method.names.length]),
           mode: "markers", hoverinfo: "skip", marker: { color: faint(colour(method), 0.28), size: 5 },
         }, {
-          name: plain(method.name), x: own.map(plain), y: own.map((value) => best.get(value)), mode: "lines+markers",
-          line: { color: colour(method), width: 2, dash: method.dash }, marker: { color: colour(method), size: 7 },
-          hovertemplate: "%{y:.4g}",
+          name: plain(method.name), x: own.map(plain), y: own.map((value) => best.get(value).score), mode: "lines+markers",
+          line: { color: colour(method), width: 2, dash: method.dash },
+          marker: { color: colour(method), size: 7, symbol: own.map((value) => (best.get(value).diverged ? "x" : "circle")) },
+          customdata: own.map((value) => (best.get(value).diverged ? `, ${howMany(best.get(value))}` : "")),
+          hovertemplate: "%{y:.4g}%{customdata}",
         }];
       };
       const traces = () => shown(section).filter((method) => able.get(method).includes(name)).flatMap(lines);
@@ -243,15 +254,17 @@
   }
   function heatMap(section, method, down, across) {
     const [rows, columns] = [down, across].map((name) => valuesOf([method], name).map(short));
-    const best = bestBy(method, isBetter(section), [down, across].map((name) => method.names.indexOf(name)));
-    const scores = finite([...best.values()]);
+    const best = bestBy(method, isAhead(section), [down, across].map((name) => method.names.indexOf(name)));
+    const scores = finite([...best.values()].map(({ score }) => score));
     const [low, high] = [Math.min(...scores), Math.max(...scores)];
-    const top = data[section].metric === "accuracy" ? high : low;
-    const cell = (score) => {
-      if (score === undefined) return create("td");
-      if (score === null) return create("td", { class: "diverged" }, "diverged");
-      const made = create("td", score === top ? { class: "top" } : {}, score.toPrecision(4));
-      made.style.setProperty("--share", `${Math.round((100 * (score - low)) / (high - low || 1))}%`);
+    const top = [...best.values()].reduce((one, other) => (isAhead(section)(other, one) ? other : one));
+    const isTop = (one) => !isAhead(section)(top, one);
+    const cell = (one) => {
+      if (one === undefined) return create("td");
+      if (one.score === null) return create("td", { class: "diverged" }, "diverged");
+      const made = create("td", isTop(one) ? { class: "top" } : {}, one.score.toPrecision(4));
+      if (one.diverged) made.append(create("small", {}, howMany(one)));
+      made.style.setProperty("--share", `${Math.round((100 * (one.score - low)) / (high - low || 1))}%`);
       return made;
     };
     return create("table", {},
@@ -283,7 +296,7 @@
     };
     const fields = () => {
       const { name, able, method, histogram } = current();
-      const figure = select("figure", names, names.indexOf(name), (i) => choose({ name: names[i] }));
+      const figure = select("figure", names.map(spaced), names.indexOf(name), (i) => choose({ name: names[i] }));
       const whose = () => select("method", able.map((one) => one.name), able.indexOf(method), (i) => choose({ method: able[i].name }));
       replaceFields(element.querySelector(".choices"), histogram ? [figure, whose()] : [figure]);
     };
@@ -294,8 +307,13 @@
         name: plain(one.name), x: one.inside.step, y: one.inside[name], mode: "lines+markers", hovertemplate: "%{y:.4g}",
         line: { color: colour(one), width: 2.2, dash: one.dash }, marker: { color: colour(one), size: 5 },
       }));
-      const yaxis = histogram ? { title: { text: "share of gates, from ū = 0 below to 1 above" }, range: [0, 1], tickformat: ".0%" } : {};
-      draw(box, lines, { xaxis: stepAxis(section), yaxis: axis({ automargin: true, ...yaxis }) });
+      const yaxis = histogram
+        ? { title: { text: plain(`${method.name}: share of gates, from ū = 0 below to 1 above`) }, range: [0, 1], tickformat: ".0%" }
+        : { title: { text: plain(spaced(name)) } };
+      draw(box, lines, {
+        xaxis: stepAxis(section), yaxis: axis({ automargin: true, ...yaxis }),
+        showlegend: !histogram, legend: { orientation: "h", y: 1.02, yanchor: "bottom", font: { color: tones.ink } },
+      });
     });
   }
   function shares(method, name) {

@@ -180,7 +180,8 @@ def _inside(one: Section, anchor: str) -> str:
     return (
         f'<h3>Inside the learners</h3><figure data-chart="looks" data-of="{anchor}"><figcaption>What was seen now and then, '
         'mean over seeds of the best setting</figcaption><div class="choices"></div><div class="chart" role="img" '
-        'aria-label="Chart: the chosen figure against step; the table after it has the last values."></div></figure>'
+        'aria-label="Chart: the chosen figure against step; the table after it has the last values, except of histograms.">'
+        "</div></figure>"
         f"<details><summary>All figures at the last look</summary>{table}</details>"
     )
 
@@ -211,8 +212,8 @@ def _tabular(
         for mark, line in zip(marks or [""] * len(lines), lines, strict=True)
     )
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table><caption>{escape(caption)}'
-        f"</caption><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
+        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
