@@ -281,7 +281,7 @@ STUDIES: dict[str, Study] = {
         _toy(
             "toy-changing-inputs",
             "Toy problem, changing inputs",
-            "The target is the sum of two of 16 inputs, and every 200 steps of two others: nothing learned helps later.",
+            "The target is the sum of two of 16 inputs, and every 200 steps of two others: little of what was learned helps.",
         ),
         _toy(
             "toy-changing-outputs",

@@ -32,6 +32,7 @@ _PAGE = """\
 
 {notes}{scale} Curves are means over task windows, of which neighbours are joined where there are more than 80, with 95 %
 confidence bands over runs. *To the best* is the mean difference over the seeds that both have, with the p of a paired t-test.
+Methods of which fewer runs diverged come first; their means are over the runs that did not.
 
 {panels}
 
@@ -207,10 +208,14 @@ def _at_edge(found: Reproduction) -> str:
     curves: dict[str, list[str]] = {}
     for finding in found.findings.values():
         if finding.best.edges:
-            panels = [panel.title.lower() for panel in found.plan.panels if finding.arm in panel.arms]
+            panels = [_inside_a_sentence(panel.title) for panel in found.plan.panels if finding.arm in panel.arms]
             where = "" if len(panels) == len(found.plan.panels) else f"{' and '.join(panels)}: "
             curves.setdefault(where, []).append(f"{finding.arm.name} ({short_names(finding.best.edges)})")
     return "; ".join(where + ", ".join(curves[where]) for where in sorted(curves, key=bool))
+
+
+def _inside_a_sentence(title: str) -> str:
+    return title if title[:2].isupper() else title[0].lower() + title[1:]
 
 
 def _shorter_search(plan: Plan) -> str:

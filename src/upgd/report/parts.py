@@ -132,7 +132,8 @@ def _sensitivity(one: Section, anchor: str) -> str:
     return (
         "<h3>How much do hyperparameters matter?</h3>"
         '<p class="note">Each point is the best that a method reaches with this value, whatever its other '
-        "hyperparameters; faint points are all settings. The charts share one scale: steeper means that it matters more.</p>"
+        "hyperparameters (a cross: some of its learners diverged); faint points are all settings. The charts share one "
+        "scale: steeper means that it matters more.</p>"
         f'<div class="multiples" data-chart="sensitivity" data-of="{anchor}"></div>'
         f'<figure class="pairs" data-chart="pairs" data-of="{anchor}" hidden><figcaption>Two hyperparameters at a time: '
         'the best over all others</figcaption><div class="choices"></div><div class="heat scroll" tabindex="0" role="region" '
