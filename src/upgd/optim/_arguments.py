@@ -40,12 +40,9 @@ def _plain(value: Any) -> Any:
 
 
 def check_lr(lr: Any) -> None:
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError(f"Tensor lr must be 1-element, but it has {lr.numel()} elements; try torch.tensor(0.01).")
-    elif not _is_number(lr):
-        raise ValueError(f"lr must be a number of at least 0, but it is {lr!r}; try lr=0.01.")
-    if not lr >= 0:
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"Tensor lr must be 1-element, but it has {lr.numel()} elements; try torch.tensor(0.01).")
+    if not (isinstance(lr, Tensor) or _is_number(lr)) or not lr >= 0:
         raise ValueError(f"lr must be a number of at least 0, but it is {lr!r}; try lr=0.01.")
 
 

@@ -64,10 +64,10 @@ class Feature:
         return list(self.layer.parameters(recurse=False))
 
     def use_grad(self) -> Tensor | None:
-        """The gradient of the gates for a step.
+        """The gradient of the gates, for a step; None before the first backward pass.
 
-        Without a backward pass since the step before, it is that of whom the layer did not reach: zero, if whoever reset the
-        gradients of its parameters to zero has not told us.
+        If none has come since the step before, the layer was left out: the gates' gradient is zero as soon as that of the
+        layer's parameters is, which others may have reset.
         """
         if self._sum is None:
             return None

@@ -231,6 +231,7 @@ class Population:
         self.step = int(state["step"])
         self._window = int(state["window"]) or None
         self._loss = _LOSSES[int(state["loss"])]
+        self._problem = None  # it is not saved
         self._whole = True
 
     def _fingerprint(self) -> Tensor:
@@ -247,7 +248,7 @@ class Population:
             ("stream", self._problem, stream.name),
         )
         for name, old, new in before:
-            if self.step and old not in (None, new):  # a checkpoint does not know the stream's name
+            if self.step and old not in (None, new):
                 raise ValueError(f"the {name} was {old!r} until step {self.step}, and cannot become {new!r} now")
         self._window, self._loss, self._problem = window, stream.loss, stream.name
 
