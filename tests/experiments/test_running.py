@@ -210,8 +210,9 @@ def test_a_network_of_ones_own():
         "output-permuted-digits", {"sgd": {"lr": 0.1}}, seeds=1, steps=5, network="two-layers", backend="torch"
     )
     assert results.records[0].key.network == "two-layers"
-    with pytest.raises(ValueError, match="taken"):
-        architecture.register("two-layers")
+    for name, says in (("two-layers", "there is a network named 'two-layers' already"), ("conv", "'conv' cannot be")):
+        with pytest.raises(ValueError, match=says):
+            architecture.register(name)(TwoLayers)
 
 
 def test_data_that_are_not_here_are_asked_for(tmp_path, monkeypatch):
