@@ -194,6 +194,47 @@ def test_the_papers_grid_with_a_part_replaced(upgd):
     assert json.loads(out)["methods"] == {"sgd": 2, "pgd": 2 * 3}
 
 
+def test_every_method_has_a_grid_of_its_own_unless_values_are_given(upgd):
+    sweep = ("sweep", "output-permuted-digits", "--methods", "sgd,adamw,pgd", *SMALL, "--dry-run", "--json")
+
+    def learners(*options):
+        return json.loads(upgd(*sweep, *options)[1])["methods"]
+
+    assert learners() == learners("--grid", "short") == {"sgd": 2 * 6, "adamw": 2 * 18, "pgd": 2 * 18}
+    assert learners("--lr", "0.1") == {"sgd": 2, "adamw": 2, "pgd": 2 * 3}  # PGD has no default for σ
+    assert learners("--sigma", "0.1") == {
+        "sgd": 2 * 6,
+        "adamw": 2 * 6,
+        "pgd": 2 * 6,
+    }  # no learning rate is good for all
+    assert learners("--grid", "short", "--lr", "0.1,0.2") == {"sgd": 2 * 2, "adamw": 2 * 6, "pgd": 2 * 6}
+
+
+def test_table_best_and_report_mark_what_lies_at_the_edge(upgd, folder):
+    def stored(method, scores):
+        return [
+            Record(Key(problem="p", network="8", method=method, settings={"lr": lr}, seed=0, steps=1), 1, [1], [score])
+            for lr, score in scores.items()
+        ]
+
+    with Store.write(folder / "upgd.db") as store:
+        store.add(stored("sgd", {0.1: 0.5, 0.03: 0.6, 0.01: 0.5}) + stored("adamw", {0.03: 0.2, 0.01: 0.5}))
+    out = upgd("table")[1]
+    assert "adamw   lr 0.01*" in out
+    assert "sgd     lr 0.03  " in out
+    assert out.endswith("\n* the smallest or largest value that was tried: a wider grid may find better\n")
+    lines = {line["method"]: line for line in json.loads(upgd("table", "--json")[1])}
+    assert (lines["adamw"]["edges"], lines["adamw"]["tried"]) == (["lr"], 2)
+    assert (lines["sgd"]["edges"], lines["sgd"]["tried"]) == ([], 3)
+    assert "*" not in upgd("table", "--all")[1] + upgd("table", "--methods", "sgd")[1]
+    assert "lr at the edge of what was tried" in upgd("best")[1]
+    assert upgd("report")[0] == 0
+    page = (folder / "report.html").read_text()
+    assert "<td>lr 0.01*</td>" in page
+    assert "<td>lr 0.03</td>" in page
+    assert "* the smallest or largest value that was tried" in page
+
+
 def test_a_file_declares_everything(upgd, folder):
     (folder / "e.toml").write_text(
         'problem = "output-permuted-digits"\nsteps = 40\nseeds = 1\nnetwork = "8"\n[methods.sgd]\nlr = [0.1, 0.2]\n'
@@ -432,7 +473,7 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
             ["sweep", "output-permuted-digits", "--methods", "sgd", "--lr", "1", "--dry-run", "--workers", "0"],
             *(2, "--workers must be"),
         ),
-        (["sweep", "output-permuted-digits", "--methods", "sgd", "--grid", "big"], 2, '--grid must be "paper"'),
+        (["sweep", "output-permuted-digits", "--methods", "sgd", "--grid", "big"], 2, 'Choose from: "short", "paper"'),
         (["sweep", "output-permuted-digits", "--methods", "sgdd", "--grid", "paper"], 1, "there is no method='sgdd'"),
         (["sweep", "nothing.toml"], 1, "there is no file nothing.toml"),
         (["best"], 1, "there is no store upgd.db"),

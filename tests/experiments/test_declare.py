@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from upgd.experiments import Experiment, architecture, load, paper
+from upgd.experiments import Experiment, architecture, grids, load, paper
 from upgd.experiments.settings import SETTINGS
 from upgd.population import METHODS, Learner
 
@@ -130,10 +130,10 @@ def test_the_papers_values_one_by_one():
         "output-permuted-emnist": ("300-150", 1_000_000, 20, permuted_grids),
         "output-permuted-cifar10": ("conv", 1_000_000, 10, permuted_grids),
     }
-    for problem, (network, steps, seeds, grids) in experiments.items():
+    for problem, (network, steps, seeds, wanted) in experiments.items():
         usual = paper.defaults(problem)
         assert (usual.network, usual.steps, usual.seeds) == (network, steps, seeds), problem
-        assert {method: paper.grid(problem, method) for method in METHODS} == grids | searches, problem
+        assert {method: paper.grid(problem, method) for method in METHODS} == wanted | searches, problem
     others = {
         name: (one.network, one.steps, one.seeds) for name, one in paper.PROBLEMS.items() if name not in experiments
     }
@@ -167,10 +167,28 @@ def test_every_method_has_a_grid_for_every_problem(problem):
     assert Experiment(problem, list(METHODS), grid="paper", seeds=1).learners()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_without_values_try_their_own_short_grid(method):
+    short = Experiment("x", method, seeds=1)
+    assert short == Experiment("x", {method: {}}, grid="short", seeds=1)
+    assert short.methods[method] == grids.SHORT[method]
+    for name, values in short.methods[method].items():
+        assert len(set(values)) == len(values)
+        assert len(values) != 2, f"of two values of {name} the best is always at an edge"
+
+
+def test_what_a_shared_grid_leaves_out_comes_from_the_method_if_it_has_no_default():
+    methods = Experiment("x", ["adamw", "pgd"], grid={"sigma": 0.5}, seeds=1).methods
+    assert methods == {
+        "adamw": {"lr": grids.SHORT["adamw"]["lr"]},
+        "pgd": {"lr": grids.SHORT["pgd"]["lr"], "sigma": (0.5,)},
+    }
+
+
 def test_shared_hyperparameters_have_the_same_values_for_all_methods():
-    grids = [paper.grid("input-permuted-mnist", method) for method in METHODS if not method.startswith("ups")]
+    of_methods = [paper.grid("input-permuted-mnist", method) for method in METHODS if not method.startswith("ups")]
     for name in ("lr", "sigma", "weight_decay"):
-        assert len({grid[name] for grid in grids if name in grid}) == 1
+        assert len({grid[name] for grid in of_methods if name in grid}) == 1
 
 
 @pytest.mark.parametrize("problem", paper.BEST_KNOWN)
@@ -190,14 +208,14 @@ def test_betas_are_one_value():
     [
         ({"methods": []}, "methods must be one or more of sgd"),
         ({"methods": ["sgdd"], "grid": "paper"}, "there is no method='sgdd'; did you mean 'sgd'"),
-        ({"methods": ["sgd"]}, "method 'sgd' needs lr"),
+        ({"methods": {"sgd": {}}}, "method 'sgd' needs lr"),
         ({"methods": {"sgd": {"lr": -1}}}, "lr must be a finite number of at least 0, not -1"),
         ({"methods": {"sgd": {"lr": []}}}, "lr needs one value or more"),
         ({"methods": {"sgd": {"lr": 1, "momentum": 1}}}, r"there is no setting 'momentum' \(of sgd\)"),
         ({"methods": {"sgd": {"lr": 1, "sigma": 1}}}, "sigma=1 has no meaning for method='sgd'"),
         ({"methods": ["sgd"], "grid": {"lr": 1, "sigma": 1}}, "none of sgd has the setting 'sigma'"),
         ({"methods": ["sgd"], "grid": {"lr": 1, "rate": 1}}, "there is no setting 'rate'"),
-        ({"methods": ["sgd"], "grid": "huge"}, "grid must be 'paper', or values"),
+        ({"methods": ["sgd"], "grid": "huge"}, "grid must be 'short', 'paper', or values"),
         ({"methods": {"sgd": {"lr": 1}}, "seeds": 0}, "seeds must be a number of at least 1"),
         ({"methods": {"sgd": {"lr": 1}}, "steps": 0}, "steps must be an integer of at least 1, not 0"),
         ({"methods": {"sgd": {"lr": 1}}, "network": "resnet"}, "network must be linear, conv"),

@@ -72,7 +72,7 @@ def sweep(
     problem: str,
     *,
     methods: str | None = None,
-    grid: str | None = None,
+    grid: Literal["short", "paper"] | None = None,
     declaration: Declaration = Declaration(),  # noqa: B008
     execution: Execution = Execution(),  # noqa: B008
     dry_run: Annotated[bool, Parameter(negative="")] = False,
@@ -80,9 +80,12 @@ def sweep(
 ) -> int:
     """Run methods with all combinations of values to try, and print the best of each.
 
-    What the store has already is not computed again; what was interrupted goes on.
+    Without values, each method tries a short grid of its own. Values given by options apply to every method that has the
+    setting. What the store has already is not computed again; what was interrupted goes on.
 
     Examples:
+
+        upgd sweep output-permuted-digits --methods sgd,adamw,upgd --seeds 5
 
         upgd sweep input-permuted-mnist --methods upgd,sgdw,adamw --grid paper --seeds 3
 
@@ -97,7 +100,8 @@ def sweep(
     methods
         The methods, separated by commas.
     grid
-        "paper" for the paper's values; what is given besides replaces its part of them.
+        short: each method's own short grid, the default if no values are given. paper: the paper's values. Values given
+        by options replace their part of the grid. Without a grid, other settings keep their defaults.
     dry_run
         Only say what would be run, and how long that would take on this machine.
     as_json
@@ -199,7 +203,9 @@ def _say_now_and_then(every: float = 10.0) -> Callable[[int, int], None]:
     return tell
 
 
-def _declared(problem: str, methods: str | None, grid: str | None, declaration: Declaration) -> "Experiment":
+def _declared(
+    problem: str, methods: str | None, grid: Literal["short", "paper"] | None, declaration: Declaration
+) -> "Experiment":
     from upgd.experiments import Experiment, load
 
     settings, rest = declaration.settings(), declaration.rest()
@@ -215,14 +221,12 @@ def _declared(problem: str, methods: str | None, grid: str | None, declaration: 
     _refuse_study(problem)
     if not methods:
         raise UsageError("say which methods to compare, such as --methods upgd,sgdw,adamw.")
-    if grid not in (None, "paper"):
-        raise UsageError(f'--grid must be "paper", not {grid!r}; give your own values with --lr 0.1,0.01 and so on.')
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if grid is None:
-        return Experiment(problem, names, grid=settings, **rest)
+        return Experiment(problem, names, grid=settings or None, **rest)
     from upgd.experiments.declare import which_it_has
 
-    return Experiment(problem, {name: which_it_has(name, settings) for name in names}, grid="paper", **rest)
+    return Experiment(problem, {name: which_it_has(name, settings) for name in names}, grid=grid, **rest)
 
 
 def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from upgd.experiments import architecture, paper
+from upgd.experiments import architecture, grids, paper
 from upgd.experiments.settings import SETTINGS
 from upgd.population import METHODS, Learner
 from upgd.streams import Stream, make
@@ -30,7 +30,9 @@ class Experiment:
         steps: how many samples each learner sees; by default as in the paper.
         network: see :mod:`upgd.experiments.architecture`; by default as in the paper.
         options: the problem's options, such as ``{"task_length": 500}``.
-        grid: ``"paper"``, or values that all methods share that have the setting; what ``methods`` says itself comes first.
+        grid: ``"short"``, each method's own short grid (:mod:`upgd.experiments.grids`); ``"paper"``, the paper's values; or
+            values for all methods that have the setting. Settings in ``methods`` take precedence. Methods given by name
+            alone use ``"short"`` by default, and the part of it that has no default where ``grid`` leaves that out.
 
     Example:
         >>> experiment = Experiment("output-permuted-digits", ["sgd", "upgd"], grid={"lr": [0.1, 0.01]}, seeds=3, steps=1000)
@@ -54,7 +56,7 @@ class Experiment:
         steps: int | None = None,
         network: str | None = None,
         options: Mapping[str, Any] | None = None,
-        grid: Literal["paper"] | Grid | None = None,
+        grid: Literal["paper", "short"] | Grid | None = None,
     ) -> None:
         usual = paper.defaults(problem)
         values = {
@@ -100,26 +102,35 @@ class Experiment:
 
 
 def _values(
-    problem: str, methods: str | Iterable[str] | Mapping[str, Grid], shared: Literal["paper"] | Grid | None
+    problem: str, methods: str | Iterable[str] | Mapping[str, Grid], shared: Literal["paper", "short"] | Grid | None
 ) -> dict[str, dict[str, Values]]:
     if isinstance(methods, str):
         methods = [methods]
+    by_name = not isinstance(methods, Mapping)
     named: Mapping[str, Grid] = methods if isinstance(methods, Mapping) else {method: {} for method in methods}
+    if shared is None and by_name:
+        shared = "short"
     if not named:
         raise ValueError(f"methods must be one or more of {', '.join(METHODS)}")
     for method, own in named.items():
         if not isinstance(own, Mapping):
             raise TypeError(f"methods must give {method!r} settings by name, such as {{'lr': 0.01}}, not {own!r}")
-    if shared is not None and shared != "paper" and not isinstance(shared, Mapping):
+    if shared not in (None, "paper", "short") and not isinstance(shared, Mapping):
         raise ValueError(
-            f"grid must be 'paper', or values for each setting such as {{'lr': [0.1, 0.01]}}, not {shared!r}"
+            f"grid must be 'short', 'paper', or values for each setting such as {{'lr': [0.1, 0.01]}}, not {shared!r}"
         )
     if isinstance(shared, Mapping):
         _check_shared(shared, named)
     values = {}
     for method, own in named.items():
         Learner(method=method, lr=0.1, **placeholders(method))  # a word about an unknown method before all else
-        common = paper.grid(problem, method) if shared == "paper" else which_it_has(method, shared or {})
+        if shared == "paper":
+            common = paper.grid(problem, method)
+        elif shared == "short":
+            common = grids.short(method)
+        else:
+            assert not isinstance(shared, str)
+            common = (grids.needed(method) if by_name else {}) | which_it_has(method, shared or {})
         values[method] = {name: listed(name, choices) for name, choices in {**common, **own}.items()}
         for name in values[method]:
             if name not in SETTINGS:

@@ -10,7 +10,7 @@
     [options]                   # the problem's
     task_length = 500
 
-    [grid]                      # for every method that has the setting; or grid = "paper"
+    [grid]                      # for every method that has the setting; or grid = "short", "paper"
     lr = [0.1, 0.03, 0.01]
 
     [methods.sgd]
@@ -98,8 +98,8 @@ def _options(key: str, value: Any) -> None:
 
 
 def _grid(key: str, value: Any) -> None:
-    if value != "paper" and not isinstance(value, dict):
-        raise ValueError(f'{key} must be "paper", or a table such as [grid] lr = [0.1, 0.01], not {value!r}')
+    if value not in ("short", "paper") and not isinstance(value, dict):
+        raise ValueError(f'{key} must be "short", "paper" or a table such as [grid] lr = [0.1, 0.01], not {value!r}')
 
 
 def _methods(key: str, value: Any) -> None:

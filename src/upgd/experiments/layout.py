@@ -8,7 +8,7 @@ from collections.abc import Sequence
 __all__ = ["laid_out", "terminal_width", "wrapped"]
 
 #: What a narrow table goes without, in this order; settings are not lost, they get a line of their own.
-_DISPENSABLE = ("learner-steps", "settings", "p", "first quarter", "seeds", "to the best", "last quarter")
+_DISPENSABLE = ("learner-steps", "tried", "settings", "p", "first quarter", "seeds", "to the best", "last quarter")
 _WORDS = ("method", "settings")  # the other columns are numbers
 _GAP = "  "
 _NARROW_HEAD = 8

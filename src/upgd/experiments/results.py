@@ -2,11 +2,11 @@
 
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons, quarter, rows
+from upgd.experiments.compare import Best, Comparison, Row, area, comparisons, quarter, rows
 from upgd.experiments.layout import laid_out, terminal_width, wrapped
 from upgd.experiments.settings import SETTINGS, SWITCHES
 from upgd.experiments.variants import best_of_variants
@@ -68,10 +68,12 @@ class Results:
         """Mean ± standard error over seeds of every method and variant at its best setting, or of all settings."""
         lines = []
         for comparison in self.comparisons():
-            chosen: Sequence[Entry] = comparison.entries
-            if not all_settings:
-                chosen = [one.entry for one in best_of_variants(comparison).values()]
-            lines += [_line(comparison, row) for row in rows(comparison, chosen)]
+            if all_settings:
+                lines += [_line(comparison, row) for row in rows(comparison, comparison.entries)]
+                continue
+            chosen = {id(one.entry): one for one in best_of_variants(comparison).values()}
+            found = rows(comparison, [one.entry for one in chosen.values()])
+            lines += [_line(comparison, row, chosen[id(row.entry)]) for row in found]
         return Table(lines)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
@@ -107,12 +109,18 @@ class Table:
             table, left_out = laid_out(cells, width)
             parts.append(f"{wrapped(title, width, breaks=', ')}\n{table}")
             missing.update(dict.fromkeys(left_out))
+        if self._at_edge():
+            parts.append(wrapped(AT_EDGE, width))
         if missing:
             parts.append(wrapped(f"(no room for {', '.join(missing)})", width))
         return "\n\n".join(parts) or "(nothing)"
 
     def _repr_html_(self) -> str:
-        return "".join(f"<p>{html.escape(title)}</p>{_html(rows)}" for title, rows in self._parts())
+        tables = "".join(f"<p>{html.escape(title)}</p>{_html(rows)}" for title, rows in self._parts())
+        return f"{tables}<p>{html.escape(AT_EDGE)}</p>" if self._at_edge() else tables
+
+    def _at_edge(self) -> bool:
+        return any(line.get("edges") for line in self.lines)
 
     def _parts(self) -> list[tuple[str, list[list[str]]]]:
         """For each comparison, a title and rows of cells; the first row has the columns' names."""
@@ -127,18 +135,21 @@ class Table:
 def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     columns: dict[str, list[str]] = {
         "method": [line["method"] for line in lines],
-        "settings": [settings_text(line["settings"]) for line in lines],
+        "settings": [settings_text(line["settings"], line.get("edges") or ()) for line in lines],
         "mean ± s.e.": [f"{_text(line['mean'])} ± {_text(line['standard_error'], 2)}" for line in lines],
         "first quarter": [_text(line["first_quarter"]) for line in lines],
         "last quarter": [_text(line["last_quarter"]) for line in lines],
         "to the best": [_text(line["difference"], 3) for line in lines],
         "p": [_text(line["p"], 2) for line in lines],
+        "tried": [_text(line.get("tried")) for line in lines],
         "seeds": [_text(line["seeds"]) for line in lines],
         "diverged": [_text(line["diverged"]) for line in lines],
         "learner-steps": [_text(line["learner_steps"]) for line in lines],
     }
     if not any(line["diverged"] for line in lines):
         del columns["diverged"]
+    if all(line.get("tried") in (None, 1) for line in lines):
+        del columns["tried"]
     if len(lines) == 1:
         del columns["to the best"], columns["p"]
     return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
@@ -153,10 +164,14 @@ def _html(rows: Sequence[Sequence[str]]) -> str:
 _SHORT = {"beta_utility": "β", "sigma": "σ", "weight_decay": "wd", "eps": "ε", "betas": "β₁β₂"}
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings in a few letters; what a method does unless told otherwise is left out."""
+#: What the mark of :func:`settings_text` means.
+AT_EDGE = "* the smallest or largest value that was tried: a wider grid may find better"
+
+
+def settings_text(settings: Mapping[str, Any], edges: Collection[str] = ()) -> str:
+    """Settings in a few letters; what a method does unless told otherwise is left out. Those at an ``edge`` are marked."""
     names = [name for name in SETTINGS if name in settings and SWITCHES.get(name) != settings[name]]
-    return ", ".join(f"{_SHORT.get(name, name)} {_text(settings[name])}" for name in names)
+    return ", ".join(f"{_SHORT.get(name, name)} {_text(settings[name])}{'*' * (name in edges)}" for name in names)
 
 
 def short_names(names: Iterable[str]) -> str:
@@ -191,7 +206,8 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
     )
 
 
-def _line(comparison: Comparison, row: Row) -> dict[str, Any]:
+def _line(comparison: Comparison, row: Row, best: Best | None = None) -> dict[str, Any]:
+    """A line of a table; for the ``best`` setting of a method it says how it was found."""
     return {
         "problem": comparison.problem,
         "options": dict(comparison.options),
@@ -209,6 +225,7 @@ def _line(comparison: Comparison, row: Row) -> dict[str, Any]:
         "learner_steps": row.learner_steps,
         "difference": row.difference,
         "p": row.p,
+        **({} if best is None else {"tried": best.tried, "edges": list(best.edges)}),
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from upgd.experiments.compare import Row
 from upgd.experiments.progress import count, duration
-from upgd.experiments.results import plural, settings_text
+from upgd.experiments.results import AT_EDGE, plural, settings_text
 from upgd.experiments.variants import Variant
 from upgd.report.content import Section, Setting
 from upgd.store import Record
@@ -92,10 +92,15 @@ def _curves(one: Section, anchor: str) -> str:
 def _table(one: Section) -> str:
     diverged = any(row.diverged for row in one.rows)
     head = ["method", "setting", "mean ± s.e.", "first quarter", "last quarter", "to the best", "p", "seeds"]
-    lines = [_row(variant.label, row, diverged) for variant, row in zip(one.ranked, one.rows, strict=True)]
+    edges = [one.best[variant].edges for variant in one.ranked]
+    lines = [
+        _row(variant.label, row, at_edge, diverged)
+        for variant, row, at_edge in zip(one.ranked, one.rows, edges, strict=True)
+    ]
     caption = f"Online {one.comparison.metric}, mean over all steps; differences by a paired t-test over common seeds"
     swatches = [_swatch(one, variant) for variant in one.ranked]
-    return _tabular(caption, [*head, *(["diverged"] * diverged)], lines, words=2, marks=swatches)
+    table = _tabular(caption, [*head, *(["diverged"] * diverged)], lines, words=2, marks=swatches)
+    return f'{table}<p class="note">{escape(AT_EDGE)}.</p>' if any(edges) else table
 
 
 def _swatch(one: Section, variant: Variant) -> str:
@@ -104,11 +109,11 @@ def _swatch(one: Section, variant: Variant) -> str:
     return f'<span class="swatch {variant.dash}" style="--light: {light}; --dark: {dark}" aria-hidden="true"></span>'
 
 
-def _row(label: str, row: Row, diverged: bool) -> list[str]:
+def _row(label: str, row: Row, edges: Sequence[str], diverged: bool) -> list[str]:
     error = "" if math.isnan(row.error) else f" ± {row.error:.2g}"
     return [
         label,
-        settings_text(row.entry.settings),
+        settings_text(row.entry.settings, edges),
         f"{_number(row.mean)}{error}",
         _number(row.first_quarter),
         _number(row.last_quarter),
