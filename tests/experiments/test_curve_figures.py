@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_records import record, seeds
 
 from upgd.experiments import Results, figures
-from upgd.experiments.bands import band, of_seeds, student
+from upgd.experiments.bands import band, interval, of_seeds, student
 from upgd.experiments.compare import comparisons
 from upgd.experiments.variants import Variant, best_of_variants, by_variant, variant
 
@@ -36,6 +36,43 @@ def test_a_single_seed_has_no_band():
     mean, reach = band(np.ones((1, 3)))
     assert mean.tolist() == [1, 1, 1]
     assert reach.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
+def test_the_band_of_a_loss_stays_between_its_seeds(count):
+    """A symmetric interval of these values would reach below zero."""
+    values = np.random.default_rng(count).lognormal(sigma=2.0, size=(count, 50))
+    mean, low, high = interval(values, "loss")
+    np.testing.assert_allclose(mean, values.mean(0))
+    assert (values.min(0) <= low * (1 + 1e-12)).all()
+    assert (low <= mean * (1 + 1e-12)).all()
+    assert (mean <= high * (1 + 1e-12)).all()
+    assert (high <= values.max(0) * (1 + 1e-12)).all()
+
+
+def test_three_seeds_of_a_loss_have_a_band_from_the_lowest_to_the_highest():
+    """By the expansion for few seeds: Student's quantile of 4.3 is far out in the tail of a normal distribution."""
+    values = np.array([[1.0], [2.0], [9.0]])
+    mean, low, high = interval(values, "loss")
+    assert [mean.item(), low.item(), high.item()] == pytest.approx([4.0, 1.0, 9.0])
+
+
+def test_many_seeds_of_a_loss_have_students_band():
+    """With 300 seeds the mean is normal. The end of a bootstrap of 2,000 draws has a standard error of 3 % of the reach."""
+    values = np.random.default_rng(3).exponential(size=(300, 10))
+    mean, low, high = interval(values, "loss")
+    reach = band(values)[1]
+    np.testing.assert_allclose((high - low) / 2, reach, rtol=0.1)
+    np.testing.assert_allclose(mean, (low + high) / 2, atol=0.1 * reach.min())
+
+
+def test_the_band_of_an_accuracy_is_students_and_ends_at_0_and_1():
+    values = np.array([[0.5, 0.99, 0.01], [0.6, 0.999, 0.002], [0.4, 0.9, 0.1]])
+    mean, low, high = interval(values, "accuracy")
+    reach = band(values)[1]
+    assert (low[0], high[0]) == pytest.approx((mean[0] - reach[0], mean[0] + reach[0]))
+    assert high[1] == 1
+    assert low[2] == 0
 
 
 def test_joined_windows_count_every_step_once():

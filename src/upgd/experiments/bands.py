@@ -1,13 +1,14 @@
 """Curves of several seeds as a mean and a band around it."""
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.experiments.compare import Entry
+from upgd.experiments.compare import Entry, Metric
 
-__all__ = ["band", "of_seeds", "student"]
+__all__ = ["band", "interval", "of_seeds", "student"]
 
 Floats = NDArray[np.float64]
 
@@ -17,6 +18,9 @@ _STUDENT = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
+
+#: How many times a bootstrap draws the seeds again.
+_RESAMPLES = 2_000
 
 
 def student(seeds: int) -> float:
@@ -38,6 +42,30 @@ def band(values: Floats) -> tuple[Floats, Floats]:
     if len(values) < 2:
         return mean, np.zeros_like(mean)
     return mean, student(len(values)) * values.std(0, ddof=1) / np.sqrt(len(values))
+
+
+def interval(values: Floats, metric: Metric) -> tuple[Floats, Floats, Floats]:
+    """The mean over seeds and both ends of its 95 % confidence interval, which never leaves the range of the metric.
+
+    For accuracies this is Student's t interval, cut off at 0 and 1. Losses are skewed, and a symmetric interval around their
+    mean would reach below zero. They get the percentile bootstrap, expanded for few seeds as Hesterberg (2015, "What
+    teachers should know about the bootstrap") proposes; it stays between the smallest and the largest seed.
+
+    Args:
+        values: ``(seeds, points)``.
+        metric: what the values are.
+    """
+    mean, reach = band(values)
+    if metric == "accuracy":
+        return mean, np.maximum(mean - reach, 0), np.minimum(mean + reach, 1)
+    seeds = len(values)
+    if seeds < 2:
+        return mean, mean, mean
+    tail = math.erfc(student(seeds) * math.sqrt(seeds / (seeds - 1) / 2)) / 2
+    # A fixed generator: the same results give the same picture.
+    drawn = np.random.default_rng(0).multinomial(seeds, np.full(seeds, 1 / seeds), _RESAMPLES) / seeds
+    low, high = np.quantile(drawn @ values, (tail, 1 - tail), axis=0)
+    return mean, low, high
 
 
 def of_seeds(entry: Entry, metric: str, points: int) -> tuple[NDArray[Any], Floats]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.experiments.bands import band, of_seeds
-from upgd.experiments.compare import Comparison, Entry
+from upgd.experiments.bands import interval, of_seeds
+from upgd.experiments.compare import Comparison, Entry, Metric
 from upgd.experiments.variants import LABELS, best_of_variants, variant
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def curves(
     drawn = [(look, *of_seeds(entry, comparison.metric, points)) for look, entry in zip(styles, entries, strict=True)]
     drawn = [(look, steps, values) for look, steps, values in drawn if len(values)]
     for look, steps, values in drawn:
-        _draw(ax, look, steps, values)
+        _draw(ax, look, steps, values, comparison.metric)
     _furnish(ax, comparison, [values for *_, values in drawn])
     if limits is not None:
         ax.set_ylim(limits)
@@ -140,10 +140,10 @@ def save(figure: "Figure | Axes", path: str | os.PathLike[str]) -> list[Path]:
     return paths
 
 
-def _draw(ax: "Axes", look: Look, steps: NDArray[Any], values: NDArray[Any]) -> None:
-    mean, reach = band(values)
+def _draw(ax: "Axes", look: Look, steps: NDArray[Any], values: NDArray[Any], metric: Metric) -> None:
+    mean, low, high = interval(values, metric)
     if len(values) >= _LEAST_FOR_A_BAND:
-        ax.fill_between(steps, mean - reach, mean + reach, color=look.colour, alpha=0.16, linewidth=0)
+        ax.fill_between(steps, low, high, color=look.colour, alpha=0.16, linewidth=0)
     marker = "o" if len(steps) == 1 else None
     ax.plot(
         *(steps, mean),

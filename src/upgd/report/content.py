@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from upgd.experiments.bands import band, of_seeds
+from upgd.experiments.bands import interval, of_seeds
 from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons, rows
 from upgd.experiments.results import settings_text
 from upgd.experiments.settings import SETTINGS, SWITCHES
@@ -128,8 +128,7 @@ class Section:
 
     def _method(self, variant: Variant) -> dict[str, Any]:
         steps, values = of_seeds(self.best[variant].entry, self.comparison.metric, _POINTS)
-        mean, reach = band(values) if len(values) else (values, values)
-        ends = (0, 1) if self.comparison.metric == "accuracy" else (None, None)
+        mean, low, high = interval(values, self.comparison.metric) if len(values) else (values,) * 3
         own = [setting for setting in self.settings if setting.variant == variant]
         names = [name for name in SETTINGS if name in own[0].settings and name not in SWITCHES]
         return {
@@ -140,8 +139,8 @@ class Section:
             "setting": settings_text(self.best[variant].entry.settings),
             "x": [int(step) for step in steps],
             "y": _rounded(mean),
-            "low": _rounded(np.clip(mean - reach, *ends)),
-            "high": _rounded(np.clip(mean + reach, *ends)),
+            "low": _rounded(low),
+            "high": _rounded(high),
             "names": names,
             "tried": [
                 [
