@@ -227,7 +227,7 @@ def test_a_table_by_hand():
     assert line["learner_steps"] == 80
     text = str(Results(records).table())
     assert "p, network n, 40 steps: online accuracy" in text
-    assert "0.6 ± 0.1" in text
+    assert "0.6000 ± 0.1000" in text
 
 
 def test_a_table_shows_divergence_and_names_are_escaped():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upgd.experiments import Results
-from upgd.experiments.layout import laid_out, terminal_width, wrapped
+from upgd.experiments.layout import laid_out, number_format, p_text, terminal_width, wrapped
 from upgd.store import Key, Record
 
 SETTINGS = {
@@ -126,3 +126,29 @@ def test_nothing_is_wider_than_it_must_be(cells, width):
     if max(map(len, whole.splitlines())) <= width:
         assert (text, left_out) == (whole, none)
     assert all(re.search(re.escape(method), text) for method, *_ in cells)
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.892214, 0.773, 0.1], ["0.8922", "0.7730", "0.1000"]),
+        ([0.0977, 0.5], ["0.0977", "0.5000"]),
+        ([0.00234, 1.0], ["0.00234", "1.00000"]),
+        ([101.9, 0.2921], ["101.9000", "0.2921"]),
+        ([101.94, 12.3456], ["101.94", "12.35"]),
+        ([3e-12, 0.5], ["3.000e-12", "5.000e-01"]),
+        ([3e9, 0.5], ["3.000e+09", "5.000e-01"]),
+        ([0.0, 0.25], ["0.0000", "0.2500"]),
+    ],
+)
+def test_numbers_of_a_column_share_a_format(values, texts):
+    spec = number_format([*values, None, float("nan")])
+    assert [format(value, spec) for value in values] == texts
+
+
+def test_no_numbers_have_a_format_too():
+    assert format(0.0, number_format([None])) == "0.0000"
+
+
+def test_p_has_three_decimals():
+    assert [p_text(p) for p in (None, 0.00036, 0.0026, 0.5)] == ["–", "< 0.001", "0.003", "0.500"]

@@ -64,7 +64,18 @@ def test_a_table_has_what_the_chart_shows():
     html = content([*seeds(3, "sgd", level=0.5), *seeds(3, "upgd", level=0.7)], STORE)
     scores = {name: np.linspace(level / 2, level, 4).mean() + 0.01 for name, level in (("SGD", 0.5), ("UPGD", 0.7))}
     for name, score in scores.items():
-        assert re.search(rf'<th scope="row"><span[^>]*></span>{name}</th>.*?{score:.4g} ± ', html)
+        assert re.search(rf'<th scope="row"><span[^>]*></span>{name}</th>.*?{score:.4f} ± ', html)
+
+
+def test_the_numbers_of_a_column_have_one_number_of_decimals():
+    records = [*seeds(3, "sgd", level=0.1), *seeds(3, "sgd", {"lr": 0.5}, level=0.123456), *seeds(3, "upgd", level=0.7)]
+    html = content(records, STORE)
+    for table in re.findall(r"<tbody>(.*?)</tbody>", html, re.DOTALL)[:2]:
+        rows = [re.findall(r'<td class="number">(.*?)</td>', row) for row in table.split("</tr>")[:-1]]
+        assert len(rows) >= 2
+        for column in zip(*rows, strict=True):
+            numbers = [number for cell in column for number in re.findall(r"[\d.]+", cell)]
+            assert len({len(number.partition(".")[2]) for number in numbers}) <= 1, column
 
 
 def test_names_from_the_store_stay_text():

@@ -1,11 +1,12 @@
 """Text that fits a terminal; a pipe or a file gets all of it."""
 
+import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-__all__ = ["laid_out", "terminal_width", "wrapped"]
+__all__ = ["laid_out", "number_format", "p_text", "terminal_width", "wrapped"]
 
 #: What a narrow table goes without, in this order; settings are not lost, they get a line of their own.
 _DISPENSABLE = ("learner-steps", "tried", "settings", "p", "first quarter", "seeds", "to the best", "last quarter")
@@ -32,6 +33,29 @@ def wrapped(text: str, width: int | None, *, indent: str = "", breaks: str = " "
         break_on_hyphens=False,
     )
     return "\n".join(lines).replace("\u00a0", " ")
+
+
+def number_format(values: Iterable[float | None]) -> str:
+    """The format for numbers that stand in one column: as many decimals for all as the smallest of them needs.
+
+    Four decimals for most accuracies; more for small losses, fewer for large ones; scientific where decimals would not fit.
+
+        >>> [format(value, number_format([0.5, 0.0977])) for value in (0.5, 0.0977)]
+        ['0.5000', '0.0977']
+    """
+    sizes = [abs(value) for value in values if value is not None and math.isfinite(value) and value]
+    if not sizes:
+        return ".4f"
+    magnitude = math.floor(math.log10(min(sizes)))
+    decimals = max(0, 3 - magnitude if magnitude >= -1 else 2 - magnitude)
+    return f".{decimals}f" if decimals <= 8 and max(sizes) < 1e6 else ".3e"
+
+
+def p_text(p: float | None) -> str:
+    """A p-value with three decimals."""
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def laid_out(rows: Sequence[Sequence[str]], width: int | None) -> tuple[str, list[str]]:

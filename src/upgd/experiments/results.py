@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from upgd.experiments.compare import Best, Comparison, Row, area, comparisons, quarter, rows
-from upgd.experiments.layout import laid_out, terminal_width, wrapped
+from upgd.experiments.layout import laid_out, number_format, p_text, terminal_width, wrapped
 from upgd.experiments.settings import SETTINGS, SWITCHES
 from upgd.experiments.variants import best_of_variants
 from upgd.store import Record
@@ -133,14 +133,19 @@ class Table:
 
 
 def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    spec = number_format(line[name] for line in lines for name in ("mean", "first_quarter", "last_quarter"))
+
+    def number(value: float | None, sign: str = "") -> str:
+        return "–" if value is None else format(value, sign + spec)
+
     columns: dict[str, list[str]] = {
         "method": [line["method"] for line in lines],
         "settings": [settings_text(line["settings"], line.get("edges") or ()) for line in lines],
-        "mean ± s.e.": [f"{_text(line['mean'])} ± {_text(line['standard_error'], 2)}" for line in lines],
-        "first quarter": [_text(line["first_quarter"]) for line in lines],
-        "last quarter": [_text(line["last_quarter"]) for line in lines],
-        "to the best": [_text(line["difference"], 3) for line in lines],
-        "p": [_text(line["p"], 2) for line in lines],
+        "mean ± s.e.": [f"{number(line['mean'])} ± {number(line['standard_error'])}" for line in lines],
+        "first quarter": [number(line["first_quarter"]) for line in lines],
+        "last quarter": [number(line["last_quarter"]) for line in lines],
+        "to the best": [number(line["difference"], "+").replace("-", "−") for line in lines],
+        "p": [p_text(line["p"]) for line in lines],
         "tried": [_text(line.get("tried")) for line in lines],
         "seeds": [_text(line["seeds"]) for line in lines],
         "diverged": [_text(line["diverged"]) for line in lines],

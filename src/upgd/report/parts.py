@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from upgd.experiments.compare import Row
+from upgd.experiments.layout import number_format, p_text
 from upgd.experiments.progress import count, duration
 from upgd.experiments.results import AT_EDGE, plural, settings_text
 from upgd.experiments.variants import Variant
@@ -79,7 +80,7 @@ def _subtitle(one: Section) -> str:
 def _curves(one: Section, anchor: str) -> str:
     comparison = one.comparison
     noun = "accuracy" if comparison.metric == "accuracy" else "squared error"
-    ends = ", ".join(f"{v.label} {_number(row.mean)}" for v, row in zip(one.ranked, one.rows, strict=True))
+    ends = ", ".join(f"{v.label} {_number(row.mean, '.4g')}" for v, row in zip(one.ranked, one.rows, strict=True))
     label = f"Chart: online {noun} against step. Means over all steps: {ends}. The table after it has the numbers."
     return (
         f"<figure><figcaption>Online {noun} of every method at its best setting: mean over seeds, from three seeds on with a "
@@ -92,9 +93,10 @@ def _curves(one: Section, anchor: str) -> str:
 def _table(one: Section) -> str:
     diverged = any(row.diverged for row in one.rows)
     head = ["method", "setting", "mean ± s.e.", "first quarter", "last quarter", "to the best", "p", "seeds"]
+    spec = number_format(value for row in one.rows for value in (row.mean, row.first_quarter, row.last_quarter))
     edges = [one.best[variant].edges for variant in one.ranked]
     lines = [
-        _row(variant.label, row, at_edge, diverged)
+        _row(variant.label, row, at_edge, spec, diverged)
         for variant, row, at_edge in zip(one.ranked, one.rows, edges, strict=True)
     ]
     caption = f"Online {one.comparison.metric}, mean over all steps; differences by a paired t-test over common seeds"
@@ -109,16 +111,16 @@ def _swatch(one: Section, variant: Variant) -> str:
     return f'<span class="swatch {variant.dash}" style="--light: {light}; --dark: {dark}" aria-hidden="true"></span>'
 
 
-def _row(label: str, row: Row, edges: Sequence[str], diverged: bool) -> list[str]:
-    error = "" if math.isnan(row.error) else f" ± {row.error:.2g}"
+def _row(label: str, row: Row, edges: Sequence[str], spec: str, diverged: bool) -> list[str]:
+    error = "" if math.isnan(row.error) else f" ± {row.error:{spec}}"
     return [
         label,
         settings_text(row.entry.settings, edges),
-        f"{_number(row.mean)}{error}",
-        _number(row.first_quarter),
-        _number(row.last_quarter),
-        "–" if row.difference is None else f"{row.difference:+.2g}".replace("-", "−"),
-        "–" if row.p is None else ("< 0.001" if row.p < 0.001 else f"{row.p:.2g}"),
+        f"{_number(row.mean, spec)}{error}",
+        _number(row.first_quarter, spec),
+        _number(row.last_quarter, spec),
+        "–" if row.difference is None else f"{row.difference:+{spec}}".replace("-", "−"),
+        p_text(row.p),
         str(row.seeds),
         *([str(row.diverged)] * diverged),
     ]
@@ -132,7 +134,8 @@ def _sensitivity(one: Section, anchor: str) -> str:
         one.settings,
         key=lambda s: (s.diverged / s.seeds, math.isnan(s.score), -s.score if better is max else s.score),
     )
-    lines = [_setting(setting) for setting in ordered]
+    spec = number_format(setting.score for setting in ordered)
+    lines = [_setting(setting, spec) for setting in ordered]
     table = _tabular("All settings, the best first", ["method", "setting", "mean", "seeds", "diverged"], lines, words=2)
     return (
         "<h3>How much do hyperparameters matter?</h3>"
@@ -147,11 +150,11 @@ def _sensitivity(one: Section, anchor: str) -> str:
     )
 
 
-def _setting(setting: Setting) -> list[str]:
+def _setting(setting: Setting, spec: str) -> list[str]:
     return [
         setting.variant.label + (" ★" if setting.best else ""),
         settings_text(setting.settings),
-        _number(setting.score),
+        _number(setting.score, spec),
         str(setting.seeds),
         str(setting.diverged or "–"),
     ]
@@ -181,7 +184,7 @@ def _inside(one: Section, anchor: str) -> str:
     if not found:
         return ""
     scalars = {name for looks in found.values() for name in looks if not isinstance(looks[name][-1], list)} - {"step"}
-    lines = [[name, *(_last(looks.get(name)) for looks in found.values())] for name in sorted(scalars)]
+    lines = [[name, *_last([looks.get(name) for looks in found.values()])] for name in sorted(scalars)]
     table = _tabular("At the last look, means over seeds", ["figure", *(v.label for v in found)], lines, words=1)
     return (
         f'<h3>Inside the learners</h3><figure data-chart="looks" data-of="{anchor}"><figcaption>What was seen now and then, '
@@ -192,8 +195,11 @@ def _inside(one: Section, anchor: str) -> str:
     )
 
 
-def _last(values: Sequence[float | None] | None) -> str:
-    return "–" if not values or values[-1] is None else f"{values[-1]:.4g}"
+def _last(figures: Sequence[Sequence[float | None] | None]) -> list[str]:
+    """The last values of one figure, of each method, with one number of decimals."""
+    values = [figure[-1] if figure else None for figure in figures]
+    spec = number_format(values)
+    return ["–" if value is None else format(value, spec) for value in values]
 
 
 def _commands(one: Section, store: str) -> str:
@@ -223,8 +229,8 @@ def _tabular(
     )
 
 
-def _number(value: float) -> str:
-    return "diverged" if math.isnan(value) else f"{value:.4g}"
+def _number(value: float, spec: str) -> str:
+    return "diverged" if math.isnan(value) else format(value, spec)
 
 
 def _day(moment: str) -> str:
