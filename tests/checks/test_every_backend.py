@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from upgd.networks import MLP, ConvNet
+from upgd.networks import MLP, ConvNet, reset
 from upgd.noise import Purpose, normals, words
 from upgd.population import Learner, Population
 from upgd.population.choose import choose
@@ -225,3 +225,30 @@ def test_goes_on_where_another_backend_stopped(backend):
     second.restore(first.state())
     loss = second.run(DIGITS, 30).loss
     np.testing.assert_allclose(loss, first.run(DIGITS, 30).loss, rtol=1e-3)
+
+
+def test_of_outputs_that_tie_the_first_is_the_prediction(backend):
+    network, learner = MLP((64, 3, 10)), Learner(method="sgd", lr=0.0)
+    parameters = {name: torch.zeros(1, *param.shape) for name, param in network.named_parameters()}
+    parameters["layers.2.bias"][0, [2, 5, 8]] = 1.0
+    result = Population(network, [learner], parameters=parameters, backend=backend).run(DIGITS, 200)
+    targets = DIGITS.chunk([0], 0, 200).targets[0]
+    shares = [(targets == tied).double().mean().item() for tied in (2, 5, 8)]
+    assert len(set(shares)) == 3  # or another choice could look the same
+    assert result.mean_accuracy.item() == pytest.approx(shares[0])
+
+
+def test_of_values_that_tie_in_a_pool_the_first_gets_the_gradient_as_in_torch(backend):
+    """Filters of zeros tie everywhere; their gradient is the sum of the patches under the values that were chosen."""
+    network, stream, name = SmallConvNet((2, 10, 10), 3), Images(), "layers.0.weight"
+    reset(network, 0)
+    parameters = {name: param[None].detach().clone() for name, param in network.named_parameters()}
+    parameters |= {name: torch.zeros_like(parameters[name]), "layers.0.bias": torch.ones(1, 2)}
+    population = Population(network, [Learner(method="sgd", lr=1.0)], parameters=parameters, backend=backend)
+    population.run(stream, 1)
+    network.load_state_dict({name: param[0] for name, param in parameters.items()})
+    chunk = stream.chunk([0], 0, 1)
+    nn.functional.cross_entropy(network(chunk.dense[0]), chunk.targets[0]).backward()
+    gradient = network.get_parameter(name).grad
+    assert gradient.abs().max() > 1e-3
+    torch.testing.assert_close(population.parameters(0)[name], -gradient, rtol=1e-4, atol=1e-6)
