@@ -64,6 +64,26 @@ except SystemExit as end:
     assert run(code, cwd=tmp_path).splitlines()[-1] == "0 False"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "out", "err"),
+    [
+        (["--version"], 0, f"{upgd.__version__}\n", ""),
+        (["--help"], 0, "Usage: upgd COMMAND\n", ""),
+        (["best"], 1, "", "upgd: the command line needs a few more packages: pip install 'upgd[run]'\n"),
+    ],
+)
+def test_the_command_with_torch_and_numpy_alone(arguments: list[str], code: int, out: str, err: str) -> None:
+    blocked = f"import sys; sys.modules['cyclopts'] = None; sys.argv[1:] = {arguments}; import upgd.__main__"
+    ended = subprocess.run([sys.executable, "-c", f"{blocked}; upgd.__main__.main()"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (code, err)
+    assert ended.stdout.startswith(out)
+
+
+def test_the_package_can_be_run() -> None:
+    ended = subprocess.run([sys.executable, "-m", "upgd", "--version"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, f"{upgd.__version__}\n")
+
+
 PUBLIC = [*upgd.__all__, "curvature", "monitor", "noise", "optim", "rules"]
 
 

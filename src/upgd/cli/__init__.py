@@ -6,13 +6,15 @@ Each module has the commands of one family; ``options.py`` has the options that 
 import io
 import os
 import sys
-from importlib.metadata import version
 
 try:
     from cyclopts import App, CycloptsError, UnusedCliTokensError
 except ModuleNotFoundError:
-    raise SystemExit("upgd: the command line needs a few more packages: pip install 'upgd[run]'") from None
+    from upgd.cli.bare import leave
 
+    leave(sys.argv[1:])
+
+from upgd import __version__
 from upgd.cli.data import data
 from upgd.cli.options import UsageError
 from upgd.cli.reporting import report, watch
@@ -26,7 +28,7 @@ __all__ = ["app", "main"]
 app = App(
     name="upgd",
     help="Learning from streams that never stop changing: utility-based perturbed gradient descent.",
-    version=version("upgd"),
+    version=__version__,
     suppress_keyboard_interrupt=False,  # or it would end the process without a word
 )
 for command in (demo, run, sweep, best, table, report, watch, reproduce, export, runs, data, bench):
@@ -35,10 +37,34 @@ for command in (demo, run, sweep, best, table, report, watch, reproduce, export,
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit: 0 if all went well, 1 if it could not be done, 2 if it was not understood, 130 on Ctrl-C."""
+    if not _streams_are_open():
+        sys.exit(_failed(f"the standard output is closed; redirect it to a file, or to {os.devnull}", 1))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without β shall not cost anybody a table
-    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+    code = _run(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # A full disk, or the reader of our output has gone, as in `upgd data list | head`, and that is no news to anybody.
+        # Python would try once more when it exits, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not code and not isinstance(error, BrokenPipeError):
+            _failed(error.strerror or error, 1)
+        code = code or 1
+    sys.exit(code)
+
+
+def _streams_are_open() -> bool:
+    """Whether there is a standard output; what was closed leads nowhere from now on.
+
+    The next file that is opened gets the number of one that is closed: what somebody prints could end up in a store.
+    """
+    output = sys.stdout
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # for as long as the process lives
+    return output is not None
 
 
 def _run(arguments: list[str]) -> int:
@@ -54,15 +80,23 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _failed("stopped", 130)
     except BrokenPipeError:
-        # The reader of our output has gone, as in `upgd data list | head`; nothing may be written when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         named = error.filename is not None and error.strerror
-        return _failed(f"{error.filename}: {error.strerror}" if named else error, 1)
+        return _failed(f"{error.filename}: {error.strerror}" if named else error.strerror or error, 1)
     except (ValueError, ImportError) as error:
         return _failed(error, 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_about_memory(error):
+            raise
+        return _failed("memory does not suffice; use a smaller --network, fewer --workers or another --device", 1)
     return result if isinstance(result, int) else 0
+
+
+def _is_about_memory(error: Exception) -> bool:
+    """Torch has a class of its own for this on a GPU, and on a CPU none."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 
 
 def _failed(reason: object, code: int) -> int:
