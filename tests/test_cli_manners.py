@@ -1,6 +1,7 @@
 """How the command treats its user: numbers as people write them, mistakes, Ctrl-C at a bad moment."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,11 +37,103 @@ def test_steps_as_people_write_them(upgd, text, folder):
     assert "1 learner in upgd.db" in upgd("runs", "--steps", text)[2]
 
 
-@pytest.mark.parametrize("text", ["1.5", "many", "inf", "nan"])
+@pytest.mark.parametrize("text", ["1.5", "many", "inf", "nan", "9223372036854775808"])
 def test_steps_that_are_none(upgd, text):
-    code, _, err = upgd(*QUICK, "--steps", text)
-    assert (code, err.count("\n")) == (2, 1)
-    assert f"--steps: it takes a whole number, such as 30000 or 1e6, not {text!r}" in err
+    for command in (QUICK, ["best"]):
+        code, _, err = upgd(*command, "--steps", text)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"--steps: it takes a whole number below 2⁶³, such as 30000 or 1e6, not {text!r}" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code", "says"),
+    [
+        (
+            "--network",
+            "99999999-9",
+            1,
+            "network='99999999-9' has 7,400,000,035 parameters, more than 1,000,000,000; use",
+        ),
+        ("--network", "9" * 5_000, 1, "network must be linear, conv, conv-authors, or hidden sizes such as 300-150"),
+        ("--option", "task_length=99999999999999999999", 1, "task_length must be less than 2⁶³"),
+        ("--device", "meta", 1, "device='meta' cannot be used; it can be 'auto', 'cpu'"),
+        ("--seeds", "50000000", 2, "--seeds takes 200,000 at most, not 50000000; use fewer"),
+        ("--lr", ",".join(str(k) for k in range(1, 200_002)), 1, "seeds × settings are 1 × 200,001 = 200,001 learners"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_values_beyond_all_reason_get_one_sentence(upgd, option, value, code, says, folder):
+    options = {"--lr": "0.1", "--seeds": "1", "--steps": "5", "--network": "8", option: value}
+    run = ("run", "output-permuted-digits", "--method", "sgd", *(word for pair in options.items() for word in pair))
+    ended, _, err = upgd(*run)
+    assert (ended, err.count("\n")) == (code, 1)
+    assert says in err
+    assert not (folder / "upgd.db.checkpoints").exists()
+
+
+def test_more_seeds_than_any_experiment_has_are_not_looked_for(upgd, folder):
+    stored(folder / "upgd.db")
+    assert upgd("best", "--seeds", "99999999999") == (
+        *(2, ""),
+        "upgd: --seeds takes 200,000 at most, not 99999999999; use fewer.\n",
+    )
+
+
+def test_options_of_a_reproduction_without_a_name_are_refused(upgd):
+    code, out, err = upgd("reproduce", "--only", "nope")
+    assert (code, out) == (2, "")
+    assert err == "upgd: say which experiments to reproduce, or all; `upgd reproduce` alone lists them.\n"
+
+
+def test_a_reproduction_has_a_most_of_seeds(upgd):
+    code, _, err = upgd(
+        "reproduce", "toy-changing-inputs", "--scale", "smoke", "--final-seeds", "50000000", "--dry-run"
+    )
+    assert (code, err) == (1, "upgd: final_seeds must be 200,000 at most, not 50000000; use fewer\n")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+def test_too_little_memory_is_said_in_one_sentence(upgd, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("upgd.experiments.bench.measure", fail)
+    code, _, err = upgd("bench")
+    assert (code, err) == (
+        1,
+        "upgd: memory does not suffice; use a smaller --network, fewer --workers or another --device\n",
+    )
+    monkeypatch.setattr("upgd.cli._is_about_memory", lambda error: False)
+    with pytest.raises(type(error)):  # another error of that class is a bug, and stays visible
+        upgd("bench")
+
+
+def shell(command, folder):
+    upgd = f"{shlex.quote(sys.executable)} -m upgd"
+    return subprocess.run(f"{upgd} {command}", shell=True, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+def test_streams_that_are_closed(folder):
+    stored(folder / "upgd.db")
+    ended = shell("best >&-", folder)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "upgd: the standard output is closed; redirect it to a file, or to /dev/null\n",
+    )
+    ended = shell("runs 2>&-", folder)
+    assert (ended.returncode, ended.stdout.count("\n")) == (0, 1)  # not what is meant for the standard error
+    ended = shell("runs delete 1 <&-", folder)
+    assert (ended.returncode, ended.stderr) == (2, "upgd: nobody can be asked here; say --yes to delete.\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_the_standard_output(folder):
+    stored(folder / "upgd.db")
+    ended = shell("runs --json > /dev/full", folder)
+    assert (ended.returncode, ended.stderr) == (1, "upgd: No space left on device\n")
 
 
 @pytest.mark.parametrize("seconds", ["-1", "nan"])

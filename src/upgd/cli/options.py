@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
-from upgd.experiments.settings import SETTINGS
+from upgd.experiments.settings import MOST_LEARNERS, SETTINGS
 
 __all__ = [
     "Declaration",
@@ -43,9 +43,9 @@ def read_steps(text: str) -> int:
     for read in (int, float):  # 1e6 is how people write a million
         with suppress(ValueError, OverflowError):
             number = read(text)
-            if number == int(number):
+            if number == int(number) and abs(number) < 2**63:  # as large as a store can hold
                 return int(number)
-    raise ValueError(f"it takes a whole number, such as 30000 or 1e6, not {text!r}.")
+    raise ValueError(f"it takes a whole number below 2⁶³, such as 30000 or 1e6, not {text!r}.")
 
 
 def _steps(_: Any, tokens: Sequence[Token]) -> int:
@@ -219,6 +219,8 @@ def read_seeds(text: str) -> int | list[int]:
             "--seeds takes a number of at least 1 (20), or seeds separated by commas (0,5,7; seed 0 alone is written 0,), "
             f"not {text!r}."
         )
+    if isinstance(seeds, int) and seeds > MOST_LEARNERS:
+        raise UsageError(f"--seeds takes {MOST_LEARNERS:,} at most, not {text}; use fewer.")
     return seeds
 
 

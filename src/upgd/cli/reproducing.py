@@ -83,17 +83,6 @@ def reproduce(
     write_only
         Compute nothing; write the pages from what the store has.
     """
-    if not names:
-        return _list()
-    load_torch()
-
-    from upgd.data import DataError
-    from upgd.experiments import figures
-    from upgd.experiments.catalogue import STUDIES, UTILITY_QUALITY
-    from upgd.experiments.reproduce import plan, study_named
-
-    check(execution, dry_run=dry_run)
-    studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
     of_sweeps = {
         "panels": panels,
         "grid": grid,
@@ -104,8 +93,22 @@ def reproduce(
         "only": only,
         "data": data,
     }
+    given = {name for name, value in of_sweeps.items() if value not in (None, ())} | given_options(execution)
+    if not names:
+        if given or dry_run or write_only:
+            raise UsageError("say which experiments to reproduce, or all; `upgd reproduce` alone lists them.")
+        return _list()
+    load_torch()
+
+    from upgd.data import DataError
+    from upgd.experiments import figures
+    from upgd.experiments.catalogue import STUDIES, UTILITY_QUALITY
+    from upgd.experiments.reproduce import plan, study_named
+
+    check(execution, dry_run=dry_run)
+    studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
     if [study.name for study in studies] == [UTILITY_QUALITY]:  # beside others, the options are for those
-        _refuse({name for name, value in of_sweeps.items() if value not in (None, ())} | given_options(execution))
+        _refuse(given)
     if not dry_run:
         figures.check()
         check_folder(output, f"--output {output}")

@@ -12,6 +12,7 @@ after the convolutions, as in the authors' public code. Inputs and outputs are t
 import math
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TypeVar
 
 from torch import nn
@@ -27,7 +28,9 @@ AnyFactory = TypeVar("AnyFactory", bound=Factory)
 
 _REGISTERED: dict[str, Factory] = {}
 _BUILT_IN = ("linear", "conv", "conv-authors")
-_DENSE = re.compile(r"[1-9]\d*(-[1-9]\d*)*")
+_DENSE = re.compile(r"[1-9]\d{0,17}(-[1-9]\d{0,17})*")
+#: 4 GB in float32, for one learner; a larger network is a slip of the keyboard.
+_MOST_PARAMETERS = 10**9
 _FORMS = "linear, conv, conv-authors, or hidden sizes such as 300-150; an activation may follow, as in 300-150:tanh"
 
 
@@ -43,7 +46,14 @@ def network(name: str, stream: Stream) -> nn.Module:
         return Linear(inputs, stream.outputs)
     if body in ("conv", "conv-authors"):
         return ConvNet(stream.input_shape, stream.outputs, activation, conv_activation=body == "conv")
-    return MLP((inputs, *(int(size) for size in body.split("-")), stream.outputs), activation)
+    sizes = (inputs, *(int(size) for size in body.split("-")), stream.outputs)
+    # Counted before it is made: some systems promise memory that they do not have, and end the process later.
+    parameters = sum((before + 1) * after for before, after in pairwise(sizes))
+    if parameters > _MOST_PARAMETERS:
+        raise ValueError(
+            f"network={name!r} has {parameters:,} parameters, more than {_MOST_PARAMETERS:,}; use smaller hidden layers"
+        )
+    return MLP(sizes, activation)
 
 
 def check(name: str) -> str:

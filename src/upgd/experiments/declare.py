@@ -1,5 +1,6 @@
 """What an experiment is: a problem, a network, methods with the values to try, seeds and steps."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from upgd.experiments import architecture, grids, paper
-from upgd.experiments.settings import SETTINGS
+from upgd.experiments.settings import MOST_LEARNERS, SETTINGS
 from upgd.population import METHODS, Learner
 from upgd.streams import Stream, make
 
@@ -69,7 +70,18 @@ class Experiment:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+        self._check_size()
         self.learners()  # says what is wrong with the settings, if something is
+
+    def _check_size(self) -> None:
+        """To make the learners of a number with a digit too many takes hours."""
+        settings = sum(math.prod(len(choices) for choices in values.values()) for values in self.methods.values())
+        count = settings * len(self.seeds)
+        if count > MOST_LEARNERS:
+            raise ValueError(
+                f"seeds × settings are {len(self.seeds):,} × {settings:,} = {count:,} learners, more than the "
+                f"{MOST_LEARNERS:,} that one experiment can have; use fewer seeds or values, or divide it into several"
+            )
 
     def learners(self) -> tuple[Learner, ...]:
         """All learners: method by method, setting by setting, seed by seed; none twice."""
@@ -173,7 +185,12 @@ def listed(name: str, choices: Any) -> Values:
 
 
 def _seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
-    chosen = tuple(dict.fromkeys(map(_whole, seeds))) if isinstance(seeds, Iterable) else range(_whole(seeds) or 0)
+    if not isinstance(seeds, Iterable):
+        count = _whole(seeds) or 0
+        if count > MOST_LEARNERS:
+            raise ValueError(f"seeds must be {MOST_LEARNERS:,} at most, not {count:,}; use fewer")
+        seeds = range(count)
+    chosen = tuple(dict.fromkeys(map(_whole, seeds)))
     if not chosen or None in chosen:
         raise ValueError(f"seeds must be a number of at least 1, or a list of seeds, not {seeds!r}")
     return tuple(chosen)  # type: ignore[arg-type]  # none of them is None
@@ -183,6 +200,8 @@ def _steps(steps: int) -> int:
     number = _whole(steps)
     if number is None or number < 1:
         raise ValueError(f"steps must be an integer of at least 1, not {steps!r}")
+    if number >= 2**63:
+        raise ValueError(f"steps must be less than 2⁶³, which is as far as a store can count, not {steps!r}")
     return number
 
 

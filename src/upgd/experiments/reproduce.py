@@ -16,6 +16,7 @@ from upgd.experiments.compare import Best, Comparison, Entry, Row, best, compari
 from upgd.experiments.declare import Experiment
 from upgd.experiments.results import Results
 from upgd.experiments.running import pending
+from upgd.experiments.settings import MOST_LEARNERS
 from upgd.experiments.units import Unit, whole
 from upgd.population import Learner
 from upgd.store import Record, Store
@@ -291,6 +292,8 @@ def _number(what: str, given: int) -> int:
         number = 0
     if number < 1:
         raise ValueError(f"{what} must be an integer of at least 1, not {given!r}")
+    if number > (most := MOST_LEARNERS if what.endswith("seeds") else 2**63 - 1):
+        raise ValueError(f"{what} must be {most:,} at most, not {given!r}; use fewer")
     return number
 
 

@@ -82,7 +82,7 @@ def device_named(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # "meta" has shapes and no numbers
     except (RuntimeError, AssertionError) as error:
         reason = f" ({str(error).splitlines()[0]})" if name.startswith("cuda") else ""  # else it names all that exist
         raise ValueError(

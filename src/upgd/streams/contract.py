@@ -250,4 +250,8 @@ def checked_task_length(task_length: int) -> int:
     """A number of steps, or an error that says so."""
     if isinstance(task_length, bool) or not hasattr(task_length, "__index__") or task_length.__index__() < 1:
         raise ValueError(f"task_length must be a positive number of steps, not {task_length!r}")
+    if task_length.__index__() >= 2**63:
+        raise ValueError(
+            f"task_length must be less than 2⁶³, which is as far as steps are counted, not {task_length!r}"
+        )
     return task_length.__index__()
