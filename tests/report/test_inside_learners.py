@@ -78,7 +78,15 @@ def test_figures_and_histograms_are_drawn(store, open_page, tmp_path):
     looks.locator(".scatterlayer .trace").nth(1).wait_for(state="detached")
     assert looks.locator(".scatterlayer .trace").count() == 1
     looks.locator("select").first.select_option("gate histogram/layers.0.weight")
-    looks.locator(".scatterlayer .trace").nth(9).wait_for(state="attached")
-    assert looks.locator(".scatterlayer .trace").count() == 10  # a share for each bin
+    looks.get_by_text("gate ū").wait_for(state="attached")
+    inside = page.evaluate("JSON.parse(document.getElementById('data').textContent)['comparison-1'].methods")
+    shares = np.array(next(one["inside"]["gate_histogram/layers.0.weight"] for one in inside if one["name"] == "UPGD"))
+    occurring = [f"{i / 10:g}–{(i + 1) / 10:g}" for i in range(10) if shares[:, i].any()]
+    assert len(occurring) > 1
+    assert looks.locator(".legendtext").all_text_contents() == occurring[::-1]  # as they are stacked
+    assert looks.locator(".scatterlayer .trace").count() == len(occurring)
     assert looks.locator("select").nth(1).locator("option").all_inner_texts() == ["UPGD"]
+    chart, title = looks.locator(".chart").bounding_box(), looks.locator(".ytitle").bounding_box()
+    assert chart["y"] < title["y"]
+    assert title["y"] + title["height"] < chart["y"] + chart["height"]
     assert page.complaints == []

@@ -1,7 +1,9 @@
 """The page in a real browser: drawn, switched, read by keyboard, and silent on the network."""
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from made_records import record
 
@@ -83,6 +85,100 @@ def test_switching_a_method_off_hides_its_line_and_on_shows_it(open_page, addres
     page.get_by_role("button", name="Hide all").first.click()
     assert lines(page) == []
     assert page.complaints == []
+
+
+def test_the_charts_of_hyperparameters_have_a_legend_that_switches_and_titles(open_page, address):
+    page = open_page(address)
+    legend = page.locator('#comparison-1 .switches[data-only="searched"]')
+    assert legend.get_by_role("button").all_inner_texts() == ["UPGD", "Shrink & Perturb"]  # SGD has one setting
+    charts = page.locator("#comparison-1 .multiples .chart")
+    charts.first.scroll_into_view_if_needed()
+    charts.first.locator(".main-svg").first.wait_for(state="attached")
+    page.settle()
+    assert charts.locator(".ytitle").all_text_contents() == ["mean accuracy"] * charts.count()
+    legend.get_by_role("button", name="UPGD").click()
+    main = page.locator("#comparison-1 .switches").first.get_by_role("button", name="UPGD", exact=True)
+    assert main.get_attribute("aria-pressed") == "false"
+    page.settle()
+    assert charts.first.evaluate("chart => chart.data.map((trace) => trace.name)")[1::2] == ["Shrink &amp; Perturb"]
+    assert page.complaints == []
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory):
+    """A regression with long, noisy curves, whose symmetric bands would reach below zero."""
+    folder = tmp_path_factory.mktemp("noisy")
+    generator = np.random.default_rng(0)
+    records = []
+    for seed in range(4):
+        one = record("sgd", {"lr": 0.1}, seed=seed, windows=60, regression=True)
+        records.append(replace(one, loss=generator.lognormal(size=60)))
+    with Store.write(folder / "r.db") as store:
+        store.add(records)
+    return write(folder / "r.db", folder / "report.html").as_uri()
+
+
+def traces(page):
+    page.settle()
+    return page.locator('[data-chart="curves"]').evaluate("chart => chart.data.map(({ y }) => y)")
+
+
+def test_noisy_curves_can_be_smoothed(open_page, noisy):
+    page = open_page(noisy)
+    field = page.get_by_label("smoothing")
+    assert field.locator("option").all_inner_texts() == ["none", "30 steps", "50 steps", "90 steps", "150 steps"]
+    _, raw = traces(page)
+    field.focus()
+    field.select_option("50 steps")
+    _, smooth = traces(page)
+    expected = [np.mean(raw[i - reach : i + reach + 1]) for i in range(60) for reach in [min(2, i, 59 - i)]]
+    np.testing.assert_allclose(smooth, expected)
+    assert page.locator('[data-chart="curves"] .ytitle').text_content() == "squared error, mean over 50 steps"
+    assert field.evaluate("field => field === document.activeElement")
+    assert page.complaints == []
+
+
+def test_squared_errors_have_no_band_or_axis_below_zero(open_page, noisy):
+    page = open_page(noisy)
+    band, _ = traces(page)
+    assert min(band) >= 0
+    axis = page.locator('[data-chart="curves"]').evaluate(
+        "chart => (({ type, range }) => ({ type, range }))(chart._fullLayout.yaxis)"
+    )
+    assert axis["type"] == "linear"
+    assert axis["range"][0] >= 0
+
+
+def test_scores_that_span_decades_have_a_logarithmic_axis(open_page, tmp_path):
+    """Beside a loss of 100 nothing else could be seen on a linear axis."""
+    records = [
+        replace(record("sgd", {"lr": lr}, seed=seed, regression=True), loss=np.full(4, loss))
+        for lr, loss in ((0.1, 100.0), (0.01, 0.5), (0.001, 0.3))
+        for seed in range(2)
+    ]
+    with Store.write(tmp_path / "r.db") as store:
+        store.add(records)
+    page = open_page(
+        write(tmp_path / "r.db", tmp_path / "report.html").as_uri(), viewport={"width": 800, "height": 2000}
+    )
+    assert page.locator(".multiples .chart").evaluate("chart => chart._fullLayout.yaxis.type") == "log"
+
+
+def test_on_a_phone_text_is_large_enough_and_no_number_is_cut(open_page, address):
+    page = open_page(address, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.locator("details").evaluate_all("all => all.forEach((details) => { details.open = true; })")
+    assert page.locator(".scroll").evaluate_all("all => all.map((box) => box.scrollWidth - box.clientWidth)") == [0] * (
+        page.locator(".scroll").count()
+    )
+    cells = page.locator("td.number")
+    assert cells.count() > 20
+    assert cells.evaluate_all("all => all.every((cell) => cell.getBoundingClientRect().right <= innerWidth)")
+    names = "all => all.map((cell) => getComputedStyle(cell, '::before').content)"
+    assert cells.evaluate_all(names)[:4] == ['"mean ± s.e."', '"first quarter"', '"last quarter"', '"to the best"']
+    sizes = "all => Math.min(...all.map((one) => parseFloat(getComputedStyle(one).fontSize)))"
+    assert page.locator("main :is(p, td, th, button, select, figcaption, caption)").evaluate_all(sizes) >= 15
+    lines(page)
+    assert page.locator('[data-chart="curves"]').first.locator("text").evaluate_all(sizes) >= 13
 
 
 def test_no_button_sends_results_anywhere(open_page, address):

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from upgd.experiments.bands import interval, of_seeds
 from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons, rows
+from upgd.experiments.layout import number_format
 from upgd.experiments.results import settings_text
 from upgd.experiments.settings import SETTINGS, SWITCHES
 from upgd.experiments.variants import Variant, best_of_variants, by_variant
@@ -106,6 +107,7 @@ class Section:
         return {
             "metric": self.comparison.metric,
             "steps": self.comparison.steps,
+            "format": number_format(setting.score for setting in self.settings),
             "methods": [self._method(variant) for variant in self.ranked],
         }
 

@@ -12,7 +12,7 @@
 
   // Which part of the page it is, whatever comes before it and however much it counts.
   const place = (element) => [
-    element.closest("section")?.id, element.tagName, (element.closest("label")?.firstChild ?? element).textContent.replace(/\d[\d,]*/g, "#"),
+    element.closest("section")?.id, element.closest("[data-only]")?.dataset.only, element.tagName, (element.closest("label")?.firstChild ?? element).textContent.replace(/\d[\d,]*/g, "#"),
   ].join(" ");
   const parts = () => [...document.querySelectorAll("#page :is(summary, button, select, a)")];
 

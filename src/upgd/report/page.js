@@ -68,14 +68,9 @@
   let tones = {}; // of the theme, read once: every look at a computed style lets the browser compute all of them
   function readTones() {
     const style = getComputedStyle(document.documentElement);
-    const names = ["card", "ink", "soft", "line", "grid", "accent", "cold", "warm"];
+    const names = ["paper", "card", "ink", "soft", "line", "grid", "accent"];
     tones = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   }
-  function mixed(one, other, share) {
-    const parts = [one, other].map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
-    return `rgb(${parts[0].map((part, i) => Math.round(part + (parts[1][i] - part) * share)).join()})`;
-  }
-
   const axis = (extra) => ({
     gridcolor: tones.grid, linecolor: tones.line, zerolinecolor: tones.grid, fixedrange: touch.matches, ...extra,
   });
@@ -86,8 +81,8 @@
     const small = element.closest(".multiples") !== null;
     const layout = {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, autosize: !printing,
-      font: { family: "system-ui, sans-serif", size: small || narrow.matches ? 11 : 13, color: tones.soft },
-      margin: small ? { l: 44, r: 10, t: 8, b: 42 } : { l: 50, r: 16, t: 10, b: 44 },
+      font: { family: "system-ui, sans-serif", size: small && !narrow.matches ? 12 : 13, color: tones.soft },
+      margin: small ? { l: 60, r: 14, t: 8, b: 44 } : { l: 64, r: 24, t: 10, b: 46 },
       hovermode: "x unified", dragmode: touch.matches ? false : "zoom", // a finger scrolls the page
       hoverlabel: { bgcolor: tones.card, bordercolor: tones.line, font: { color: tones.ink }, namelength: -1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: tones.soft, activecolor: tones.accent },
@@ -120,30 +115,68 @@
   // --- Curves.
 
   const finite = (values) => values.filter((value) => value !== null);
-  function spansDecades(section) {
-    const all = finite(data[section].methods.flatMap((method) => method.y));
+  const noun = (section) => (data[section].metric === "accuracy" ? "accuracy" : "squared error");
+  function spansDecades(section, values) {
+    const all = finite(values);
     return data[section].metric === "loss" && Math.min(...all) > 0 && Math.max(...all) > 30 * Math.min(...all);
+  }
+
+  // An axis of the section's metric. A squared error is never below zero, and on a logarithmic axis every tick has its number.
+  const metricAxis = (section, log, title, extra) => axis({
+    title: { text: title, standoff: 10 }, type: log ? "log" : "linear",
+    ...(log ? { tickformat: "~g" } : data[section].metric === "loss" && { rangemode: "nonnegative" }), ...extra,
+  });
+
+  // Noisy curves as moving means of several points, centred, so that nothing moves in time.
+  const WIDTHS = [1, 3, 5, 9, 15, 25];
+  function smoothed(values, width) {
+    const half = (width - 1) / 2;
+    return values.map((value, i) => {
+      if (value === null || !half) return value;
+      const reach = Math.min(half, i, values.length - 1 - i); // at the ends as much to either side as there is
+      const around = finite(values.slice(i - reach, i + reach + 1));
+      return around.reduce((sum, one) => sum + one, 0) / around.length;
+    });
+  }
+  // How wide the means may be that make sense for curves with these points, and what one of them has been chosen.
+  function smoothing(key, steps) {
+    const widths = WIDTHS.filter((width) => width === 1 || width <= steps.length / 3);
+    const width = widths.includes(chosen.get(key)) ? chosen.get(key) : 1;
+    const over = (points) => `${(points * (steps[1] - steps[0])).toLocaleString("en")} steps`;
+    const field = (onChange) => select("smoothing", widths.map((one) => (one === 1 ? "none" : over(one))), widths.indexOf(width), (i) => {
+      chosen.set(key, widths[i]);
+      onChange();
+    });
+    return { width, words: width === 1 ? "" : `, mean over ${over(width)}`, fields: (onChange) => (widths.length > 1 ? [field(onChange)] : []) };
   }
 
   function curves(element) {
     const section = sectionOf(element);
-    const lines = (method) => {
+    const longest = data[section].methods.reduce((most, { x }) => (x.length > most.length ? x : most), []);
+    const smooth = () => smoothing(`${section} curves`, longest);
+    const lines = (method, width) => {
       const tint = colour(method);
+      const [y, low, high] = [method.y, method.low, method.high].map((values) => smoothed(values, width));
       const line = {
-        name: plain(method.name), x: method.x, y: method.y, mode: method.x.length > 1 ? "lines" : "markers",
+        name: plain(method.name), x: method.x, y, mode: method.x.length > 1 ? "lines" : "markers",
         line: { color: tint, width: 2.4, dash: method.dash }, marker: { color: tint, size: 8 },
         hovertemplate: "%{y:.4g}",
       };
       if (method.seeds < 3) return [line]; // two seeds say next to nothing about the spread
       const band = {
-        x: [...method.x, ...[...method.x].reverse()], y: [...method.high, ...[...method.low].reverse()],
+        x: [...method.x, ...[...method.x].reverse()], y: [...high, ...low.reverse()],
         fill: "toself", fillcolor: faint(tint, 0.16), line: { width: 0 }, mode: "lines", hoverinfo: "skip",
       };
       return [band, line];
     };
-    chart(element, () => draw(element, shown(section).flatMap(lines), {
-      xaxis: stepAxis(section), yaxis: axis({ type: spansDecades(section) ? "log" : "linear" }),
-    }));
+    const log = spansDecades(section, data[section].methods.flatMap((method) => method.y));
+    chart(element, () => {
+      const { width, words } = smooth();
+      draw(element, shown(section).flatMap((method) => lines(method, width)), {
+        xaxis: stepAxis(section), yaxis: metricAxis(section, log, noun(section) + words),
+      });
+    });
+    element.previousElementSibling.replaceChildren(...smooth().fields(() => redraw([element])));
   }
 
   // --- Hyperparameters, one at a time and in pairs.
@@ -183,11 +216,12 @@
 
   // All charts of a section have one scale: the steeper, the more it matters.
   function scoreAxis(section) {
-    const log = spansDecades(section);
     const all = finite(data[section].methods.flatMap((method) => method.tried.map((row) => row[method.names.length])));
+    const log = spansDecades(section, all);
     const ends = [Math.min(...all), Math.max(...all)].map((end) => (log ? Math.log10(end) : end));
     const room = 0.06 * (ends[1] - ends[0]) || 0.05;
-    return axis({ type: log ? "log" : "linear", ...(all.length && { range: [ends[0] - room, ends[1] + room] }) });
+    const range = all.length ? { range: [ends[0] - room, ends[1] + room] } : {};
+    return metricAxis(section, log, `mean ${noun(section)}`, range);
   }
 
   function sensitivity(element) {
@@ -196,7 +230,7 @@
     const able = new Map(methods.map((method) => [method, severalValues(method)]));
     const names = [...new Set([...able.values()].flat())];
     element.replaceChildren(...names.map((name) => {
-      const ticks = valuesOf(methods, name).map((value) => plain(short(value)));
+      const ticks = valuesOf(methods.filter((method) => able.get(method).includes(name)), name).map((value) => plain(short(value)));
       const box = create("div", {
         class: "chart", role: "img", "data-name": name,
         "aria-label": `Chart: best ${metric} against ${worded(name)}; the table of all settings has the numbers.`,
@@ -259,10 +293,12 @@
     const [low, high] = [Math.min(...scores), Math.max(...scores)];
     const top = [...best.values()].reduce((one, other) => (isAhead(section)(other, one) ? other : one));
     const isTop = (one) => !isAhead(section)(top, one);
+    const { format } = data[section]; // Python's, of all scores: ".4f" or ".3e"
+    const written = (score) => (format.endsWith("f") ? score.toFixed(format.slice(1, -1)) : score.toExponential(format.slice(1, -1)));
     const cell = (one) => {
       if (one === undefined) return create("td");
       if (one.score === null) return create("td", { class: "diverged" }, "diverged");
-      const made = create("td", isTop(one) ? { class: "top" } : {}, one.score.toPrecision(4));
+      const made = create("td", isTop(one) ? { class: "top" } : {}, written(one.score));
       if (one.diverged) made.append(create("small", {}, howMany(one)));
       made.style.setProperty("--share", `${Math.round((100 * (one.score - low)) / (high - low || 1))}%`);
       return made;
@@ -298,30 +334,41 @@
       const { name, able, method, histogram } = current();
       const figure = select("figure", names.map(spaced), names.indexOf(name), (i) => choose({ name: names[i] }));
       const whose = () => select("method", able.map((one) => one.name), able.indexOf(method), (i) => choose({ method: able[i].name }));
-      replaceFields(element.querySelector(".choices"), histogram ? [figure, whose()] : [figure]);
+      const smooth = () => smoothing(`${section} looks`, method.inside.step).fields(() => redraw([box]));
+      replaceFields(element.querySelector(".choices"), [figure, ...(histogram ? [whose()] : smooth())]);
     };
     fields();
     chart(box, () => {
       const { name, able, method, histogram } = current();
+      const { width, words } = smoothing(`${section} looks`, method.inside.step);
       const lines = histogram ? shares(method, name) : shown(section).filter((one) => able.includes(one)).map((one) => ({
-        name: plain(one.name), x: one.inside.step, y: one.inside[name], mode: "lines+markers", hovertemplate: "%{y:.4g}",
+        name: plain(one.name), x: one.inside.step, y: smoothed(one.inside[name], width), mode: "lines+markers", hovertemplate: "%{y:.4g}",
         line: { color: colour(one), width: 2.2, dash: one.dash }, marker: { color: colour(one), size: 5 },
       }));
       const yaxis = histogram
-        ? { title: { text: plain(`${method.name}: share of gates, from ū = 0 below to 1 above`) }, range: [0, 1], tickformat: ".0%" }
-        : { title: { text: plain(spaced(name)) } };
+        ? { title: { text: "share of gates" }, range: [0, 1], tickformat: ".0%" }
+        : { title: { text: plain(spaced(name)) + words } };
+      // The parts of a histogram are stacked, and so are their names, where there is room beside them.
+      const beside = histogram && !narrow.matches;
       draw(box, lines, {
-        xaxis: stepAxis(section), yaxis: axis({ automargin: true, ...yaxis }),
-        showlegend: !histogram, legend: { orientation: "h", y: 1.02, yanchor: "bottom", font: { color: tones.ink } },
+        xaxis: stepAxis(section), yaxis: axis({ automargin: true, ...yaxis }), showlegend: true,
+        legend: {
+          font: { color: tones.ink }, ...(histogram && { title: { text: "gate ū" } }),
+          ...(beside ? { traceorder: "reversed" } : { orientation: "h", y: 1.02, yanchor: "bottom" }),
+        },
       });
     });
   }
+  // From purple over pale tones to orange: which side of ½ a gate is on can be seen at once, by the colour-blind, too.
+  const TINTS = ["#3b0f70", "#5a2f9b", "#7a5fb8", "#a08fd0", "#cbc3e8", "#fddcab", "#fdb863", "#e88e1f", "#c0620a", "#8c3f06"];
   function shares(method, name) {
-    const bins = method.inside[name][0].length;
-    return [...Array(bins).keys()].map((i) => ({
+    const looks = method.inside[name];
+    const bins = looks[0].length;
+    const occurring = [...Array(bins).keys()].filter((i) => looks.some((look) => look[i] > 0));
+    return occurring.map((i) => ({
       name: `${short(i / bins)}–${short((i + 1) / bins)}`, x: method.inside.step, stackgroup: "gates",
-      y: method.inside[name].map((look) => look[i]), mode: "lines", line: { width: 0 },
-      fillcolor: mixed(tones.cold, tones.warm, i / (bins - 1 || 1)), hovertemplate: "%{y:.1%}",
+      y: looks.map((look) => look[i]), mode: "lines", line: { width: 0.8, color: tones.paper },
+      fillcolor: TINTS[Math.floor(((i + 0.5) / bins) * TINTS.length)], hovertemplate: "%{y:.1%}",
     }));
   }
 
@@ -329,33 +376,39 @@
 
   function switches(box) {
     const section = sectionOf(box);
-    const redrawSection = () => redraw([...charts.keys()].filter((element) => sectionOf(element) === section));
-    const buttons = data[section].methods.map((method) => {
+    const searched = box.dataset.only === "searched"; // beside charts that have these methods alone
+    const methods = data[section].methods.filter((method) => !searched || severalValues(method).length);
+    const buttons = methods.map((method) => {
       const swatch = create("span", { class: `swatch ${method.dash}`, "aria-hidden": "true" });
       swatch.style.cssText = `--light: ${method.light}; --dark: ${method.dark}`;
-      const button = create("button", { type: "button", "aria-pressed": !off(section).has(method.name), title: method.setting }, swatch, method.name);
+      const button = create("button", { type: "button", "data-method": method.name, title: method.setting }, swatch, method.name);
       button.addEventListener("click", () => {
         const names = off(section);
         names.has(method.name) ? names.delete(method.name) : names.add(method.name);
-        button.setAttribute("aria-pressed", !names.has(method.name));
-        if (all) all.textContent = names.size ? "Show all" : "Hide all";
-        redrawSection();
+        showSwitches(section);
       });
       return button;
     });
-    const all = buttons.length > 2 && create("button", { type: "button" }, off(section).size ? "Show all" : "Hide all");
-    if (all) {
+    if (buttons.length > 2 && !searched) {
+      const all = create("button", { type: "button" });
       all.addEventListener("click", () => {
         const names = off(section);
         if (names.size) names.clear();
-        else data[section].methods.forEach((method) => names.add(method.name));
-        switches(box);
-        box.lastElementChild.focus();
-        redrawSection();
+        else methods.forEach((method) => names.add(method.name));
+        showSwitches(section);
       });
       buttons.push(all);
     }
     box.replaceChildren(...buttons);
+    showSwitches(section);
+  }
+  function showSwitches(section) {
+    for (const button of document.querySelectorAll(`#${section} .switches button`)) {
+      const { method } = button.dataset;
+      if (method === undefined) button.textContent = off(section).size ? "Show all" : "Hide all";
+      else button.setAttribute("aria-pressed", !off(section).has(method));
+    }
+    redraw([...charts.keys()].filter((element) => sectionOf(element) === section));
   }
 
   // --- The page as a whole: set up, in another theme, on paper.

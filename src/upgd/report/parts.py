@@ -85,7 +85,8 @@ def _curves(one: Section, anchor: str) -> str:
     return (
         f"<figure><figcaption>Online {noun} of every method at its best setting: mean over seeds, from three seeds on with a "
         f'95 % band, means over task windows</figcaption><div class="switches" data-chart="switches" role="group" '
-        f'aria-label="Show or hide methods"></div><div class="chart" data-chart="curves" data-of="{anchor}" role="img" '
+        f'aria-label="Show or hide methods"></div><div class="choices"></div><div class="chart" data-chart="curves" '
+        f'data-of="{anchor}" role="img" '
         f'aria-label="{escape(label)}"></div></figure>'
     )
 
@@ -142,6 +143,8 @@ def _sensitivity(one: Section, anchor: str) -> str:
         '<p class="note">Each point is the best that a method reaches with this value, whatever its other '
         "hyperparameters (a cross: some of its learners diverged); faint points are all settings. The charts share one "
         "scale: steeper means that it matters more.</p>"
+        '<div class="switches" data-chart="switches" data-only="searched" role="group" '
+        'aria-label="Show or hide methods"></div>'
         f'<div class="multiples" data-chart="sensitivity" data-of="{anchor}"></div>'
         f'<figure class="pairs" data-chart="pairs" data-of="{anchor}" hidden><figcaption>Two hyperparameters at a time: '
         'the best over all others</figcaption><div class="choices"></div><div class="heat scroll" tabindex="0" role="region" '
@@ -215,11 +218,15 @@ def _tabular(
 ) -> str:
     """A table; the first ``words`` columns are text, the others numbers. Marks are HTML in front of the lines."""
     kinds = ["" if column < words else ' class="number"' for column in range(len(head))]
+    # On a phone the cells of a line stand below one another, and each number has its column's name beside it.
+    cells = [
+        "" if column < words else f' class="number" data-label="{escape(name)}"' for column, name in enumerate(head)
+    ][1:]
     columns = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(head, kinds, strict=True))
     body = "".join(
         "<tr>"
         + f'<th scope="row">{mark}{escape(line[0])}</th>'
-        + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(line[1:], kinds[1:], strict=True))
+        + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(line[1:], cells, strict=True))
         + "</tr>"
         for mark, line in zip(marks or [""] * len(lines), lines, strict=True)
     )
