@@ -109,6 +109,18 @@ def test_update_by_hand() -> None:
     close(rules.update(w, g, lr=0.1), [2.0 - 0.05])
 
 
+def test_a_decay_too_small_to_change_a_weight_alone_is_not_lost() -> None:
+    """lr·wd = 1e-8 is less than half a unit in the last place of 1."""
+    generator = torch.Generator().manual_seed(0)
+    decaying, free = torch.ones(10_000), torch.ones(10_000)
+    for _ in range(100):
+        g = torch.randn(10_000, generator=generator)
+        decaying = rules.update(decaying, g, lr=1e-4, weight_decay=1e-4)
+        free = rules.update(free, g, lr=1e-4)
+    # Each difference is a few roundings of 6e-8; their mean is the decay.
+    assert float((decaying - free).double().mean()) == pytest.approx(-100 * 1e-8, rel=0.05)
+
+
 @given(st.integers(1, 4), st.sampled_from([(), (3,), (2, 3), (2, 3, 2, 2)]), st.booleans(), st.integers(0, 2**31))
 def test_a_learner_among_others_is_the_learner_alone(
     learners: int, shape: tuple[int, ...], local: bool, seed: int

@@ -7,7 +7,7 @@ if one has it, curvature ``h`` (an estimate of the Hessian's diagonal), at step 
     u ← β·u + (1−β)·m                                          trace       … on recent samples
     û  = u / (1 − βᵗ)                                          unbiased    … although u began at zero
     ū  = sigmoid(û / scale)                                    gate        … compared with the others: 0 useless, 1 useful
-    w ← (1 − lr·wd)·w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū)]     update      useful weights stay, useless ones are perturbed
+    w ← w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū) + wd·w]          update      useful weights stay, useless ones are perturbed
 
 ``scale`` is :func:`global_scale` (the largest utility of the learner) or :func:`local_scale` (the norm over the weights
 that enter the same unit); ξ is the noise of :mod:`upgd.noise`; the switches name the method:
@@ -106,11 +106,15 @@ def update(
     p: Value = 1.0,
     q: Value = 1.0,
 ) -> Tensor:
-    """The new weight: ``(1 − lr·wd)·w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū)]``."""
+    """The new weight: ``w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū) + wd·w]``.
+
+    The decay is part of the step. As a factor of the weight, ``1 − lr·wd`` would be 1 in 32 bits once lr·wd is below 3e-8,
+    and the decay would be lost.
+    """
     lr, sigma, weight_decay, c, p, q = (_per_learner(v, weight) for v in (lr, sigma, weight_decay, c, p, q))
     gradient_part = c * grad * (1 - p * gate)
     search_part = sigma * noise * (1 - q * gate)
-    return (1 - lr * weight_decay) * weight - lr * (gradient_part + search_part)
+    return weight - lr * (gradient_part + search_part + weight_decay * weight)
 
 
 def _maximum(utility: Tensor, learner_dims: int) -> Tensor:

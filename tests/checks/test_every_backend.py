@@ -203,6 +203,33 @@ def test_equals_the_torch_backend(backend, problem):
             assert error < 1e-3, f"{name} of {learner}: {error}"
 
 
+def test_a_small_weight_decay_is_not_rounded_away(backend):
+    """lr·weight_decay = 1e-8, in 32 bits: 1 − 1e-8 is 1."""
+    shared = {"lr": 1e-4, "seed": 3}
+    utility = {**shared, "sigma": 0.1}
+    settings = [
+        {"method": "adamw", **shared},
+        {"method": "shrink-and-perturb", **shared, "sigma": 0.0},
+        {"method": "shrink-and-perturb", **shared, "sigma": 0.1},
+        *({"method": m, "wise": w, **utility} for m in ("upgd", "upgd-nonprotecting") for w in ("weight", "feature")),
+        {"method": "upgd", "scaling": "local", **utility},
+    ]
+    network = MLP((64, 33, 10), "tanh")  # whose weights all move at every step, so that no decay stands alone
+    learners = [Learner(**own, weight_decay=decay) for own in settings for decay in (1e-4, 0.0)]
+    population = Population(network, learners, backend=backend)
+    truth = Population(network, learners, backend="torch", dtype=torch.float64)
+    start = torch.cat([p.flatten() for p in truth.parameters(0).values()])
+    population.run(DIGITS, 100)
+    truth.run(DIGITS, 100)
+    for i, own in enumerate(settings):
+        lost = []
+        for run in (population, truth):
+            decayed, free = (torch.cat([p.flatten() for p in run.parameters(2 * i + k).values()]) for k in (0, 1))
+            lost.append(float((free.double() - decayed.double()) @ start / start.square().sum()))
+        assert lost[0] == pytest.approx(lost[1], rel=0.2), own
+        assert lost[1] == pytest.approx(100 * 1e-8, rel=0.2), own
+
+
 def test_a_sequence_that_flattens_its_inputs_is_an_mlp(backend):
     """… parameter by parameter, so its learners do what the MLP's do."""
     sequence = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 10))

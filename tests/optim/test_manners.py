@@ -189,6 +189,27 @@ def test_a_tensor_lr_changed_in_place_takes_effect(build: Build, foreach: bool) 
     assert_same(model, untouched)
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(
+    "name", ["UPGD-W", "AdaUPGD-W-local-anticorrelated", "ShrinkAndPerturb", "FeatureUPGD-W-local"]
+)
+def test_a_small_weight_decay_is_not_rounded_away(name: str, foreach: bool) -> None:
+    """lr·weight_decay = 1e-8, in 32 bits: 1 − 1e-8 is 1."""
+    ends = []
+    for weight_decay in (1e-4, 0.0):
+        model = network()
+        start = torch.cat([p.detach().flatten() for p in model.parameters()])
+        torch.manual_seed(0)
+        optimizer = OPTIMIZERS[name](model, lr=1e-4, sigma=1.0, weight_decay=weight_decay, foreach=foreach)
+        for step in range(200):
+            optimizer.zero_grad()
+            model(torch.full((1, 1, 6, 6), step % 3 - 1.5)).square().mean().backward()
+            optimizer.step()
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    lost = ((ends[1] - ends[0]).double() @ start.double()) / start.double().square().sum()
+    assert float(lost) == pytest.approx(200 * 1e-8, rel=0.2)
+
+
 @every_optimizer
 @pytest.mark.parametrize(
     "schedule",

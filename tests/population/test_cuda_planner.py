@@ -208,7 +208,7 @@ def test_settings_are_those_of_the_rule() -> None:
     (group, _), *_ = groups([learner], [7])
     settings = backend._settings(group)[0]
     assert settings["lr_c"] == np.float32(0.1)
-    assert settings["keep"] == pytest.approx(0.95)
+    assert settings["decay"] == pytest.approx(0.05)
     assert settings["noise"] == pytest.approx(2 * np.log(2) * 0.02**2)
     assert (settings["beta"], settings["p"], settings["q"]) == (np.float32(0.9), 0, 1)
     assert settings["rest"] == pytest.approx(0.1)

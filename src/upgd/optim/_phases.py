@@ -221,15 +221,18 @@ def _update_block(
         useless = list(torch._foreach_div(traces, scales))
         torch._foreach_sigmoid_(useless)  # 1 − sigmoid(x) = sigmoid(−x): the scales are negative
     weights = [p.to(utility_dtype(p)) for p in params]
-    if options["weight_decay"] != 0:
-        torch._foreach_mul_(weights, on(1 - lr * options["weight_decay"], params[0].device))
+    moved, rate = weights, lr
+    if options["weight_decay"] != 0:  # it is added to the rest of the step; see rules.update
+        moved, rate = list(torch._foreach_mul(weights, -options["weight_decay"])), 1.0
     if noises:
-        _subtract(weights, lr * options["sigma"], _wide(noises, weights), useless if work.q else [])
+        _subtract(moved, rate * options["sigma"], _wide(noises, weights), useless if work.q else [])
     if firsts:
         _average(work, grads, firsts, seconds)
-        _subtract(weights, lr, firsts, _adam_factors(sizes, seconds, useless if work.p else []))
+        _subtract(moved, rate, firsts, _adam_factors(sizes, seconds, useless if work.p else []))
     elif work.c:
-        _subtract(weights, work.sign * lr * work.c, _wide(grads, weights), useless if work.p else [])
+        _subtract(moved, work.sign * rate * work.c, _wide(grads, weights), useless if work.p else [])
+    if moved is not weights:
+        _subtract(weights, -lr, moved, [])
     narrow = [(param, weight) for param, weight in zip(params, weights, strict=True) if weight is not param]
     if narrow:
         torch._foreach_copy_([param for param, _ in narrow], [weight for _, weight in narrow])

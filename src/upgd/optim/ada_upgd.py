@@ -19,7 +19,7 @@ class AdaUPGD(WeightwiseOptimizer):
         m  = −g·w   (+ ½·h·w² with curvature h)             the utility of w on this sample
         u ← β·u + (1−β)·m,      û = u / (1 − βᵗ)            … on recent samples
         ū  = sigmoid(û / scale)                             … compared with the other weights
-        w ← (1 − lr·λ)·w − lr·(â / (√v̂ + ε) + σ·ξ)·(1 − ū)  ξ ~ N(0, 1)
+        w ← w − lr·[(â / (√v̂ + ε) + σ·ξ)·(1 − ū) + λ·w]     ξ ~ N(0, 1)
 
     Utility is that of the gradient itself, as with :class:`upgd.UPGD`: averages and step sizes are about where to go, utility
     about what would be lost. With all gates open (ū = 0) and without noise it is :class:`torch.optim.AdamW`. Averages of
@@ -39,7 +39,7 @@ class AdaUPGD(WeightwiseOptimizer):
         sigma: σ, the standard deviation of the perturbation. Adam's steps are about ``lr`` long whatever the size of the
             gradient, so this is the noise's part of a step.
         weight_decay: λ, decoupled weight decay.
-        protect_gradient: ``False`` gates the noise only: ``w ← (1−lr·λ)·w − lr·[â / (√v̂ + ε) + σ·ξ·(1−ū)]``.
+        protect_gradient: ``False`` gates the noise only: ``w ← w − lr·[â / (√v̂ + ε) + σ·ξ·(1−ū) + λ·w]``.
         scaling, noise, curvature, maximize, foreach, capturable, generator: as for :class:`upgd.UPGD`.
 
     Example:

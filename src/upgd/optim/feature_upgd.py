@@ -205,23 +205,26 @@ def _update_plain(optimizer: FeaturewiseOptimizer, param: Tensor, group: dict[st
 def _update_in_place(
     optimizer: FeaturewiseOptimizer, param: Tensor, group: dict[str, Any], gate: Tensor | None
 ) -> None:
-    """The same without temporaries of the parameter's size."""
+    """The same without temporaries of the parameter's size, except that weight decay takes one."""
     wide = utility_dtype(param)
     assert param.grad is not None
     lr, sign = on(group["lr"], param.device), -1.0 if group["maximize"] else 1.0
     weight, grad = param.to(wide), param.grad.to(wide)
-    if group["weight_decay"] != 0:
-        weight.mul_(1 - lr * group["weight_decay"])
+    moved, rate = weight, lr
+    if group["weight_decay"] != 0:  # it is added to the rest of the step; see rules.update
+        moved, rate = weight * -group["weight_decay"], 1.0
     if gate is None:
-        _subtract(weight, lr * sign, grad, None)
+        _subtract(moved, rate * sign, grad, None)
     else:
         useless = 1 - gate
         c, p, q = optimizer._switches(group)
         xi = optimizer._noise(param, group)
         if c:
-            _subtract(weight, lr * sign * c, grad, useless if p else None)
+            _subtract(moved, rate * sign * c, grad, useless if p else None)
         if xi is not None:
-            _subtract(weight, lr * group["sigma"], xi.to(wide), useless if q else None)
+            _subtract(moved, rate * group["sigma"], xi.to(wide), useless if q else None)
+    if moved is not weight:
+        _subtract(weight, -lr, moved, None)
     if weight is not param:
         param.copy_(weight)
 
@@ -262,7 +265,7 @@ class FeatureUPGD(FeaturewiseOptimizer):
         m  = −∂L/∂gate   (+ ½·∂²L/∂gate² with curvature)    the utility of the feature on this sample
         u ← β·u + (1−β)·m,   û = u / (1 − βᵗ)               … on recent samples
         ū  = sigmoid(û / scale)                             … compared with the other features
-        w ← (1 − lr·λ)·w − lr·(g + σ·ξ)·(1 − ū)             for the feature's incoming weights and bias
+        w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]                for the feature's incoming weights and bias
 
     Gates are in the mind of the optimizer only: neither ``model.parameters()`` nor its state dict knows them, and hooks on
     the activations compute their gradient in the ordinary backward pass. Everything that enters no hidden feature gets

@@ -14,7 +14,7 @@ class PGD(WeightwiseOptimizer):
 
     For every weight ``w`` with gradient ``g``::
 
-        w ← (1 − lr·λ)·w − lr·(g + σ·ξ)             ξ ~ N(0, 1)
+        w ← w − lr·(g + σ·ξ + λ·w)                  ξ ~ N(0, 1)
 
     With ``noise="anticorrelated"`` it is Anti-PGD (Orvieto et al., 2022); with ``sigma=0`` it is gradient descent with
     decoupled weight decay (SGDW).
@@ -68,7 +68,7 @@ class ShrinkAndPerturb(PGD):
 
     For every weight ``w`` with gradient ``g``::
 
-        w ← (1 − lr·λ)·w − lr·(g + σ·ξ)             ξ ~ N(0, 1)
+        w ← w − lr·(g + σ·ξ + λ·w)                  ξ ~ N(0, 1)
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.

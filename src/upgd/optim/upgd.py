@@ -17,7 +17,7 @@ class UPGD(WeightwiseOptimizer):
         m  = −g·w   (+ ½·h·w² with curvature h)             the utility of w on this sample
         u ← β·u + (1−β)·m,   û = u / (1 − βᵗ)               … on recent samples
         ū  = sigmoid(û / scale)                             … compared with the other weights
-        w ← (1 − lr·λ)·w − lr·(g + σ·ξ)·(1 − ū)             ξ ~ N(0, 1)
+        w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]                ξ ~ N(0, 1)
 
     A parameter without gradient is left alone, and its utility takes no part. A gradient that is infinite or NaN spoils the
     entries it belongs to, as with every torch optimizer, but no other parameter: the spoilt tensor is left out of the
@@ -31,7 +31,7 @@ class UPGD(WeightwiseOptimizer):
         weight_decay: λ, decoupled weight decay (UPGD-W where it is positive).
         scaling: ``"global"`` compares a weight with the most useful one of all parameters (of all groups);
             ``"local"`` with the norm over the weights that enter the same unit.
-        protect_gradient: ``False`` gates the noise only: ``w ← (1−lr·λ)·w − lr·[g + σ·ξ·(1−ū)]``.
+        protect_gradient: ``False`` gates the noise only: ``w ← w − lr·[g + σ·ξ·(1−ū) + λ·w]``.
         noise: ``"white"``, or ``"anticorrelated"`` where each perturbation takes back the one before,
             at the cost of one more tensor of state per parameter.
         curvature: an object with ``diagonal(param) -> tensor``, such as :class:`upgd.HesScale`, for second-order utility.

@@ -212,8 +212,9 @@ class TorchBackend:
             first = self._unless_diverged(self._trace(moments[0], gradient, "beta1"), moments[0])
             second = self._unless_diverged(self._trace(moments[1], gradient**2, "beta2"), moments[1])
             size = self._unbiased(second, "beta2", step).sqrt() + _of_learners(g.eps, weight)
-            kept = _of_learners(1 - g.lr * g.weight_decay, weight) * weight
-            updated = kept - _of_learners(g.lr, weight) * self._unbiased(first, "beta1", step) / size
+            # torch multiplies the weight by 1 − lr·wd, which is 1 in 32 bits if lr·wd is small; see rules.update.
+            decay = _of_learners(g.weight_decay, weight) * weight
+            updated = weight - _of_learners(g.lr, weight) * (self._unbiased(first, "beta1", step) / size + decay)
             new["parameters"][name] = self._unless_diverged(updated, weight)
             new["first_moment"][name], new["second_moment"][name] = first, second
         return new

@@ -28,7 +28,7 @@ _PARTS = ("basics.cuh", "tiles.cuh", "network.cuh", "rule.cuh", "onchip.cu")
 #: ``Settings`` of basics.cuh.
 _SETTINGS = np.dtype(
     [
-        *((name, np.float32) for name in ("lr_c", "keep", "noise", "beta", "rest", "p", "q")),
+        *((name, np.float32) for name in ("lr_c", "decay", "noise", "beta", "rest", "p", "q")),
         ("row", np.int32),
         ("seed", np.int64),
     ]
@@ -218,7 +218,7 @@ def _settings(group: Group) -> NDArray[np.void]:
     made = np.zeros(len(group), _SETTINGS)
     lr, wd = group.lr.numpy(), group.weight_decay.numpy()
     made["lr_c"] = lr * group.c.numpy()
-    made["keep"] = 1 - lr.astype(np.float32) * wd.astype(np.float32)
+    made["decay"] = lr * wd
     made["noise"] = 2 * np.log(2) * (lr * group.sigma.numpy()) ** 2
     made["beta"], made["rest"] = group.beta.numpy(), 1 - group.beta.numpy()
     made["p"], made["q"] = group.p.numpy(), group.q.numpy()

@@ -6,7 +6,7 @@ typedef long long i64;
 
 // ------------------------------------------------------------------------------------------------------------ arguments
 
-struct Settings { float lr_c, keep, noise, beta, rest, p, q; int row; i64 seed; };  // noise: 2·ln 2·(lr·σ)²; rest: 1 − β
+struct Settings { float lr_c, decay, noise, beta, rest, p, q; int row; i64 seed; };  // decay: lr·wd; noise: 2·ln 2·(lr·σ)²; rest: 1 − β
 struct Segment { int learner, from, to, flags; };                                  // steps of the chunk; WAITS, TELLS
 enum { WAITS = 1, TELLS = 2 };
 struct Arguments {

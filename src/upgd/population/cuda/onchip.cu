@@ -105,7 +105,7 @@ template <bool LOAD> INLINE void move(Thread& me, float* parameters, float* util
 
 INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
   const Settings own = args.settings[segment.learner];
-  const Rule rule = {own.lr_c, own.keep, own.p, own.q};
+  const Rule rule = {own.lr_c, own.decay, own.p, own.q};
   const int t = threadIdx.x;
   const bool keeps_books = t == 0 && me.rank == 0;
   float* parameters = args.parameters + (i64)segment.learner * PARAMETERS;

@@ -123,12 +123,13 @@ INLINE void four_gates(const float (&u)[4], const float (&by)[4], float (&open)[
   const float left = a[0] * a[1], right = a[2] * a[3], all = reciprocal(left * right), l = all * right, r = all * left;
   open[0] = l * a[1]; open[1] = l * a[0]; open[2] = r * a[3]; open[3] = r * a[2];
 }
-struct Rule { float lr_c, keep, p, q; };
+struct Rule { float lr_c, decay, p, q; };
+// The decay is added to the rest of the step: as a factor of w, 1 − lr·wd would be rounded to 1 if lr·wd is small.
 // BOTH: p = q = 1, the common case, has a shorter formula.
 template <bool BOTH> INLINE float updated(float w, float d, float v, float noise, float open, const Rule& rule) {
-  if constexpr (RULE == PLAIN) return fmaf(w, rule.keep, -fmaf(d, v, noise));
-  else if constexpr (BOTH) return fmaf(-open, fmaf(d, v, noise), w * rule.keep);
-  else return fmaf(-fmaf(rule.p, open, 1.f - rule.p), d * v, fmaf(-fmaf(rule.q, open, 1.f - rule.q), noise, w * rule.keep));
+  if constexpr (RULE == PLAIN) return w - fmaf(d, v, fmaf(rule.decay, w, noise));
+  else if constexpr (BOTH) return w - fmaf(open, fmaf(d, v, noise), rule.decay * w);
+  else return w - fmaf(fmaf(rule.p, open, 1.f - rule.p), d * v, fmaf(fmaf(rule.q, open, 1.f - rule.q), noise, rule.decay * w));
 }
 template <class B> INLINE void tile_noise(const Thread& me, const Noise& z, int first, int pair, int chunk, float (&n)[2][4]) {
   typedef Layer<B::LAYER> L;

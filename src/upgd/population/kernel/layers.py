@@ -232,9 +232,10 @@ def protect(
     next_dot: Pointer,
     look_ahead: bool,
 ) -> None:
-    """The gated update ``w ← decay·w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū)]``, and the products with the next sample.
+    """The gated update ``w ← w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū) + wd·w]``, and the products with the next sample.
 
     Args:
+        decay: lr·wd.
         gradient: lr·c and p.
         search: lr·σ and q.
         idle, smallest: of :func:`trace`.
@@ -267,19 +268,19 @@ def protect(
             if near and both:
                 for j in range(columns):
                     open_ = _f(0.5) - _sigmoid_above_half(u[j] * scale)
-                    w[j] = fused(-fused(slope, h[j], search[0] * z[j]), open_, decay * w[j])
+                    w[j] -= fused(fused(slope, h[j], search[0] * z[j]), open_, decay * w[j])
             elif near:
                 for j in range(columns):
                     y = _sigmoid_above_half(u[j] * scale)
                     flat = fused(slope_flat, h[j], noise_flat * z[j])
                     bent = fused(slope_bent, h[j], noise_bent * z[j])
-                    w[j] = fused(y, bent, fused(decay, w[j], -flat))
+                    w[j] -= fused(-y, bent, fused(decay, w[j], flat))
             else:
                 for j in range(columns):
                     y = _sigmoid(u[j] * scale) - _f(0.5)
                     flat = fused(slope_flat, h[j], noise_flat * z[j])
                     bent = fused(slope_bent, h[j], noise_bent * z[j])
-                    w[j] = fused(y, bent, fused(decay, w[j], -flat))
+                    w[j] -= fused(-y, bent, fused(decay, w[j], flat))
             if look_ahead:
                 next_dot[i] = dot(w, next_x, columns)
 
@@ -323,7 +324,7 @@ def descend(
     next_dot: Pointer,
     look_ahead: bool,
 ) -> None:
-    """The update with factors per row, ``w ← decay·w − slope[i]·h − scatter[i]·ξ``; arguments as for :func:`protect`."""
+    """The update with factors per row, ``w ← w − slope[i]·h − scatter[i]·ξ − decay·w``; arguments as for :func:`protect`."""
     vectorised()
     columns = tensor.columns
     at_once = max(1, BLOCK // columns)
@@ -338,10 +339,10 @@ def descend(
             if noise.kind:
                 z = skip(noise.buffer, first % 2 + (i - begin) * columns)
                 for j in range(columns):
-                    w[j] = fused(-s, z[j], fused(-g, h[j], decay * w[j]))
-            elif g != _f(0) or decay != _f(1):
+                    w[j] -= fused(s, z[j], fused(g, h[j], decay * w[j]))
+            elif g != _f(0) or decay != _f(0):
                 for j in range(columns):
-                    w[j] = fused(-g, h[j], decay * w[j])
+                    w[j] -= fused(g, h[j], decay * w[j])
             if look_ahead:
                 next_dot[i] = dot(w, next_x, columns)
 
@@ -357,10 +358,10 @@ def adamw(
     next_dot: Pointer,
     look_ahead: bool,
 ) -> None:
-    """AdamW, as torch computes it, and the products with the next sample.
+    """AdamW, and the products with the next sample. The decay is part of the step; see :func:`upgd.rules.update`.
 
     Args:
-        settings: β₁, 1 − β₁, β₂, 1 − β₂, 1/√(1 − β₂ᵗ), ε, lr/(1 − β₁ᵗ), 1 − lr·wd.
+        settings: β₁, 1 − β₁, β₂, 1 − β₂, 1/√(1 − β₂ᵗ), ε, lr/(1 − β₁ᵗ), lr·wd.
     """
     vectorised()
     beta1, new1, beta2, new2, unbias2, eps, rate, decay = settings
@@ -373,6 +374,6 @@ def adamw(
             mean = _flushed(fused(beta1, m[j], new1 * g))
             square = _flushed(fused(beta2, v[j], new2 * (g * g)))
             m[j], v[j] = mean, square
-            w[j] = fused(decay, w[j], -rate * mean / fused(_f(math.sqrt(square)), unbias2, eps))
+            w[j] -= fused(decay, w[j], rate * mean / fused(_f(math.sqrt(square)), unbias2, eps))
         if look_ahead:
             next_dot[i] = dot(w, next_x, tensor.columns)

@@ -77,7 +77,7 @@ def weight_wise_step(
         else:
             scratch.inverse[i] = _inverse(top, _TINY * unbias)
 
-    decay = _f(1 - method.lr * method.weight_decay)
+    decay = _f(method.lr * method.weight_decay)
     gradient, search = (_f(method.lr * method.c), _f(method.p)), (_f(method.lr * method.sigma), _f(method.q))
     for number in range(tensors - 1, -1, -1):
         protect(
@@ -127,7 +127,7 @@ def unit_wise_step(
 ) -> None:
     """The plain rule and the feature-wise one: all parameters that enter a unit have the same factors."""
     last = len(plan) - 1
-    decay = _f(1 - method.lr * method.weight_decay)
+    decay = _f(method.lr * method.weight_decay)
     silence = Noise(0, noise.keys, noise.before, noise.buffer, noise.spare)
     for at in range(last, -1, -1):
         layer = layer_at(plan, slopes, at)
@@ -158,7 +158,7 @@ def adamw_step(
     settings = (
         _f(method.beta1), _f(1 - method.beta1), _f(method.beta2), _f(1 - method.beta2),
         _f(1 / math.sqrt(1 - method.beta2**step)), _f(method.eps),
-        _f(method.lr / (1 - method.beta1**step)), _f(1 - method.lr * method.weight_decay),
+        _f(method.lr / (1 - method.beta1**step)), _f(method.lr * method.weight_decay),
     )  # fmt: skip
     for number in range(2 * len(plan) - 1, -1, -1):
         adamw(
