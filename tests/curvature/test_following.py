@@ -491,6 +491,44 @@ def test_mixed_precision_comes_close():
         assert (diagonal - expected[name]).norm() < 0.1 * expected[name].norm()
 
 
+@pytest.mark.parametrize("cast", [lambda x: x.to(torch.float64), lambda x: x.double().view(2, -1).view_as(x)])
+def test_a_cast_between_modules_is_followed(cast):
+    model, criterion, (x, y) = Functional(cast), nn.CrossEntropyLoss(), data()
+    model.second.double()
+    plain = copy.deepcopy(model).double()
+    plain.between = lambda x: x
+    with HesScale(model, criterion) as curvature:
+        criterion(model(x.float()), y).backward()
+    ours, theirs = diagonals(model, curvature), alone(plain, x, y)
+    assert ours["first.weight"].dtype == torch.float32
+    for name, diagonal in ours.items():
+        torch.testing.assert_close(diagonal.double(), theirs[name], rtol=1e-5, atol=1e-7)
+
+
+def test_outputs_that_are_cast_before_the_loss_are_followed():
+    """As Accelerate does it: 16 bits inside of the model, and outputs that are converted to 32."""
+    torch.manual_seed(0)
+    model, criterion = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2)), nn.CrossEntropyLoss()
+    x, y = torch.randn(32, 3), torch.randint(2, (32,))
+    expected = alone(model, x, y)
+    with HesScale(model, criterion) as curvature:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(x)
+        assert logits.dtype == torch.bfloat16
+        criterion(logits.float(), y).backward()
+    for name, diagonal in diagonals(model, curvature).items():
+        assert diagonal.dtype == torch.float32
+        assert (diagonal - expected[name]).norm() < 0.02 * expected[name].norm()
+
+
+def test_a_second_use_of_a_cast_output_is_refused():
+    model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
+    with HesScale(model, criterion):
+        logits = model(x)
+        with pytest.raises(RuntimeError, match=r"output of '4'.*another part"):
+            (criterion(logits.float(), y) + logits.square().sum()).backward()
+
+
 # ------------------------------------------------------------------------------------------------------------- features
 
 
@@ -579,7 +617,6 @@ def test_channels_that_were_flattened_are_still_channels(body, shape):
         (lambda x: x.t().contiguous().t(), "TBackward0"),
         (lambda x: x.flip(1).view(-1, 4), "ViewBackward0"),
         (lambda x: x.clone().mul_(2), "MulBackward0"),
-        (lambda x: x.float().double(), "ToCopyBackward0"),
     ],
 )
 def test_functional_calls_between_modules_are_refused(between, operation):

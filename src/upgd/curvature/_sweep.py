@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 #: A node of autograd's graph; torch.autograd.graph.Node would be the type if its annotations were right.
 Node = Any
 
-#: Operations that keep all entries in their order: followed although no module made them.
+#: Operations that keep all entries in their order: followed although no module made them. A cast counts as one of them.
 _RESHAPES = {
+    "ToCopyBackward0",
     *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0", "CloneBackward0"),
     *("UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
 }
@@ -150,9 +151,11 @@ class Call:
         curvature = self.follower.curvature_of_input(self, grad_outputs)
         for source, output, position in self.sources:
             assert curvature is not None
-            source.receive(output, curvature, self.backward, self.sweep)
             if position is not None:
-                source.gradients[output] = grad_inputs[position]
+                gradient = source.gradients[output] = grad_inputs[position]
+                if gradient is not None and gradient.device != curvature.device:  # behind x.to(device)
+                    curvature = curvature.to(gradient.device)
+            source.receive(output, curvature, self.backward, self.sweep)
         if not graph_is_kept():
             self.input = _NOTHING
             self.target = self.captured = self.output = None
@@ -302,7 +305,7 @@ class Follower:
 
 
 class ReshapeFollower(Follower):
-    """Stands for all reshapes between modules: no module, no hook, and curvature passes unchanged."""
+    """Stands for all reshapes and casts between modules: no module, no hook, and curvature passes unchanged."""
 
     def __init__(self, owner: "HesScale") -> None:
         super().__init__(owner, nn.Identity(), "a reshaped tensor", Layer(lambda module, call, h, g: h))

@@ -197,9 +197,9 @@ class HesScale:
         seen = f" ({'; '.join(strangers)})" if strangers else ""
         return (
             f"HesScale cannot follow the output of {name} to the loss{seen}. Between the modules there may be nothing but "
-            "reshapes, and the loss must come from the criterion: write activations as modules (nn.ReLU() for F.relu), sums "
-            "as upgd.curvature.Residual or Add, and call the criterion that HesScale was given. For another loss of the same "
-            "model, run its forward pass within curvature.paused()."
+            "reshapes and casts, and the loss must come from the criterion: write activations as modules (nn.ReLU() for "
+            "F.relu), sums as upgd.curvature.Residual or Add, and call the criterion that HesScale was given. For another "
+            "loss of the same model, run its forward pass within curvature.paused()."
         )
 
     def _why_not(self, param: Tensor) -> str:
