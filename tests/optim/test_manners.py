@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -568,7 +569,7 @@ def test_complex_parameters_are_refused(build: Build) -> None:
 @every_optimizer
 @pytest.mark.parametrize("foreach", [False, True])
 def test_compiled_step_equals_the_eager_one(build: Build, foreach: bool) -> None:
-    """Through dynamo and aot autograd; whether inductor's code generation works is torch's business."""
+    """Through dynamo and aot autograd, which are fast enough to try every optimizer."""
     torch._dynamo.reset()
     models = network(torch.float64), network(torch.float64)
     options = {"sigma": 0.0} | ({"foreach": foreach} if has_foreach(build) else {})
@@ -584,3 +585,27 @@ def test_compiled_step_equals_the_eager_one(build: Build, foreach: bool) -> None
         assert eager.state[a].keys() == optimizer.state[b].keys()
         for key, value in eager.state[a].items():
             torch.testing.assert_close(optimizer.state[b][key], value, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "UPGD-local",
+        pytest.param("UPGD", marks=pytest.mark.slow),
+        pytest.param("AdaUPGD-W-local-anticorrelated", marks=pytest.mark.slow),
+        pytest.param("FeatureUPGD-W-local", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("foreach", [None, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_step_that_inductor_compiled_equals_the_eager_one(name: str, foreach: bool | None) -> None:
+    torch._dynamo.reset()
+    models = network(torch.float64), network(torch.float64)
+    eager, optimizer = (OPTIMIZERS[name](model, sigma=0.0, foreach=foreach) for model in models)
+    compiled = torch.compile(optimizer.step)
+    for step in range(3):
+        for model, advance in ((models[0], eager.step), (models[1], compiled)):
+            model.zero_grad()
+            backward(model, seed=step)
+            advance()
+    assert_same(*models, rtol=1e-5, atol=1e-6)

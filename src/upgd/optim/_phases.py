@@ -8,7 +8,7 @@ block needs still in the cache; tests hold the two together.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
@@ -90,6 +90,26 @@ def global_scales(maxima: list[Tensor]) -> dict[torch.device, Tensor]:
     return {device: scale.to(device) for device in {m.device for m in maxima}}
 
 
+def _local_scale(utility: Tensor) -> Tensor:
+    """:func:`upgd.rules.local_scale`, in a form that torch.compile can handle on the CPU.
+
+    Inductor fuses the norm over a unit with the update of its row, and its C++ backend then fails with a KeyError because
+    the same loop overwrites both trace and weight (pytorch/pytorch#196570). An operation that it cannot see into prevents
+    the fusion.
+    """
+    if torch.compiler.is_compiling() and utility.device.type == "cpu" and is_plain(utility):
+        return cast(Tensor, _opaque_local_scale(utility))
+    return rules.local_scale(utility)
+
+
+@torch.library.custom_op("upgd::local_scale", mutates_args=())
+def _opaque_local_scale(utility: Tensor) -> Tensor:
+    return rules.local_scale(utility)
+
+
+_opaque_local_scale.register_fake(rules.local_scale)
+
+
 # ------------------------------------------------------------------------------------------- tensor by tensor: the truth
 
 
@@ -111,7 +131,7 @@ def _update_plain(work: Work, scale: dict[torch.device, Tensor], noises: list[Te
         if work.utilities:
             utility = rules.unbiased(work.utilities[i], options["beta_utility"], work.steps[i])
             local = options["scaling"] == "local"
-            gate = rules.gate(utility, rules.local_scale(utility) if local else scale[param.device].to(utility.dtype))
+            gate = rules.gate(utility, _local_scale(utility) if local else scale[param.device].to(utility.dtype))
         xi: float | Tensor = noises[i] if noises else 0.0
         if noises and work.previous_noises:
             xi = noise.anticorrelated(noises[i], work.previous_noises[i])
@@ -275,7 +295,7 @@ def _negative_scales(work: Work, scale: dict[torch.device, Tensor]) -> list[Tens
     for trace, correction in zip(work.utilities, work.corrections(work.options["beta_utility"]), strict=True):
         if work.options["scaling"] == "local":
             # The norm lacks the same correction; so does its floor, which is no matter.
-            divisor = rules.local_scale(trace)
+            divisor = _local_scale(trace)
         else:
             divisor = (scale[trace.device].to(trace.dtype) * correction).clamp(min=torch.finfo(trace.dtype).tiny)
         scales.append((-divisor).expand_as(trace))
