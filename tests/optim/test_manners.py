@@ -609,3 +609,33 @@ def test_a_step_that_inductor_compiled_equals_the_eager_one(name: str, foreach: 
             backward(model, seed=step)
             advance()
     assert_same(*models, rtol=1e-5, atol=1e-6)
+
+
+@every_optimizer
+def test_a_checkpoint_may_have_steps_that_are_numbers(build: Build) -> None:
+    """AdamW takes them, too."""
+    models = network(), network()
+    optimizers = build(models[0]), build(models[1])
+    train(models[0], optimizers[0], 3)
+    models[1].load_state_dict(models[0].state_dict())
+    saved = copy.deepcopy(optimizers[0].state_dict())
+    for state in saved["state"].values():
+        if "step" in state:
+            state["step"] = int(state["step"])
+    optimizers[1].load_state_dict(saved)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        torch.manual_seed(1)
+        train(model, optimizer, 2, first=3)
+    assert_same(*models)
+
+
+@every_optimizer
+def test_bad_defaults_are_refused_though_every_group_has_better_ones(build: Build) -> None:
+    model = network()
+    if hasattr(build(model), "features"):
+        pytest.skip("takes a model, not groups")
+    good = nn.Module()
+    good.parameters = lambda: [{"params": [param], "lr": 0.1} for param in model.parameters()]
+    build(good, lr=0.2)
+    with pytest.raises(ValueError, match=r"lr must be a number of at least 0, but it is -1\.0"):
+        build(good, lr=-1.0)

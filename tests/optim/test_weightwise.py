@@ -339,3 +339,27 @@ def test_backward_after_a_step_sees_the_new_parameters() -> None:
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         stale.backward()
+
+
+def _two_groups(**options: float) -> list[dict[str, Any]]:
+    return [{"params": [nn.Parameter(torch.ones(2))], **options} for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (upgd.PGD, {"lr": 0.1, "sigma": 0.5}),
+        (upgd.ShrinkAndPerturb, {"lr": 0.1, "sigma": 0.5, "weight_decay": 0.25}),
+    ],
+)
+def test_groups_may_bring_what_has_no_default(optimizer: Any, options: dict[str, float]) -> None:
+    built = optimizer(_two_groups(**options))
+    assert [{name: group[name] for name in options} for group in built.param_groups] == [options, options]
+    mixed = optimizer([*_two_groups(), *_two_groups(lr=0.2)], **options)
+    assert [group["lr"] for group in mixed.param_groups] == [0.1, 0.1, 0.2, 0.2]
+    for missing in options:
+        rest = {name: value for name, value in options.items() if name != missing}
+        with pytest.raises(ValueError, match=f"no default for {missing}, .* pass {missing}=... to the optimizer or in"):
+            optimizer([*_two_groups(**options), *_two_groups(**rest)])
+        with pytest.raises(ValueError, match=f"no default for {missing}"):
+            optimizer([nn.Parameter(torch.ones(2))], **rest)

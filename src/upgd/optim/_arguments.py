@@ -1,5 +1,6 @@
 """Checks of what users pass to the optimizers; every error is one sentence with the argument, the value and the remedy."""
 
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
@@ -11,8 +12,9 @@ CHOICES = {"scaling": ("global", "local"), "noise": ("white", "anticorrelated")}
 
 
 def check_group(group: dict[str, Any]) -> None:
-    """Check the options of one parameter group, whichever of them the optimizer has."""
-    check_lr(group["lr"])
+    """Check the options of one parameter group, or those that all groups share, whichever of them there are."""
+    if "lr" in group:
+        check_lr(group["lr"])
     for name in ("sigma", "weight_decay"):
         if name in group:
             check_at_least_zero(name, group[name])
@@ -22,10 +24,21 @@ def check_group(group: dict[str, Any]) -> None:
             raise ValueError(f"beta_utility must be in [0, 1), but it is {beta!r}; try beta_utility=0.999.")
     if "betas" in group:
         check_betas(group["betas"])
+    if "eps" in group:
         check_eps(group["eps"])
     for name, choices in CHOICES.items():
         if name in group and group[name] not in choices:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, but it is {group[name]!r}.")
+
+
+def check_complete(group: dict[str, Any], names: Iterable[str], optimizer: Optimizer) -> None:
+    """Check that a parameter group has the options for which the optimizer has no default."""
+    for name in names:
+        if name not in group:
+            raise ValueError(
+                f"{type(optimizer).__name__} has no default for {name}, and a parameter group does not bring one; pass "
+                f"{name}=... to the optimizer or in every group."
+            )
 
 
 def with_plain_numbers(group: dict[str, Any]) -> dict[str, Any]:

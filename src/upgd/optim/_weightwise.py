@@ -9,7 +9,14 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from upgd import noise, rules
-from upgd.optim._arguments import check_curvature, check_dense, check_group, check_parameter, with_plain_numbers
+from upgd.optim._arguments import (
+    check_complete,
+    check_curvature,
+    check_dense,
+    check_group,
+    check_parameter,
+    with_plain_numbers,
+)
 from upgd.optim._phases import Work, global_scales, trace, update, utility_dtype
 from upgd.optim._sharded import is_sharded, white_like
 
@@ -29,6 +36,8 @@ class WeightwiseOptimizer(Optimizer):
     _gated: bool
     #: Does it descend along Adam's direction instead of the gradient?
     _adaptive = False
+    #: The options without a default: where the caller gives none for all groups, every group brings its own.
+    _required: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -43,7 +52,9 @@ class WeightwiseOptimizer(Optimizer):
             raise TypeError(f"generator must be a torch.Generator, but it is {generator!r}; try torch.Generator().")
         self.curvature = curvature
         self.generator = generator
-        super().__init__(params, with_plain_numbers(defaults))
+        defaults = with_plain_numbers({n: v for n, v in defaults.items() if v is not None or n not in self._required})
+        check_group(defaults)  # also where every group brings options of its own
+        super().__init__(params, defaults)
 
     def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
         """The switches c, p, q of :func:`upgd.rules.update`."""
@@ -53,7 +64,8 @@ class WeightwiseOptimizer(Optimizer):
         """Add a group of parameters with options of its own; see :meth:`torch.optim.Optimizer.add_param_group`."""
         if isinstance(param_group, dict):
             param_group.update(with_plain_numbers(param_group))
-            check_group({**self.defaults, **param_group})
+            check_complete({**self.defaults, **param_group}, self._required, self)
+            check_group(param_group)
         super().add_param_group(param_group)
         try:
             for param in self.param_groups[-1]["params"]:
@@ -69,6 +81,13 @@ class WeightwiseOptimizer(Optimizer):
             for name, value in self.defaults.items():
                 if name != "differentiable":  # torch adds it to the defaults of every optimizer that it loads
                     group.setdefault(name, value)
+            # AdamW, too, takes a checkpoint whose step is a number, as other programs and old versions of torch write it.
+            for param in group["params"]:
+                state = self.state.get(param, {})
+                if "step" in state and not isinstance(state["step"], Tensor):
+                    state["step"] = torch.tensor(
+                        float(state["step"]), dtype=torch.float32, device=step_device(param, group)
+                    )
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own list of what to copy and pickle knows nothing of these two.
@@ -237,8 +256,9 @@ class WeightwiseOptimizer(Optimizer):
         state = self.state[param]
         counted = ("exp_avg", "exp_avg_sq") if self._adaptive else ("utility",)
         known = all(name in state for name in counted)
-        where = param.device if group["capturable"] else torch.device("cpu")
-        state["step"] = torch.as_tensor(state["step"] if known else 0.0, dtype=torch.float32, device=where)
+        state["step"] = torch.as_tensor(
+            state["step"] if known else 0.0, dtype=torch.float32, device=step_device(param, group)
+        )
         for name in (*counted, "utility"):
             if name not in state or (name in counted and not known):
                 state[name] = torch.zeros_like(param, dtype=utility_dtype(param), memory_format=torch.preserve_format)
@@ -258,6 +278,11 @@ class WeightwiseOptimizer(Optimizer):
                 f"{got}; call loss.backward() before step(), and give the curvature the model that owns the parameter."
             )
         return diagonal
+
+
+def step_device(param: Tensor, group: dict[str, Any]) -> torch.device:
+    """Where a parameter's count of steps lives."""
+    return param.device if group["capturable"] else torch.device("cpu")
 
 
 def _capture_health_check(optimizer: Optimizer) -> None:

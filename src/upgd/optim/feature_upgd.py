@@ -11,7 +11,7 @@ from upgd.optim import features as hidden
 from upgd.optim._arguments import check_dense
 from upgd.optim._phases import global_scales, on, utility_dtype
 from upgd.optim._sharded import is_sharded
-from upgd.optim._weightwise import WeightwiseOptimizer
+from upgd.optim._weightwise import WeightwiseOptimizer, step_device
 
 
 class FeatureCurvature(Protocol):
@@ -130,7 +130,7 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
             carrier = self._carrier(feature)
             if carrier is None:
                 carrier = trainable[0]
-                where = carrier.device if groups[carrier]["capturable"] else torch.device("cpu")
+                where = step_device(carrier, groups[carrier])
                 self.state[carrier]["step"] = torch.zeros((), dtype=torch.float32, device=where)
                 self.state[carrier]["utility"] = torch.zeros_like(gradient, dtype=utility_dtype(carrier))
             state, group = self.state[carrier], groups[carrier]

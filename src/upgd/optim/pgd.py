@@ -21,8 +21,8 @@ class PGD(WeightwiseOptimizer):
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
-        lr: learning rate; a number or a one-element tensor.
-        sigma: σ, the standard deviation of the perturbation.
+        lr: learning rate; a number or a one-element tensor. May be left out if every parameter group brings its own.
+        sigma: σ, the standard deviation of the perturbation. May be left out likewise.
         weight_decay: λ, decoupled weight decay.
         noise, maximize, foreach, capturable, generator: as for :class:`upgd.UPGD`.
 
@@ -34,13 +34,14 @@ class PGD(WeightwiseOptimizer):
     """
 
     _gated = False
+    _required: tuple[str, ...] = ("lr", "sigma")
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor,
+        lr: float | Tensor | None = None,
         *,
-        sigma: float,
+        sigma: float | None = None,
         weight_decay: float = 0.0,
         noise: str = "white",
         maximize: bool = False,
@@ -72,9 +73,9 @@ class ShrinkAndPerturb(PGD):
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
-        lr: learning rate; a number or a one-element tensor.
-        sigma: σ, how strongly to perturb.
-        weight_decay: λ, how strongly to shrink.
+        lr: learning rate; a number or a one-element tensor. May be left out if every parameter group brings its own.
+        sigma: σ, how strongly to perturb. May be left out likewise.
+        weight_decay: λ, how strongly to shrink. May be left out likewise.
         maximize, foreach, capturable, generator: as for :class:`upgd.UPGD`.
 
     Example:
@@ -84,13 +85,15 @@ class ShrinkAndPerturb(PGD):
         >>> optimizer.step()
     """
 
+    _required = ("lr", "sigma", "weight_decay")
+
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor,
+        lr: float | Tensor | None = None,
         *,
-        sigma: float,
-        weight_decay: float,
+        sigma: float | None = None,
+        weight_decay: float | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
@@ -100,7 +103,7 @@ class ShrinkAndPerturb(PGD):
             params,
             lr,
             sigma=sigma,
-            weight_decay=weight_decay,
+            weight_decay=weight_decay,  # type: ignore[arg-type]  # required here, and so checked in every group
             maximize=maximize,
             foreach=foreach,
             capturable=capturable,
