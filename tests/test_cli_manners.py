@@ -227,4 +227,8 @@ def test_a_study_tells_how_far_it_is_unless_it_shall_be_quiet(upgd, monkeypatch)
 
 def test_a_file_that_cannot_be_written_is_named_without_numbers_of_errors(upgd, folder):
     stored(folder / "upgd.db")
-    assert upgd("export", "nowhere/results.csv") == (1, "", "upgd: nowhere/results.csv: No such file or directory\n")
+    (folder / "note").touch()
+    assert upgd("export", "note/results.csv")[2] == (
+        "upgd: there is no folder note for results.csv; make it, or choose another file\n"
+    )
+    assert upgd("export", f"{'x' * 300}.csv") == (1, "", f"upgd: {'x' * 300}.csv: File name too long\n")

@@ -219,10 +219,10 @@ def test_the_page_never_takes_the_place_of_the_results_or_of_a_folder(tmp_path):
     before = (tmp_path / "r.db").read_bytes()
     (tmp_path / "link.html").symlink_to(tmp_path / "r.db")
     for target in ("r.db", "link.html"):
-        with pytest.raises(ValueError, match="has the results, and the page would take its place; choose another -o"):
+        with pytest.raises(ValueError, match="is a store, or another SQLite database, and no output replaces that"):
             write(tmp_path / "r.db", tmp_path / target)
     (tmp_path / "pages").mkdir()
-    with pytest.raises(ValueError, match=r"pages is a folder; -o must name a file, such as .*pages/report.html"):
+    with pytest.raises(ValueError, match="pages is a folder; the output must be a file"):
         write(tmp_path / "r.db", tmp_path / "pages")
     assert (tmp_path / "r.db").read_bytes() == before
     assert not list(tmp_path.glob(".*.partial"))

@@ -161,7 +161,7 @@ def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):
         store.add(seeds(1, "sgd"))
     with pytest.raises(SystemExit, match="0"):
         main(["report", "r.db", "-o", "page.html"])
-    assert capsys.readouterr().out == "wrote page.html\n"
+    assert capsys.readouterr() == ("", "wrote page.html\n")
     assert "1 learner" in (tmp_path / "page.html").read_text(encoding="utf-8")
     with pytest.raises(SystemExit, match="1"):
         main(["report", "not-there.db"])

@@ -1,5 +1,6 @@
 """`upgd report` and `upgd watch`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,7 @@ def report(
     from upgd.report import write
 
     path = write(store_path(store), output, problem=problem)
-    print(f"wrote {path}")
+    print(f"wrote {path}", file=sys.stderr)  # the page may go to the standard output
     if open_it:
         import webbrowser
 

@@ -145,12 +145,15 @@ def export(
     curves
         One row for each window of each learner.
     """
+    from upgd import writing
     from upgd.experiments.exports import write_csv, write_parquet
     from upgd.experiments.results import plural
 
     chosen = format or _format(file)
     if chosen == "parquet" and file is None:
         raise UsageError("Parquet needs a file to go to: upgd export results.parquet.")
+    if file is not None:
+        writing.check(file)
     results = which.results()
     if chosen == "parquet":
         assert file is not None
@@ -158,7 +161,7 @@ def export(
     elif file is None:
         write_csv(results, sys.stdout, curves=curves)
     else:
-        with file.open("w", newline="", encoding="utf-8") as stream:
+        with writing.text(file) as stream:
             write_csv(results, stream, curves=curves)
     if file is not None:
         print(f"{plural(len(results), 'learner')} → {file}", file=sys.stderr)

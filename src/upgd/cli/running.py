@@ -157,6 +157,7 @@ def _study(problem: str, method: str | None, declaration: Declaration, execution
     """Measure how well approximate utilities order things; print the correlations and save the figure."""
     from pathlib import Path
 
+    from upgd import writing
     from upgd.experiments import figures
     from upgd.experiments.utility_quality import run as measure
 
@@ -181,7 +182,8 @@ def _study(problem: str, method: str | None, declaration: Declaration, execution
     print("Rank correlation with the true utility, mean ± standard error over seeds:\n")
     print(result.table())
     figure = Path(f"{problem}.png")
-    result.plot().savefig(figure)
+    with writing.output(figure) as file:
+        result.plot().savefig(file, format="png")
     print(f"\nThe curves are in {figure}.")
     return 0
 

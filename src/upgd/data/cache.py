@@ -37,7 +37,7 @@ else:
 
 __all__ = [
     *("Entry", "arrays", "checked_name", "entry", "folder", "how_to_replace", "is_intact", "locked", "names"),
-    *("open_split", "sha256", "store"),
+    *("open_split", "owner", "sha256", "store"),
 ]
 
 _FORMAT = 1
@@ -105,6 +105,15 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in folder().glob(f"[!.]*/{_MANIFEST}"))
 
 
+def owner(path: Path) -> str | None:
+    """The data set whose folder a file is in; None if it is in none."""
+    root = folder().resolve()
+    if not path.is_relative_to(root):
+        return None
+    name = path.relative_to(root).parts[0]
+    return name if (root / name / _MANIFEST).is_file() else None
+
+
 def entry(name: str) -> Entry | None:
     """What is known about a data set; None if it is not there."""
     path = folder() / checked_name(name) / _MANIFEST
@@ -169,6 +178,7 @@ def locked(name: str) -> Iterator[None]:
     """
     root = folder()
     root.mkdir(parents=True, exist_ok=True)
+    _check_holds_nothing_else(root / checked_name(name))
     with (root / f".{checked_name(name)}.lock").open("a+b") as file:
         if not _try_lock(file):
             logging.getLogger("upgd.data").warning("another process is preparing %s; waiting for it", name)
@@ -214,6 +224,16 @@ def how_to_replace(name: str) -> str:
 
     command = f"upgd data fetch {name}" if name in OFFICIAL else f"upgd data fetch --from FOLDER --as {name}"
     return f"`{command}` replaces it"
+
+
+def _check_holds_nothing_else(target: Path) -> None:
+    """A data set replaces its folder as a whole, which must not take files along that somebody else has put there."""
+    others = [path.name for path in target.glob("*") if path.name != _MANIFEST and path.suffix != ".npy"]
+    if others or (target.exists() and not target.is_dir()):
+        raise DataError(
+            f"{target} is where the data set {target.name!r} belongs, but it holds other files"
+            f"{f' ({min(others)})' if others else ''}; move them away, or set UPGD_DATA to another folder."
+        )
 
 
 def _publish(staging: Path, target: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from upgd import __version__
+from upgd import __version__, writing
+from upgd.experiments import figures
 from upgd.experiments._batched_utility import TITLES
 from upgd.experiments.progress import duration
 from upgd.experiments.utility_quality import PAPER_ORDER, UtilityQuality, run
@@ -72,13 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     weights, features = (run(wise, seeds=range(options.seeds), steps=options.steps) for wise in ("weight", "feature"))
-    _save_figure(weights, options.out)
-    _save_figure(features, options.out)
+    for result in (weights, features):
+        figures.save(result.plot(), options.out / f"utility-quality-{result.wise}s")
     page = options.out / "utility-quality.md"
     command = f"upgd reproduce utility-quality -o {options.out}"
     if (options.steps, options.seeds) != (2_000, 20):
         command = f"{parser.prog} --out {options.out} --steps {options.steps} --seeds {options.seeds}"
-    page.write_text(_page(weights, features, command, time.perf_counter() - began), encoding="utf-8")
+    content = _page(weights, features, command, time.perf_counter() - began)
+    with writing.text(page) as file:
+        file.write(content)
     print(f"wrote {page}")
 
 
@@ -148,13 +151,3 @@ def _range(result: UtilityQuality, measure: str) -> str:
 
 def _last(result: UtilityQuality) -> int:
     return max(1, result.steps // 10)
-
-
-def _save_figure(result: UtilityQuality, folder: Path) -> None:
-    import matplotlib
-
-    figure = result.plot()
-    # Without a date and with fixed ids the same result gives the same file.
-    with matplotlib.rc_context({"svg.hashsalt": "upgd"}):
-        figure.savefig(folder / f"utility-quality-{result.wise}s.svg", metadata={"Date": None})
-    figure.savefig(folder / f"utility-quality-{result.wise}s.png", dpi=150)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from upgd import writing
 from upgd.experiments import figures
 from upgd.experiments.declare import Experiment
 from upgd.experiments.results import Results, Table
@@ -98,8 +99,10 @@ def demo(
     show = Show(results, folder)
     picture = io.BytesIO()
     _figure(results).savefig(picture, dpi=160, format="png")
-    show.picture.write_bytes(picture.getvalue())
-    show.page.write_text(_page(show, picture.getvalue()), encoding="utf-8")
+    with writing.output(show.picture) as image:
+        image.write(picture.getvalue())
+    with writing.text(show.page) as page:
+        page.write(_page(show, picture.getvalue()))
     return show
 
 

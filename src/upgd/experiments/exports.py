@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 from typing import TextIO
 
+from upgd import writing
 from upgd.experiments.results import Results
 
 __all__ = ["write_csv", "write_parquet"]
@@ -24,4 +25,5 @@ def write_parquet(results: Results, path: Path, *, curves: bool = False) -> None
         import pyarrow.parquet
     except ModuleNotFoundError:
         raise ValueError("Parquet needs a package that is not here: pip install pyarrow; or use --format csv") from None
-    pyarrow.parquet.write_table(pyarrow.table(results.columns(curves=curves)), path)
+    with writing.output(path) as file:
+        pyarrow.parquet.write_table(pyarrow.table(results.columns(curves=curves)), file)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from upgd import writing
 from upgd.experiments.bands import interval, of_seeds
 from upgd.experiments.compare import Comparison, Entry, Metric
 from upgd.experiments.variants import LABELS, best_of_variants, variant
@@ -136,7 +137,9 @@ def save(figure: "Figure | Axes", path: str | os.PathLike[str]) -> list[Path]:
     dateless = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context({"svg.hashsalt": "upgd"}):
         for path in paths:
-            drawn.savefig(path, dpi=150, metadata=dateless[path.suffix[1:]])
+            ending = path.suffix[1:]
+            with writing.output(path) as file:
+                drawn.savefig(file, format=ending, dpi=150, metadata=dateless[ending])
     return paths
 
 

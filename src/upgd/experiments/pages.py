@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from upgd import writing
 from upgd.experiments import figures, paper
 from upgd.experiments.bands import band, of_seeds
 from upgd.experiments.catalogue import GRIDS, Arm, Panel
@@ -60,19 +61,18 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
     for key, figure in draw(found).items():
         figures.save(figure, folder / f"{name}-{key}")
     page = folder / f"{name}.md"
-    page.write_text(
-        _PAGE.format(
-            title=study.title,
-            name=name,
-            command=command,
-            about=study.about,
-            notes=notes,
-            scale=_scale(found.plan),
-            panels="\n\n".join(_panel(found, panel) for panel in found.plan.panels),
-            how="\n".join(f"- {line}" for line in _how(found, command)),
-        ),
-        encoding="utf-8",
+    content = _PAGE.format(
+        title=study.title,
+        name=name,
+        command=command,
+        about=study.about,
+        notes=notes,
+        scale=_scale(found.plan),
+        panels="\n\n".join(_panel(found, panel) for panel in found.plan.panels),
+        how="\n".join(f"- {line}" for line in _how(found, command)),
     )
+    with writing.text(page) as file:
+        file.write(content)
     return page
 
 

@@ -15,6 +15,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from upgd import writing
 from upgd.report.content import Section, sections
 from upgd.report.parts import overview, section
 from upgd.store import Record, Store
@@ -61,18 +62,10 @@ def write(store: str | os.PathLike[str], path: str | os.PathLike[str], *, proble
         of_problem = f" of {problem!r}" if problem else ""
         raise ValueError(f"{store} has no results{of_problem}; `upgd run` and `upgd sweep` make some")
     target = Path(path)
-    if target.is_dir():
-        raise ValueError(f"{target} is a folder; -o must name a file, such as {target / 'report.html'}")
-    if target.exists() and target.samefile(store):
-        raise ValueError(f"{target} has the results, and the page would take its place; choose another -o")
-    if not target.parent.is_dir():
-        raise ValueError(f"there is no folder {target.parent} for {target.name}; make it, or choose another -o")
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        partial.write_text(render(records, Path(store)), encoding="utf-8")
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    writing.check(target)
+    page = render(records, Path(store))
+    with writing.text(target) as file:
+        file.write(page)
     return target
 
 
