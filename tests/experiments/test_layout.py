@@ -23,7 +23,7 @@ NUMBERS = {
     "first quarter": "first",
     "last quarter": "last",
     "to the best": "to the",
-    "p": "p",
+    "p (Holm)": "p",
     "seeds": "seeds",
     "learner-steps": "learner-",
 }
@@ -61,8 +61,8 @@ def table():
         (160, [], False),
         (120, ["learner-steps"], False),
         (80, ["learner-steps"], True),
-        (60, ["learner-steps", "p", "first quarter"], True),
-        (50, ["learner-steps", "p", "first quarter", "seeds", "to the best"], True),
+        (60, ["learner-steps", "p (Holm)", "first quarter"], True),
+        (50, ["learner-steps", "p (Holm)", "first quarter", "seeds", "to the best"], True),
     ],
 )
 def test_what_a_width_has_room_for(table, width, left_out, beneath):
@@ -118,7 +118,7 @@ names = st.text("abcdefgh ,.-", min_size=1, max_size=12).map(str.strip).filter(b
 
 @given(st.lists(st.tuples(names, names, names, names), min_size=1, max_size=5), st.integers(1, 90))
 def test_nothing_is_wider_than_it_must_be(cells, width):
-    rows = [("method", "settings", "mean ± s.e.", "p"), *cells]
+    rows = [("method", "settings", "mean ± s.e.", "p (Holm)"), *cells]
     text, left_out = laid_out(rows, width)
     whole, none = laid_out(rows, None)
     least = 12 + 2 + 12  # a method, a gap and a mean are always shown

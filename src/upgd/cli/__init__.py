@@ -15,6 +15,7 @@ except ModuleNotFoundError:
     leave(sys.argv[1:])
 
 from upgd import __version__
+from upgd.cli.confirming import confirm
 from upgd.cli.data import data
 from upgd.cli.options import UsageError
 from upgd.cli.reporting import report, watch
@@ -31,7 +32,7 @@ app = App(
     version=__version__,
     suppress_keyboard_interrupt=False,  # or it would end the process without a word
 )
-for command in (demo, run, sweep, best, table, report, watch, reproduce, export, runs, data, bench):
+for command in (demo, run, sweep, confirm, best, table, report, watch, reproduce, export, runs, data, bench):
     app.command(command)
 
 

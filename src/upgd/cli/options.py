@@ -22,6 +22,7 @@ __all__ = [
     "StorePath",
     "UsageError",
     "load_torch",
+    "one_store",
     "read_options",
     "read_seeds",
     "read_steps",
@@ -186,6 +187,14 @@ def _leave(*_: object) -> None:
 def store_path(given: Path | None) -> Path:
     """Where results are."""
     return given or Path(os.environ.get("UPGD_STORE") or "upgd.db")
+
+
+def one_store(named: Path | None, option: Path | None) -> Path:
+    """The store that a command is about: named as ``upgd table a.db``, by ``--store``, or by ``UPGD_STORE``."""
+    everywhere = os.environ.get("UPGD_STORE")  # stands for the option, but is not said to this command alone
+    if named is not None and option is not None and not (everywhere and option == Path(everywhere)):
+        raise UsageError(f"two stores are named, {named} and --store {option}; leave one of them out.")
+    return store_path(named or option)
 
 
 def read_values(option: str, text: str) -> list[Any]:

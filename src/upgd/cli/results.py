@@ -110,20 +110,34 @@ def table(
     *,
     which: Filter = Filter(),  # noqa: B008
     all_settings: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    against: str | None = None,
+    pairs: Annotated[bool, Parameter(negative="")] = False,
     as_json: Json = False,
 ) -> None:
     """Means ± standard errors over seeds, first and last quarter, and a paired test against the best method.
+
+    A setting that was chosen among several is shown on its fresh seeds alone, if it has some (see `upgd confirm`). p is
+    corrected for the number of tests by Holm's procedure.
 
     Parameters
     ----------
     all_settings
         All settings, not only the best of each method and variant.
+    against
+        Compare with this method, and not with the best one.
+    pairs
+        Compare every method with every other.
     as_json
         Print JSON, for other programs.
     """
     from upgd.experiments.layout import terminal_width
 
-    lines = which.results().table(all_settings=all_settings)
+    if pairs and (all_settings or against):
+        raise UsageError(
+            f"--pairs compares all methods with one another; leave out {'--all' if all_settings else '--against'}."
+        )
+    results = which.results()
+    lines = results.pairs() if pairs else results.table(all_settings=all_settings, against=against)
     print(json.dumps(list(lines.lines), indent=2) if as_json else lines.text(terminal_width()))
 
 
@@ -298,6 +312,8 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
             for name, near in chosen.neighbours.items()
         },
         "edges": list(chosen.edges),
+        "search_seeds": list(chosen.search_seeds),
+        "fresh_seeds": list(chosen.fresh_seeds),
     }
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -14,7 +15,7 @@ from upgd.cli.options import Declaration, Execution, Json, UsageError, load_torc
 if TYPE_CHECKING:
     from upgd.experiments import Experiment, Results
 
-__all__ = ["bench", "run", "sweep"]
+__all__ = ["bench", "computed", "estimate_text", "estimated", "run", "sweep"]
 
 
 def run(
@@ -155,8 +156,6 @@ def _refuse_study(problem: str) -> None:
 
 def _study(problem: str, method: str | None, declaration: Declaration, execution: Execution, as_json: bool) -> int:
     """Measure how well approximate utilities order things; print the correlations and save the figure."""
-    from pathlib import Path
-
     from upgd import writing
     from upgd.experiments import figures
     from upgd.experiments.utility_quality import run as measure
@@ -232,6 +231,15 @@ def _declared(
 
 
 def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> int:
+    results = computed(experiment, execution)
+    if results is None:
+        return 130
+    _print(results, as_json)
+    return 0
+
+
+def computed(experiment: "Experiment", execution: Execution) -> "Results | None":
+    """The results of an experiment, computed as far as the store does not have them; None if it was stopped."""
     from upgd.experiments.progress import display
     from upgd.experiments.running import execute
     from upgd.experiments.units import Checkpoints
@@ -243,7 +251,7 @@ def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> i
         before = len(store)
         try:
             with display("none" if execution.quiet else "auto") as show:
-                results = execute(
+                return execute(
                     experiment,
                     store,
                     executor,
@@ -259,14 +267,18 @@ def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> i
                 "what was begun is saved: give the same command again to go on",
                 file=sys.stderr,
             )
-            return 130
-    _print(results, as_json)
-    return 0
+            return None
 
 
 def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> int:
+    facts = estimated(experiment, execution)
+    print(json.dumps(facts, indent=2) if as_json else estimate_text(facts, store_path(execution.store)))
+    return 0
+
+
+def estimated(experiment: "Experiment", execution: Execution) -> dict[str, Any]:
+    """What an experiment has to compute, and how long that takes; nothing of it is computed."""
     from upgd.experiments.estimate import estimate
-    from upgd.experiments.progress import duration
     from upgd.experiments.running import pending
     from upgd.experiments.work import device_named
     from upgd.store import Store
@@ -277,8 +289,7 @@ def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> i
     workers = workers_of(experiment, execution, device)
     with Store.read(path) if path.exists() else Store.write(":memory:") as store:
         units = pending(experiment, store, workers, device)
-    seconds = estimate(units, workers, device, execution.backend)
-    facts = {
+    return {
         "problem": experiment.problem,
         "network": experiment.network,
         "steps": experiment.steps,
@@ -289,18 +300,23 @@ def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> i
         "learner_steps": sum(unit.learner_steps for unit in units),
         "workers": min(workers, max(1, len(units))),
         "device": device,
-        "seconds": seconds,
+        "seconds": estimate(units, workers, device, execution.backend),
     }
-    if as_json:
-        print(json.dumps(facts, indent=2))
-        return 0
-    print(f"{experiment.problem}, network {experiment.network}, {experiment.steps:,} steps")
-    for method, count in facts["methods"].items():  # type: ignore[attr-defined]
-        print(f"  {method:<20}{count:>6,} learners")
-    print(f"  {facts['stored']:,} of {facts['learners']:,} learners are in {path} already")
-    print(f"  to do: {facts['learner_steps']:,} learner-steps in {len(units)} units on {facts['workers']} × {device}")
-    print(f"  about {duration(seconds)}, measured on this machine now")
-    return 0
+
+
+def estimate_text(facts: dict[str, Any], store: Path) -> str:
+    """The same in words."""
+    from upgd.experiments.progress import duration
+
+    lines = [
+        f"{facts['problem']}, network {facts['network']}, {facts['steps']:,} steps",
+        *(f"  {method:<20}{count:>6,} learners" for method, count in facts["methods"].items()),
+        f"  {facts['stored']:,} of {facts['learners']:,} learners are in {store} already",
+        f"  to do: {facts['learner_steps']:,} learner-steps in {facts['units']} units on {facts['workers']} × "
+        f"{facts['device']}",
+        f"  about {duration(facts['seconds'])}, measured on this machine now",
+    ]
+    return "\n".join(lines)
 
 
 def _of(experiment: "Experiment", method: str) -> Iterator[Any]:

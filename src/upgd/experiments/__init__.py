@@ -11,15 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from upgd.experiments.confirming import confirm
     from upgd.experiments.declare import Experiment
     from upgd.experiments.files import load
     from upgd.experiments.results import Results
     from upgd.experiments.running import run
 
-__all__ = ["Experiment", "Results", "load", "run"]
+__all__ = ["Experiment", "Results", "confirm", "load", "run"]
 
 # Those who only read results need not wait for torch.
-_HOMES = {"Experiment": "declare", "Results": "results", "load": "files", "run": "running"}
+_HOMES = {"Experiment": "declare", "Results": "results", "confirm": "confirming", "load": "files", "run": "running"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,12 +11,21 @@ setting is the mean over its learners that did not diverge.
 **Seeds.** Settings of a method are compared on the seeds that all of them have, so 20 more seeds of the best setting do not
 change which one is best. Where there is no such seed, those that have the most common one are compared, and the others are
 counted.
+
+**Fresh seeds.** The seeds of a search chose the setting, so its score on them is too good. A seed is fresh if it had no part
+in the choice: the settings were not compared on it, and at most half of them have it. Where the best setting has fresh seeds,
+tables and figures show these alone; seeds of the search and fresh ones are never pooled.
+
+**Tests.** Paired two-sided t-tests over common seeds. Which method leads depends on the results, so comparisons with the
+leader are corrected as tests of all pairs of methods, by Holm's procedure; comparisons with a reference that was chosen
+beforehand as that many tests alone.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -24,9 +33,26 @@ from numpy.typing import NDArray
 
 from upgd.store import Record
 
-__all__ = ["Best", "Comparison", "Entry", "Row", "area", "best", "comparisons", "quarter", "rows"]
+__all__ = [
+    "Best",
+    "Comparison",
+    "Entry",
+    "Pair",
+    "Row",
+    "area",
+    "best",
+    "comparisons",
+    "holm",
+    "pairs",
+    "quarter",
+    "rows",
+]
 
 Metric = Literal["accuracy", "loss"]
+#: Which seeds a line of a table is about: fresh ones, or those that chose the settings. None where nothing was chosen.
+Evaluation = Literal["fresh", "search"] | None
+#: The backend of results that come from somebody's own loop: nothing here can run them again.
+OWN_LOOP = "own loop"
 #: A setting is as good as the best if its score is no more than this share worse.
 FLAT = 0.01
 
@@ -38,6 +64,10 @@ class Entry:
     method: str
     settings: Mapping[str, Any]
     records: Mapping[int, Record] = field(repr=False)
+
+    def on(self, seeds: Iterable[int]) -> "Entry":
+        """The same with these of its seeds alone."""
+        return replace(self, records={seed: self.records[seed] for seed in seeds if seed in self.records})
 
 
 @dataclass(frozen=True)
@@ -76,6 +106,8 @@ class Best:
         neighbours: for each hyperparameter of which several values were tried, the scores of the settings next to the best
             one that differ from it in this hyperparameter alone, by value.
         edges: the hyperparameters whose best value is the smallest or largest that was tried: a wider grid may find better.
+        search_seeds: the seeds of the search; empty if only one setting was tried.
+        fresh_seeds: the setting's seeds that had no part in choosing it; empty if only one setting was tried.
     """
 
     entry: Entry
@@ -88,6 +120,13 @@ class Best:
     flat: float
     neighbours: Mapping[str, Mapping[Any, float]]
     edges: tuple[str, ...]
+    search_seeds: tuple[int, ...] = ()
+    fresh_seeds: tuple[int, ...] = ()
+
+    @property
+    def shown(self) -> Entry:
+        """The setting with its fresh seeds alone; with all of its seeds where none is fresh."""
+        return self.entry.on(self.fresh_seeds) if self.fresh_seeds else self.entry
 
 
 @dataclass(frozen=True)
@@ -102,10 +141,30 @@ class Row:
     first_quarter: float
     last_quarter: float
     learner_steps: int
-    difference: float | None  #: to the best method, over common seeds
-    p: (
-        float | None
-    )  #: of a paired t-test of that difference; None for the best itself and where there is too little to test
+    difference: float | None  #: to the best method, or to the reference; over common seeds
+    p: float | None  #: of a paired t-test of that difference; None where there is nothing to test
+    p_holm: float | None = None  #: the same, corrected for the number of tests
+    evaluation: Evaluation = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A method compared with another over the seeds that both have and on which neither diverged.
+
+    Attributes:
+        first, second: the two.
+        seeds: how many seeds were compared.
+        difference: the mean of the first minus that of the second; None if they share no seed.
+        p: of a paired t-test of the difference; None where there is nothing to test.
+        p_holm: the same, corrected for the number of pairs.
+    """
+
+    first: Entry
+    second: Entry
+    seeds: int
+    difference: float | None
+    p: float | None
+    p_holm: float | None = None
 
 
 def comparisons(records: Iterable[Record]) -> list[Comparison]:
@@ -149,6 +208,7 @@ def best(comparison: Comparison, method: str) -> Best:
     first = min(range(len(entries)), key=rank)
     within = [not diverged[i] and _as_good(scores[i], scores[first], metric) for i in range(len(entries))]
     neighbours, edges = _surroundings(entries[first].settings, [e.settings for e in entries], scores)
+    search = _search_seeds(entries, seeds)
     return Best(
         entry=entries[first],
         score=scores[first],
@@ -160,12 +220,28 @@ def best(comparison: Comparison, method: str) -> Best:
         flat=sum(within) / len(entries),
         neighbours=neighbours,
         edges=edges,
+        search_seeds=search,
+        fresh_seeds=tuple(sorted(set(entries[first].records) - set(search))) if search else (),
     )
 
 
-def rows(comparison: Comparison, entries: Sequence[Entry]) -> list[Row]:
-    """A table's lines, the best first, each compared with the best. Whoever diverges less is better, whatever the scores of
-    those that survived."""
+def rows(
+    comparison: Comparison,
+    entries: Sequence[Entry],
+    *,
+    reference: Entry | None = None,
+    evaluation: Evaluation = None,
+    corrected: bool = True,
+) -> list[Row]:
+    """A table's lines, the best first. Whoever diverges less is better, whatever the scores of those that survived.
+
+    Args:
+        comparison: the entries' problem.
+        entries: a line for each of them.
+        reference: the entry with which the others are compared; by default the best.
+        evaluation: which seeds the entries have.
+        corrected: whether to correct p for the number of tests; among many settings that takes long and says little.
+    """
     metric = comparison.metric
     sign = -1 if metric == "accuracy" else 1
 
@@ -175,7 +251,40 @@ def rows(comparison: Comparison, entries: Sequence[Entry]) -> list[Row]:
         return diverged / len(entry.records), math.isnan(mean), sign * mean
 
     ordered = sorted(entries, key=rank)
-    return [_table_row(entry, ordered[0], metric) for entry in ordered]
+    to = ordered[0] if reference is None and ordered else reference
+    others = [entry for entry in ordered if entry is not to]
+    if corrected and reference is None:
+        # The leader is one of them, and first in every pair that it is part of.
+        tests = {id(pair.second): pair for pair in pairs(comparison, ordered) if pair.first is to}
+    else:
+        found = [_pair(to, entry, metric) for entry in others if to is not None]
+        adjusted = holm([pair.p for pair in found]) if corrected else [None] * len(found)
+        tests = {id(pair.second): replace(pair, p_holm=p) for pair, p in zip(found, adjusted, strict=True)}
+    return [_table_row(entry, tests.get(id(entry)), metric, evaluation) for entry in ordered]
+
+
+def pairs(comparison: Comparison, entries: Sequence[Entry]) -> list[Pair]:
+    """Every entry against every other, with p corrected for the number of pairs."""
+    found = [_pair(first, second, comparison.metric) for first, second in combinations(entries, 2)]
+    return [replace(pair, p_holm=p) for pair, p in zip(found, holm([pair.p for pair in found]), strict=True)]
+
+
+def holm(chances: Sequence[float | None]) -> list[float | None]:
+    """p-values corrected by Holm's step-down procedure, in their order; None is no test and stays None.
+
+    The chance that any true null hypothesis gets a corrected p below α is at most α, however the tests depend on one another.
+
+    Example:
+        >>> holm([0.01, None, 0.04, 0.03])
+        [0.03, None, 0.06, 0.06]
+    """
+    order = sorted((p, i) for i, p in enumerate(chances) if p is not None)
+    corrected: list[float | None] = [None] * len(chances)
+    largest = 0.0
+    for rank, (p, i) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        corrected[i] = largest
+    return corrected
 
 
 def _comparison(records: list[Record]) -> Comparison:
@@ -216,6 +325,15 @@ def _on_common_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], tuple[int, 
     most_common = min(having, key=lambda seed: (-having[seed], seed))
     chosen = [entry for entry in entries if most_common in entry.records]
     return chosen, tuple(sorted(set.intersection(*(set(entry.records) for entry in chosen))))
+
+
+def _search_seeds(entries: Sequence[Entry], compared: Sequence[int]) -> tuple[int, ...]:
+    """The seeds on which settings were compared, and those that most settings have: a setting of which a seed is missing, as
+    while a sweep runs, does not make that seed fresh."""
+    if len(entries) < 2:
+        return ()
+    having = Counter(seed for entry in entries for seed in entry.records)
+    return tuple(sorted({*compared, *(seed for seed, count in having.items() if count > len(entries) / 2)}))
 
 
 def _tie_break(settings: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -259,10 +377,10 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _table_row(entry: Entry, leader: Entry, metric: Metric) -> Row:
+def _table_row(entry: Entry, test: Pair | None, metric: Metric, evaluation: Evaluation) -> Row:
     learners = list(entry.records.values())
     areas = _finite(area(record, metric) for record in learners)
-    difference, p = (None, None) if entry is leader else _paired(entry, leader, metric)
+    difference = None if test is None or test.difference is None else -test.difference  # ours minus the reference's
     return Row(
         entry=entry,
         seeds=len(learners),
@@ -273,7 +391,9 @@ def _table_row(entry: Entry, leader: Entry, metric: Metric) -> Row:
         last_quarter=_mean_of(quarter(record, metric, "last") for record in learners),
         learner_steps=sum(record.key.steps for record in learners),
         difference=difference,
-        p=p,
+        p=None if test is None else test.p,
+        p_holm=None if test is None else test.p_holm,
+        evaluation=evaluation,
     )
 
 
@@ -282,22 +402,23 @@ def _mean_of(values: Iterable[float]) -> float:
     return float(finite.mean()) if len(finite) else math.nan
 
 
-def _paired(entry: Entry, leader: Entry, metric: Metric) -> tuple[float | None, float | None]:
-    """The mean difference over common seeds of which neither diverged, and how likely one as large is by chance."""
-    common = sorted(set(entry.records) & set(leader.records))
-    pairs = [(area(entry.records[seed], metric), area(leader.records[seed], metric)) for seed in common]
-    differences = _finite(ours - theirs for ours, theirs in pairs)
-    if not len(differences):
-        return None, None
-    mean = float(differences.mean())
+def _pair(first: Entry, second: Entry, metric: Metric) -> Pair:
+    """The mean difference over common seeds on which neither diverged, and how likely one as large is by chance."""
+    common = sorted(set(first.records) & set(second.records))
+    differences = _finite(area(first.records[seed], metric) - area(second.records[seed], metric) for seed in common)
+    mean = float(differences.mean()) if len(differences) else None
+    return Pair(first, second, len(differences), mean, _paired_t(differences))
+
+
+def _paired_t(differences: NDArray[np.float64]) -> float | None:
     if len(differences) < 2:
-        return mean, None
+        return None
     if not differences.any():
-        return mean, 1.0
+        return 1.0
     spread = differences.std(ddof=1)
     if spread == 0:
-        return mean, 0.0
-    return mean, _chance(mean / (spread / math.sqrt(len(differences))), len(differences) - 1)
+        return 0.0
+    return _chance(float(differences.mean()) / (spread / math.sqrt(len(differences))), len(differences) - 1)
 
 
 def _chance(statistic: float, freedom: int) -> float:

@@ -14,7 +14,7 @@ from upgd.experiments.settings import MOST_LEARNERS, SETTINGS
 from upgd.population import METHODS, Learner
 from upgd.streams import Stream, make
 
-__all__ = ["SETTINGS", "Experiment", "listed", "placeholders", "which_it_has"]
+__all__ = ["SETTINGS", "Experiment", "Listed", "listed", "placeholders", "which_it_has"]
 
 Values = tuple[Any, ...]
 Grid = Mapping[str, Any]
@@ -111,6 +111,28 @@ class Experiment:
             f"<{self.problem}, {self.network}: {', '.join(self.methods)}; {len(self.learners()):,} learners "
             f"× {self.steps:,} steps>"
         )
+
+
+class Listed(Experiment):
+    """An experiment whose learners are listed one by one."""
+
+    def __init__(self, problem: str, network: str, steps: int, options: Mapping[str, Any], learners: Iterable[Learner]):
+        listed = tuple(dict.fromkeys(learners))
+        values = {
+            "problem": problem,
+            "methods": {learner.method: {} for learner in listed},
+            "seeds": tuple(dict.fromkeys(learner.seed for learner in listed)),
+            "steps": steps,
+            "network": network,
+            "options": dict(options),
+            "_learners": listed,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def learners(self) -> tuple[Learner, ...]:
+        listed: tuple[Learner, ...] = self._learners  # type: ignore[attr-defined]
+        return listed
 
 
 def _values(

@@ -86,7 +86,7 @@ def curves(
 
     Args:
         comparison: the learners of one problem.
-        entries: which of them; by default every method and variant at its best setting.
+        entries: which of them; by default every method and variant at its best setting, on fresh seeds where it has some.
         ax: where; by default a new figure.
         title: by default the problem's name.
         looks: what the entries' curves are called and look like; by default as their methods.
@@ -99,7 +99,7 @@ def curves(
 
         _, ax = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     if entries is None:
-        entries = [one.entry for one in best_of_variants(comparison).values()]
+        entries = [one.shown for one in best_of_variants(comparison).values()]
     styles = looks or [_look(entry, entries) for entry in entries]
     drawn = [(look, *of_seeds(entry, comparison.metric, points)) for look, entry in zip(styles, entries, strict=True)]
     drawn = [(look, steps, values) for look, steps, values in drawn if len(values)]

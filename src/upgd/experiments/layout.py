@@ -8,11 +8,20 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ["laid_out", "number_format", "p_text", "terminal_width", "wrapped"]
 
+_DIFFERENCES = ("to the best", "to the reference")
 #: What a narrow table goes without, in this order; settings are not lost, they get a line of their own.
-_DISPENSABLE = ("learner-steps", "tried", "settings", "p", "first quarter", "seeds", "to the best", "last quarter")
-_WORDS = ("method", "settings")  # the other columns are numbers
+_DISPENSABLE = (
+    "learner-steps",
+    "tried",
+    "settings",
+    "p (Holm)",
+    "first quarter",
+    "seeds",
+    *_DIFFERENCES,
+    "last quarter",
+)
+_WORDS = ("method", "settings", "minus")  # the other columns are numbers
 _GAP = "  "
-_NARROW_HEAD = 8
 
 
 def terminal_width() -> int | None:
@@ -73,7 +82,9 @@ def laid_out(rows: Sequence[Sequence[str]], width: int | None) -> tuple[str, lis
     if width is None:
         return _joined(columns, heads), []
     if _width(columns, heads) > width:
-        heads = {name: textwrap.wrap(name, max(_NARROW_HEAD, *map(len, cells))) for name, cells in columns.items()}
+        heads = {
+            name: textwrap.wrap(name, max(_longest_word(name), *map(len, cells))) for name, cells in columns.items()
+        }
     left_out, below = [], [""] * (len(rows) - 1)
     for name in _DISPENSABLE:
         if name not in columns or _width(columns, heads) <= width:
@@ -84,6 +95,10 @@ def laid_out(rows: Sequence[Sequence[str]], width: int | None) -> tuple[str, lis
             left_out.append(name)
         del columns[name]
     return _joined(columns, heads, below), left_out
+
+
+def _longest_word(name: str) -> int:
+    return max(map(len, name.replace("-", "- ").split()))
 
 
 def _joined(columns: dict[str, list[str]], heads: dict[str, list[str]], below: Sequence[str] = ()) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from upgd.experiments.catalogue import GRIDS, SCALES, STUDIES, Arm, GridName, Panel, Scale, Study, settings_of
 from upgd.experiments.compare import Best, Comparison, Entry, Row, best, comparisons, rows
-from upgd.experiments.declare import Experiment
+from upgd.experiments.declare import Experiment, Listed
 from upgd.experiments.results import Results
 from upgd.experiments.running import pending
 from upgd.experiments.settings import MOST_LEARNERS
@@ -28,19 +28,6 @@ Compute = Callable[[Experiment], Results]
 
 #: The hyperparameters of which a search can be told to try only some values.
 _NUMBERS = ("lr", "beta_utility", "sigma", "weight_decay", "eps")
-
-
-class _Listed(Experiment):
-    """An experiment whose learners are listed one by one."""
-
-    def __init__(self, problem: str, network: str, steps: int, options: Mapping[str, Any], learners: Sequence[Learner]):
-        values = {"problem": problem, "network": network, "steps": steps, "options": dict(options)}
-        for name, value in (values | {"_learners": tuple(dict.fromkeys(learners)), "methods": {}, "seeds": ()}).items():
-            object.__setattr__(self, name, value)
-
-    def learners(self) -> tuple[Learner, ...]:
-        listed: tuple[Learner, ...] = self._learners  # type: ignore[attr-defined]
-        return listed
 
 
 class Place(NamedTuple):
@@ -154,7 +141,7 @@ class Plan:
         together: dict[Place, list[Learner]] = {}
         for arm, own in learners.items():
             together.setdefault(self.place(arm, searching=searching), []).extend(own)
-        return [_Listed(*place, self.scale.options, own) for place, own in together.items()]
+        return [Listed(*place, self.scale.options, own) for place, own in together.items()]
 
 
 @dataclass(frozen=True)
@@ -331,7 +318,7 @@ def _untried(further: Plan, plan: Plan) -> list[Experiment]:
     """What a plan's search has and another's has not."""
     tried = {digest for experiment in plan.sweep() for digest in whole(experiment).digests}
     left = ((experiment, whole(experiment).without(tried).learners) for experiment in further.sweep())
-    return [_Listed(e.problem, e.network, e.steps, e.options, learners) for e, learners in left if learners]
+    return [Listed(e.problem, e.network, e.steps, e.options, learners) for e, learners in left if learners]
 
 
 def _computed(

@@ -6,10 +6,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from upgd.experiments.compare import Best, Comparison, Row, area, comparisons, quarter, rows
+from upgd.experiments.compare import (
+    Best,
+    Comparison,
+    Entry,
+    Evaluation,
+    Metric,
+    Pair,
+    Row,
+    area,
+    comparisons,
+    pairs,
+    quarter,
+)
 from upgd.experiments.layout import laid_out, number_format, p_text, terminal_width, wrapped
 from upgd.experiments.settings import SETTINGS, SWITCHES
-from upgd.experiments.variants import best_of_variants
+from upgd.experiments.variants import best_of_variants, evaluated, table_rows, variant
 from upgd.store import Record
 
 if TYPE_CHECKING:
@@ -64,17 +76,37 @@ class Results:
         """
         return [one for comparison in self.comparisons() for one in best_of_variants(comparison).values()]
 
-    def table(self, *, all_settings: bool = False) -> "Table":
-        """Mean ± standard error over seeds of every method and variant at its best setting, or of all settings."""
-        lines = []
+    def table(self, *, all_settings: bool = False, against: str | None = None) -> "Table":
+        """Mean ± standard error over seeds of every method and variant at its best setting, or of all settings.
+
+        A best setting that has fresh seeds is shown on these alone. *p* is that of a paired *t*-test, corrected for the
+        number of tests by Holm's procedure. :mod:`upgd.experiments.compare` has the rules.
+
+        Args:
+            all_settings: all settings, and not only the best of each; nothing is corrected then.
+            against: the method, or the label of a variant (``"UPGD, local"``), with which the others are compared; by
+                default the best.
+        """
+        lines: list[dict[str, Any]] = []
         for comparison in self.comparisons():
-            if all_settings:
-                lines += [_line(comparison, row) for row in rows(comparison, comparison.entries)]
-                continue
-            chosen = {id(one.entry): one for one in best_of_variants(comparison).values()}
-            found = rows(comparison, [one.entry for one in chosen.values()])
-            lines += [_line(comparison, row, chosen[id(row.entry)]) for row in found]
+            chosen = {} if all_settings else best_of_variants(comparison)
+            found = table_rows(comparison, all_settings=all_settings, against=against)
+            lines += [_line(comparison, row, against, chosen.get(variant(row.entry))) for row in found]
         return Table(lines)
+
+    def pairs(self) -> "PairTable":
+        """Every method and variant, at its best setting, against every other: differences over common seeds.
+
+        *p* is corrected for the number of pairs by Holm's procedure.
+        """
+        return PairTable(
+            [
+                _pair_line(comparison, pair, evaluation)
+                for comparison in self.comparisons()
+                for evaluation, entries in evaluated(comparison)
+                for pair in pairs(comparison, entries)
+            ]
+        )
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """The online curves of all methods and variants at their best settings, of the first comparison, with bands."""
@@ -109,18 +141,19 @@ class Table:
             table, left_out = laid_out(cells, width)
             parts.append(f"{wrapped(title, width, breaks=', ')}\n{table}")
             missing.update(dict.fromkeys(left_out))
-        if self._at_edge():
-            parts.append(wrapped(AT_EDGE, width))
+        parts += [wrapped(note, width) for note in self.notes()]
         if missing:
             parts.append(wrapped(f"(no room for {', '.join(missing)})", width))
         return "\n\n".join(parts) or "(nothing)"
 
+    def notes(self) -> list[str]:
+        """What to keep in mind with these numbers."""
+        tested = any(line["evaluation"] == "search" and line["p_holm"] is not None for line in self.lines)
+        return [AT_EDGE] * any(line.get("edges") for line in self.lines) + [CAVEAT] * tested
+
     def _repr_html_(self) -> str:
         tables = "".join(f"<p>{html.escape(title)}</p>{_html(rows)}" for title, rows in self._parts())
-        return f"{tables}<p>{html.escape(AT_EDGE)}</p>" if self._at_edge() else tables
-
-    def _at_edge(self) -> bool:
-        return any(line.get("edges") for line in self.lines)
+        return tables + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
 
     def _parts(self) -> list[tuple[str, list[list[str]]]]:
         """For each comparison, a title and rows of cells; the first row has the columns' names."""
@@ -128,8 +161,40 @@ class Table:
         for line in self.lines:
             options = "".join(f", {name} {_text(value)}" for name, value in line["options"].items())
             title = f"{line['problem']}{options}, network {line['network']}, {line['steps']:,} steps: online {line['metric']}"
-            parts.setdefault(title, []).append(line)
-        return [(title, _cells(lines)) for title, lines in parts.items()]
+            reference = f", compared with {line['against']}" if line.get("against") else ""
+            parts.setdefault(f"{title}{_ON[line['evaluation']]}{reference}", []).append(line)
+        return [(title, self._cells(lines)) for title, lines in parts.items()]
+
+    def _cells(self, lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        return _cells(lines)
+
+
+class PairTable(Table):
+    """Pairs of methods: how far apart they are, and how likely that is by chance."""
+
+    def _cells(self, lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        spec = number_format(line["difference"] for line in lines)
+        columns = {
+            "method": [line["method"] for line in lines],
+            "minus": [line["other"] for line in lines],
+            "difference": [
+                "–" if line["difference"] is None else format(line["difference"], f"+{spec}").replace("-", "−")
+                for line in lines
+            ],
+            "p (Holm)": [p_text(line["p_holm"]) for line in lines],
+            "seeds": [_text(line["seeds"]) for line in lines],
+        }
+        return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
+
+
+#: What a test says after a search on the same seeds.
+CAVEAT = (
+    "The settings were chosen on the seeds that are compared, which favours methods with many settings and makes p too "
+    "small; `upgd confirm` runs the best settings on fresh seeds."
+)
+#: What the column of differences is called: to a reference, to the best.
+_DIFFERENCE = ("to the reference", "to the best")
+_ON: dict[Evaluation, str] = {None: "", "fresh": ", on fresh seeds", "search": ", on the seeds of the search"}
 
 
 def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -144,8 +209,8 @@ def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         "mean ± s.e.": [f"{number(line['mean'])} ± {number(line['standard_error'])}" for line in lines],
         "first quarter": [number(line["first_quarter"]) for line in lines],
         "last quarter": [number(line["last_quarter"]) for line in lines],
-        "to the best": [number(line["difference"], "+").replace("-", "−") for line in lines],
-        "p": [p_text(line["p"]) for line in lines],
+        _DIFFERENCE[lines[0]["against"] is None]: [number(line["difference"], "+").replace("-", "−") for line in lines],
+        "p (Holm)": [p_text(line["p_holm"]) for line in lines],
         "tried": [_text(line.get("tried")) for line in lines],
         "seeds": [_text(line["seeds"]) for line in lines],
         "diverged": [_text(line["diverged"]) for line in lines],
@@ -155,8 +220,10 @@ def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         del columns["diverged"]
     if all(line.get("tried") in (None, 1) for line in lines):
         del columns["tried"]
+    if len(lines) == 1 or all(line["p_holm"] is None for line in lines):
+        del columns["p (Holm)"]
     if len(lines) == 1:
-        del columns["to the best"], columns["p"]
+        del columns[_DIFFERENCE[lines[0]["against"] is None]]
     return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
 
 
@@ -200,6 +267,9 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
             lines[-1] += f", {one.diverged_settings} with learners that diverged"
         if one.left_out:
             lines.append(f"    {plural(one.left_out, 'setting')} left out, without a seed in common with these")
+        if one.fresh_seeds:
+            fresh = _mean_score(one.shown, comparison.metric)
+            lines.append(f"    on {plural(len(one.fresh_seeds), 'fresh seed')}: {comparison.metric} {_text(fresh)}")
         for name, near in one.neighbours.items():
             scores = ", ".join(f"{_text(value)} → {'diverged' if s != s else f'{s:.4f}'}" for value, s in near.items())
             lines.append(f"    next to it: {_SHORT.get(name, name)} {scores}")
@@ -211,16 +281,42 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
     )
 
 
-def _line(comparison: Comparison, row: Row, best: Best | None = None) -> dict[str, Any]:
-    """A line of a table; for the ``best`` setting of a method it says how it was found."""
+def _mean_score(entry: Entry, metric: Metric) -> float | None:
+    areas = [score for record in entry.records.values() if not math.isnan(score := area(record, metric))]
+    return sum(areas) / len(areas) if areas else None
+
+
+def _where(comparison: Comparison, evaluation: Evaluation) -> dict[str, Any]:
     return {
         "problem": comparison.problem,
         "options": dict(comparison.options),
         "network": comparison.network,
         "steps": comparison.steps,
+        "metric": comparison.metric,
+        "evaluation": evaluation,
+    }
+
+
+def _pair_line(comparison: Comparison, pair: Pair, evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        **_where(comparison, evaluation),
+        "method": variant(pair.first).label,
+        "settings": dict(pair.first.settings),
+        "other": variant(pair.second).label,
+        "other_settings": dict(pair.second.settings),
+        "seeds": pair.seeds,
+        "difference": pair.difference,
+        "p": pair.p,
+        "p_holm": pair.p_holm,
+    }
+
+
+def _line(comparison: Comparison, row: Row, against: str | None, best: Best | None = None) -> dict[str, Any]:
+    """A line of a table; for the ``best`` setting of a method it says how it was found."""
+    return {
+        **_where(comparison, row.evaluation),
         "method": row.entry.method,
         "settings": dict(row.entry.settings),
-        "metric": comparison.metric,
         "mean": _number(row.mean),
         "standard_error": _number(row.error),
         "first_quarter": _number(row.first_quarter),
@@ -228,8 +324,10 @@ def _line(comparison: Comparison, row: Row, best: Best | None = None) -> dict[st
         "seeds": row.seeds,
         "diverged": row.diverged,
         "learner_steps": row.learner_steps,
+        "against": against,
         "difference": row.difference,
         "p": row.p,
+        "p_holm": row.p_holm,
         **({} if best is None else {"tried": best.tried, "edges": list(best.edges)}),
     }
 

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from upgd.experiments.bands import interval, of_seeds
-from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons, rows
+from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons
 from upgd.experiments.layout import number_format
-from upgd.experiments.results import settings_text
+from upgd.experiments.results import CAVEAT, settings_text
 from upgd.experiments.settings import SETTINGS, SWITCHES
-from upgd.experiments.variants import Variant, best_of_variants, by_variant
+from upgd.experiments.variants import Variant, best_of_variants, by_variant, table_rows
+from upgd.experiments.variants import variant as variant_of
 from upgd.report.colours import Colours, colours
 from upgd.store import Record
 
@@ -64,43 +65,59 @@ class Section:
     @property
     def ranked(self) -> list[Variant]:
         """The variants, the best first."""
-        of_entry = {id(best.entry): variant for variant, best in self.best.items()}
-        return [of_entry[id(row.entry)] for row in self.rows]
+        return [variant_of(row.entry) for row in self.rows]
+
+    @cached_property
+    def diverged(self) -> list[Setting]:
+        """The settings with learners that diverged, on whatever seeds."""
+        found = [
+            _setting(variant, entry, self.comparison, entry is self.best[variant].entry)
+            for variant, own in by_variant(self.comparison).items()
+            for entry in own.entries
+        ]
+        return [setting for setting in found if setting.diverged]
 
     @cached_property
     def colours(self) -> dict[Variant, Colours]:
         """The variants' colours; variants of one method share them, and differ in their dashes."""
-        tints = colours([variant.method for variant in self.best])
-        return {variant: tints[variant.method] for variant in self.best}
+        tints = colours([one.method for one in self.best])
+        return {one: tints[one.method] for one in self.best}
 
     @cached_property
     def looks(self) -> dict[Variant, dict[str, Any]]:
         """What looks inside the learners of the best settings have shown; without the variants that nobody looked into."""
-        found = {variant: _inside(self.best[variant].entry) for variant in self.ranked}
-        return {variant: figures for variant, figures in found.items() if figures}
+        found = {one: _inside(self.best[one].shown) for one in self.ranked}
+        return {one: figures for one, figures in found.items() if figures}
 
     def verdict(self) -> str:
         """What came out, in a sentence or two."""
         ahead, first = self.rows[0], self.ranked[0].label
+        lines = [row for row in self.rows if row.evaluation == ahead.evaluation]
         if math.isnan(ahead.mean):
             return "Every learner diverged."
         metric = self.comparison.metric
         highest = max if metric == "accuracy" else min
         lead = f"has the {'highest' if highest is max else 'lowest'} {metric}:"
-        if highest(row.mean for row in self.rows if not math.isnan(row.mean)) != ahead.mean:
+        if highest(row.mean for row in lines if not math.isnan(row.mean)) != ahead.mean:
             lead = f"diverges least, with {'an accuracy' if metric == 'accuracy' else 'a loss'} of"
-        if len(self.rows) == 1:
+        if len(lines) == 1:
             lead = f"has {'an accuracy' if metric == 'accuracy' else 'a loss'} of"
         spread = "" if math.isnan(ahead.error) else f" ± {ahead.error:.2g}"
         words = f"{first} {lead} {ahead.mean:.4g}{spread} over all steps ({_counted(ahead)})."
-        if len(self.rows) > 1 and self.rows[1].difference is not None:
-            second, p = self.rows[1], self.rows[1].p
+        if len(lines) > 1 and lines[1].difference is not None:
+            second, p = lines[1], lines[1].p_holm
             behind = (second.difference or 0) * (-1 if highest is max else 1)
             words += f" {self.ranked[1].label} follows, {abs(behind):.2g} {'behind' if behind >= 0 else 'ahead'}"
             if p is not None:
-                words += f", paired t-test p {'< 0.001' if p < 0.001 else f'= {p:.2g}'}"
+                words += f", paired t-test p {'< 0.001' if p < 0.001 else f'= {p:.2g}'} (Holm)"
             words += f", but {second.diverged} of {second.seeds} diverged." if behind < 0 else "."
         return words
+
+    @property
+    def caveat(self) -> str:
+        """What to keep in mind with the tests; empty if nothing."""
+        after_search = any(row.evaluation == "search" and row.p is not None for row in self.rows)
+        return CAVEAT if after_search else ""
 
     def chart(self) -> dict[str, Any]:
         """What the page's program draws."""
@@ -129,7 +146,7 @@ class Section:
         return lines
 
     def _method(self, variant: Variant) -> dict[str, Any]:
-        steps, values = of_seeds(self.best[variant].entry, self.comparison.metric, _POINTS)
+        steps, values = of_seeds(self.best[variant].shown, self.comparison.metric, _POINTS)
         mean, low, high = interval(values, self.comparison.metric) if len(values) else (values,) * 3
         own = [setting for setting in self.settings if setting.variant == variant]
         names = [name for name in SETTINGS if name in own[0].settings and name not in SWITCHES]
@@ -176,13 +193,15 @@ def sections(records: Iterable[Record]) -> list[Section]:
 
 def _section(comparison: Comparison) -> Section:
     best = best_of_variants(comparison)
-    lines = rows(comparison, [one.entry for one in best.values()])
+    lines = table_rows(comparison)
     settings = [
-        _setting(variant, entry, comparison, entry is best[variant].entry)
+        _setting(
+            variant, entry.on(best[variant].search_seeds or entry.records), comparison, entry is best[variant].entry
+        )
         for variant, own in by_variant(comparison).items()
         for entry in own.entries
     ]
-    return Section(comparison, best, lines, settings)
+    return Section(comparison, best, lines, [setting for setting in settings if setting.seeds])
 
 
 def _setting(variant: Variant, entry: Entry, comparison: Comparison, best: bool) -> Setting:

@@ -93,17 +93,21 @@ def _curves(one: Section, anchor: str) -> str:
 
 def _table(one: Section) -> str:
     diverged = any(row.diverged for row in one.rows)
-    head = ["method", "setting", "mean ± s.e.", "first quarter", "last quarter", "to the best", "p", "seeds"]
+    head = ["method", "setting", "mean ± s.e.", "first quarter", "last quarter", "to the best", "p (Holm)", "seeds"]
     spec = number_format(value for row in one.rows for value in (row.mean, row.first_quarter, row.last_quarter))
     edges = [one.best[variant].edges for variant in one.ranked]
     lines = [
         _row(variant.label, row, at_edge, spec, diverged)
         for variant, row, at_edge in zip(one.ranked, one.rows, edges, strict=True)
     ]
-    caption = f"Online {one.comparison.metric}, mean over all steps; differences by a paired t-test over common seeds"
+    caption = (
+        f"Online {one.comparison.metric}, mean over all steps; differences by a paired t-test over common seeds, p corrected "
+        "for all pairs of methods (Holm)"
+    )
     swatches = [_swatch(one, variant) for variant in one.ranked]
     table = _tabular(caption, [*head, *(["diverged"] * diverged)], lines, words=2, marks=swatches)
-    return f'{table}<p class="note">{escape(AT_EDGE)}.</p>' if any(edges) else table
+    notes = [f"{AT_EDGE}."] * any(edges) + [one.caveat] * bool(one.caveat)
+    return table + "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
 
 
 def _swatch(one: Section, variant: Variant) -> str:
@@ -121,8 +125,8 @@ def _row(label: str, row: Row, edges: Sequence[str], spec: str, diverged: bool) 
         _number(row.first_quarter, spec),
         _number(row.last_quarter, spec),
         "–" if row.difference is None else f"{row.difference:+{spec}}".replace("-", "−"),
-        p_text(row.p),
-        str(row.seeds),
+        p_text(row.p_holm),
+        f"{row.seeds} {row.evaluation}" if row.evaluation else str(row.seeds),
         *([str(row.diverged)] * diverged),
     ]
 
@@ -164,7 +168,7 @@ def _setting(setting: Setting, spec: str) -> list[str]:
 
 
 def _divergences(one: Section) -> str:
-    diverged = [setting for setting in one.settings if setting.diverged]
+    diverged = one.diverged
     if not diverged:
         return '<h3>Divergences</h3><p class="note">No learner diverged.</p>'
     count = sum(setting.diverged for setting in diverged)

@@ -1,0 +1,88 @@
+"""`upgd confirm`."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from upgd.cli.options import Execution, Json, Steps, load_torch, one_store, read_seeds, store_path
+from upgd.cli.results import Filter
+from upgd.cli.running import computed, estimate_text, estimated
+
+__all__ = ["confirm"]
+
+
+def confirm(
+    store_file: Path | None = None,
+    /,
+    *,
+    seeds: str | None = None,
+    problem: str | None = None,
+    methods: str | None = None,
+    network: str | None = None,
+    steps: Steps = None,
+    execution: Execution = Execution(),  # noqa: B008  # frozen
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    as_json: Json = False,
+) -> int:
+    """Run the best setting of every method again, on fresh seeds, and compare the methods on these alone.
+
+    The seeds of a search flatter the settings that it chose. Fresh seeds come after those of the search and are the same
+    for all methods. What the store has already is not computed again; what was interrupted goes on.
+
+    Example:
+
+        upgd sweep output-permuted-digits --methods upgd,sgd,adamw --seeds 3
+
+        upgd confirm --seeds 20
+
+    Parameters
+    ----------
+    store_file
+        The file that has the results of the search; the same as --store.
+    seeds
+        How many fresh seeds (20), or which (100,101). By default as many as the paper has: 20, or 10 on CIFAR-10.
+    problem
+        Only the results of this problem.
+    methods
+        Only these methods, separated by commas.
+    network
+        Only the results of this network.
+    steps
+        Only the results of this length.
+    dry_run
+        Only say what would be run, and how long that would take on this machine.
+    as_json
+        Print JSON, for other programs.
+    """
+    load_torch()
+    from upgd.experiments import Results
+    from upgd.experiments.confirming import confirmations
+    from upgd.experiments.layout import terminal_width
+
+    wanted = None if seeds is None else read_seeds(seeds)
+    execution = replace(execution, store=one_store(store_file, execution.store))
+    which = Filter(problem=problem, methods=methods, network=network, steps=steps, store=execution.store)
+    experiments, left_out = confirmations(which.results().records, wanted)
+    for sentence in left_out:
+        print(f"upgd: {sentence}", file=sys.stderr)
+    if dry_run:
+        facts = [estimated(experiment, execution) for experiment in experiments]
+        text = "\n\n".join(estimate_text(one, store_path(execution.store)) for one in facts)
+        print(json.dumps(facts, indent=2) if as_json else text)
+        return 0
+    for experiment in experiments:
+        if computed(experiment, execution) is None:
+            return 130
+    places = [(e.problem, dict(e.options), e.network, e.steps) for e in experiments]
+    records = [
+        record
+        for record in which.records()
+        if (record.key.problem, dict(record.key.options), record.key.network, record.key.steps) in places
+    ]
+    table = Results(records).table()
+    print(json.dumps(list(table.lines), indent=2) if as_json else table.text(terminal_width()))
+    return 0
