@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from upgd.experiments import Experiment, bench
+from upgd.experiments import Experiment, bench, grids
 from upgd.experiments import demo as demo_module
 from upgd.store import Key, Record, Store
 from upgd.streams import make
@@ -431,6 +431,14 @@ def test_stores_are_put_together(filled, folder):
     assert "upgd runs merge OTHER.db" in err
     assert filled("runs", "merge", "nowhere.db")[0] == 1
     assert not (folder / "nowhere.db").exists()
+
+
+@pytest.mark.parametrize("title", demo_module.EXPERIMENTS)
+def test_the_demo_gives_every_method_a_setting_of_its_own_grid(title):
+    for method, settings in demo_module.EXPERIMENTS[title].methods.items():
+        assert settings.keys() == grids.SHORT[method].keys()
+        for name, values in settings.items():
+            assert set(values) <= set(grids.SHORT[method][name]), f"{name} of {method}"
 
 
 def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
