@@ -1,0 +1,128 @@
+"""What the documentation shows works as it stands.
+
+The Python snippets of a page run from top to bottom in one namespace, as for a person who pastes them one after the other.
+Commands are parsed by the command line itself.
+"""
+
+import doctest
+import re
+import shlex
+import socket
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+import upgd.curvature._registry as curvature
+import upgd.experiments.architecture as architecture
+import upgd.experiments.reproduce as reproduce
+import upgd.streams.registry as streams
+from upgd.data import cache
+from upgd.experiments import load
+from upgd.experiments.reproduce import Plan
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def snippets(page: Path, *languages: str) -> list[tuple[int, str]]:
+    """The fenced blocks of these languages, each with the line it begins at."""
+    text = page.read_text()
+    return [
+        (text.count("\n", 0, found.start()) + 2, found[2])
+        for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.S | re.M)
+        if found[1] in languages
+    ]
+
+
+def shortened(code: str) -> str:
+    """The same with few seeds and steps."""
+    limits = {"seeds": 2, "steps": 2_000, "sweep_steps": 100}
+    return re.sub(
+        rf"\b({'|'.join(limits)})=([\d_]+)", lambda found: f"{found[1]}={min(int(found[2]), limits[found[1]])}", code
+    )
+
+
+def with_page(pages: list[Path], *languages: str) -> list[object]:
+    return [pytest.param(page, id=page.name) for page in pages if snippets(page, *languages)]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A place to paste to: an empty folder, stand-ins for downloads and what the rest of a cluster would be."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv("UPGD_DATA", str(tmp_path / "cache"))
+    for name in ("mnist", "emnist"):
+        arrays = {f"{split}-images": np.zeros((20, 28, 28), np.uint8) for split in ("train", "test")}
+        arrays |= {f"{split}-labels": np.arange(20, dtype=np.uint8) % 10 for split in ("train", "test")}
+        with cache.locked(name):
+            cache.store(cache.Entry(name, 10, 255, name == "emnist", True, str(datetime.now(UTC)), []), arrays)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    writer = mock.Mock(spec=["add_scalar"])
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda: writer))
+    with ExitStack() as stack:
+        for registry in (curvature.LAYERS, curvature.LOSSES, streams._FACTORIES, architecture._REGISTERED):
+            stack.enter_context(mock.patch.dict(registry))
+        yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("page", with_page(PAGES[1:], "python"))
+def test_the_snippets_of_a_page_run_from_top_to_bottom(page, desk, monkeypatch):
+    planned = []
+    monkeypatch.setattr(reproduce, "reproduce", lambda plan, run, say=None: planned.append(plan))  # it takes hours
+    namespace = {"__name__": "__main__"}
+    for line, code in snippets(page, "python"):
+        if code.startswith(">>>"):
+            session = doctest.DocTestParser().get_doctest(code, namespace, page.name, str(page), line)
+            assert doctest.DocTestRunner(verbose=False).run(session, clear_globs=False).failed == 0
+        else:
+            exec(compile("\n" * (line - 1) + shortened(code), str(page), "exec"), namespace)
+    assert all(isinstance(plan, Plan) for plan in planned)
+
+
+@pytest.mark.parametrize("page", with_page(PAGES, "toml"))
+def test_declared_experiments_can_be_loaded(page, tmp_path):
+    for _, text in snippets(page, "toml"):
+        (tmp_path / "experiment.toml").write_text(text)
+        assert load(tmp_path / "experiment.toml").learners()
+
+
+def commands(page: Path) -> list[tuple[int, str]]:
+    """The commands of ours that a page shows, in blocks and in its text."""
+    found = []
+    for line, block in snippets(page, "console", "sh", "bash"):
+        for number, text in enumerate(block.replace("\\\n", "  ").splitlines(), line):
+            parts = re.split(r"&&|[|;&]", re.sub(r"^\w*\$ +", "", text))
+            found += [(number, part.strip()) for part in parts if part.strip().startswith("upgd ")]
+    prose = re.sub(r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), page.read_text(), flags=re.S | re.M)
+    inline = re.finditer(r"`(upgd [^`]+)`", prose)
+    return found + [(prose.count("\n", 0, one.start()) + 1, one[1]) for one in inline if "…" not in one[1]]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES if commands(page)])
+def test_commands_are_understood(page):
+    from cyclopts import CycloptsError, MissingArgumentError
+
+    from upgd.cli import app
+
+    for line, command in commands(page):
+        try:
+            app.parse_args(shlex.split(command, comments=True)[1:], exit_on_error=False, print_error=False)
+        except MissingArgumentError:
+            continue  # only its name, as in: "`upgd run` prints a table"
+        except (CycloptsError, ValueError) as error:
+            pytest.fail(f"{page.name}, line {line}: {command}: {error}")
