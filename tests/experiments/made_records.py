@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from upgd.experiments import Experiment, Results
+from upgd.experiments.units import ENGINE
 from upgd.population import METHODS, Learner
 from upgd.store import Key, Record
 
@@ -36,7 +37,7 @@ def record(
     if diverged_at is not None:
         curve[diverged_at // window :] = np.nan
     where = {"problem": problem, "options": options or {}, "network": network, "steps": steps}
-    key = Key(**where, method=method, settings=given, seed=seed)
+    key = Key(**where, method=method, settings=given, seed=seed, engine=ENGINE)
     accuracy = None if regression else curve
     return Record(key, window=window, loss=1 - curve, accuracy=accuracy, diverged_at=diverged_at, seconds=1.5, **rest)
 
