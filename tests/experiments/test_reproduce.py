@@ -65,6 +65,13 @@ def test_the_papers_scale_has_the_papers_grid(study, method, settings):
     assert len(settings_of(arm, "paper")) == settings
 
 
+@pytest.mark.parametrize("problem", paper.BEST_KNOWN)
+def test_the_coarse_grid_has_the_learning_rate_that_each_method_is_known_to_need(problem):
+    for arm in STUDIES[problem].arms():
+        best = paper.BEST_KNOWN[problem][arm.method]
+        assert best["lr"] in {settings["lr"] for settings in settings_of(arm, "coarse")}, arm.method
+
+
 def test_the_ablation_splits_the_grid_by_weight_decay():
     for panel in STUDIES["ablation"].panels:
         for arm in panel.arms:

@@ -153,14 +153,15 @@ def settings_of(arm: Arm, grid: GridName, centres: Iterable[Mapping[str, Any]] =
         around = [settings for centre in (*known, *centres) for settings in _star(values, centre)]
         return [settings for i, settings in enumerate(around) if settings not in around[:i]]
     if grid in ("coarse", "tiny"):
-        values = {name: _few(name, choices, grid) for name, choices in values.items()}
+        wanted = _COARSE | _COARSE_OF.get(arm.method, {})
+        values = {name: _few(choices, wanted.get(name, ())) for name, choices in values.items()}
+    if grid == "tiny":
+        values = {name: choices[: 2 if name == "lr" else 1] for name, choices in values.items()}
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
 
-def _few(name: str, choices: tuple[Any, ...], grid: GridName) -> tuple[Any, ...]:
-    wanted = _COARSE.get(name, choices[:1])
-    few = tuple(choice for choice in choices if choice in wanted) or choices[:1]
-    return few if grid == "coarse" or name == "lr" else few[:1]
+def _few(choices: tuple[Any, ...], wanted: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(choice for choice in choices if choice in wanted) or choices[:1]
 
 
 #: What is tried at the scale of minutes.
@@ -171,6 +172,14 @@ _COARSE: dict[str, tuple[Any, ...]] = {
     "weight_decay": (0.01, 0.001, 0.0),
     "betas": ((0.9, 0.999),),
     "eps": (1e-8,),
+}
+#: AdamW needs smaller learning rates than the others, and no momentum on streams that change: see its best known settings.
+_COARSE_OF: dict[str, dict[str, tuple[Any, ...]]] = {
+    "adamw": {
+        "lr": (0.01, 0.001, 0.0001),
+        "betas": ((0.9, 0.999), (0.0, 0.9999)),
+        "weight_decay": (0.01, 0.0),
+    },
 }
 
 
