@@ -1,11 +1,14 @@
 """How far a sweep is, in numbers and in words."""
 
 import io
+import json
+import os
+import time
 
 import pytest
 
 from upgd.experiments import progress as module
-from upgd.experiments.progress import Progress, display, duration
+from upgd.experiments.progress import Progress, ProgressFile, display, duration, published
 from upgd.experiments.units import Unit
 from upgd.population import Learner
 
@@ -247,3 +250,59 @@ def test_a_narrow_terminal_says_why_nothing_moves_if_there_is_room(clock, width,
 def _last_line(console, part: str) -> str:
     *_, line = (line.rstrip() for line in console.file.getvalue().splitlines() if part in line)
     return line
+
+
+def test_other_processes_can_read_how_far_it_is(tmp_path, monkeypatch):
+    first, second = unit(0.1), unit(0.2, learners=5)
+    progress = Progress.of([first, second], already=3)
+    (tmp_path / "link.db").symlink_to(tmp_path / "r.db")
+    reader = ProgressFile.beside(tmp_path / "r.db")
+    shown = []
+    with published(shown.append, tmp_path / "link.db") as tell:
+        tell(progress)
+        assert reader.read()["share"] == 0
+        monkeypatch.setattr(module, "_FILE_S", 0.0)
+        progress.finish(first, 1)
+        tell(progress)
+        said = reader.read()
+        assert said["share"] == pytest.approx(200 / 700)
+        assert said["text"].startswith("1/2 units, 5 of 10 learners stored, ")
+        assert "learner-steps/s" in said["text"]
+        assert said["text"].endswith(" left, 1 diverged")
+        assert 0 <= said["age"] < 60
+        progress.finish(second, 0)
+        monkeypatch.setattr(module, "_FILE_S", 1e9)
+        tell(progress)
+        assert reader.read()["share"] == pytest.approx(200 / 700)  # said a moment ago
+    assert shown == [progress] * 3
+    assert reader.read() is None
+    assert list(tmp_path.iterdir()) == [tmp_path / "link.db"]
+
+
+def test_the_age_of_the_last_words_is_known(tmp_path):
+    file = ProgressFile.beside(tmp_path / "r.db")
+    file.path.write_text(json.dumps({"at": time.time() - 1000, "share": 0.5, "text": "1/2 units"}))
+    assert 1000 <= file.read()["age"] < 1060
+
+
+@pytest.mark.parametrize("text", ["", "[]", "nonsense", '{"at": 1}', '{"at": "x", "share": 1, "text": ""}'])
+def test_a_damaged_file_says_nothing(tmp_path, text):
+    file = ProgressFile.beside(tmp_path / "r.db")
+    file.path.write_text(text)
+    assert file.read() is None
+
+
+def test_a_sweep_goes_on_where_the_file_cannot_be_written(tmp_path):
+    (tmp_path / "r.db.progress").mkdir()
+    with published(lambda progress: None, tmp_path / "r.db") as tell:
+        tell(Progress(100, 1))
+    assert os.listdir(tmp_path) == ["r.db.progress"]
+
+
+def test_results_in_memory_have_no_file(tmp_path, monkeypatch):
+    from pathlib import Path
+
+    monkeypatch.chdir(tmp_path)
+    with published(print, Path(":memory:")) as tell:
+        assert tell is print
+    assert os.listdir(tmp_path) == []

@@ -1,9 +1,11 @@
 """The page of a running sweep: served to this machine alone, fresh, and ended by Ctrl-C."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import closing
@@ -11,6 +13,7 @@ from contextlib import closing
 import pytest
 from made_records import record, seeds
 
+from upgd.experiments.progress import ProgressFile
 from upgd.report import Watch
 from upgd.store import Store
 
@@ -116,6 +119,24 @@ def test_the_open_page_follows_and_keeps_what_is_switched_off(watch, open_page):
             watch.address.split("/")[2]
         }
         assert page.complaints == []
+
+
+def test_the_open_page_says_how_far_the_sweep_is(watch, open_page):
+    page = open_page(watch.address)
+    bar = page.locator("#sweep")
+    assert bar.is_hidden()
+    with Store.write(watch.store) as store:
+        store.add(seeds(2, "sgd"))
+    file = ProgressFile.beside(watch.store)
+    file.path.write_text(json.dumps({"at": time.time(), "share": 0.256, "text": "1/4 units, 3 min 5 s left"}))
+    bar.wait_for(state="visible", timeout=20_000)
+    assert bar.inner_text() == "25 %, 1/4 units, 3 min 5 s left."
+    assert bar.locator("progress").evaluate("bar => bar.value") == pytest.approx(0.256)
+    file.path.write_text(json.dumps({"at": time.time() - 600, "share": 0.5, "text": "2/4 units"}))
+    bar.filter(has_text="No sign of the sweep for 10 min: it may have been stopped.").wait_for(timeout=20_000)
+    file.remove()
+    bar.wait_for(state="hidden", timeout=20_000)
+    assert page.complaints == []
 
 
 def test_the_open_page_keeps_what_is_unfolded_and_where_the_keyboard_is(watch, open_page):

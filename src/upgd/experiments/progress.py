@@ -1,22 +1,28 @@
 """How far a sweep is, for people: bars in a terminal or a notebook, plain lines in a file."""
 
+import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
 if TYPE_CHECKING:  # units need torch, and a duration is asked for by those who only read results
     from upgd.experiments.units import Unit
 
-__all__ = ["Display", "Progress", "display", "duration"]
+__all__ = ["Display", "Progress", "ProgressFile", "display", "duration", "published"]
 
 #: Seconds between two plain lines at first; the pause grows with the run, so that a log stays short.
 _FIRST_LINE_S, _LATER_LINES = 10.0, 0.1
 
 #: After so long a rate is worth showing, however little is done.
 _SOME_TIME_S = 60.0
+
+#: Seconds between two versions of the file that other processes read.
+_FILE_S = 1.0
 
 #: What a bar with its name and percentage wants at least.
 _BAR_WIDTH = 40
@@ -33,6 +39,7 @@ class Progress:
         done: learner-steps of each unit in work.
         finished: how many units are finished; ``finished_steps`` is their learner-steps.
         learners: how many learners are finished.
+        wanted: how many there will be at the end, with those that the store had.
     """
 
     total: int
@@ -43,6 +50,7 @@ class Progress:
     finished: int = 0
     finished_steps: int = 0
     learners: int = 0
+    wanted: int = 0
     _diverged: dict[str, int] = field(default_factory=dict)
     _first: dict[str, int] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
@@ -50,7 +58,8 @@ class Progress:
 
     @classmethod
     def of(cls, units: "Sequence[Unit]", already: int = 0) -> "Progress":
-        return cls(sum(unit.learner_steps for unit in units), len(units), already)
+        wanted = already + sum(len(unit.learners) for unit in units)
+        return cls(sum(unit.learner_steps for unit in units), len(units), already, wanted=wanted)
 
     def update(self, unit: "Unit", done: int, diverged: int) -> None:
         """A unit has come so far."""
@@ -138,6 +147,76 @@ class Progress:
 
 
 Display: TypeAlias = Callable[[Progress], None]
+
+
+class ProgressFile:
+    """How far the sweep of a store is, for other processes: a small file beside the store, there while the sweep runs.
+
+    Example:
+        >>> ProgressFile.beside(Path("upgd.db")).read() is None
+        True
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written = -_FILE_S
+
+    @classmethod
+    def beside(cls, store: Path) -> "ProgressFile":
+        """That of a store, whatever name leads to it."""
+        store = store.resolve()
+        return cls(store.with_name(f"{store.name}.progress"))
+
+    def write(self, progress: Progress) -> None:
+        """Say how far it is, unless that was said a moment ago. No sweep ends because this file cannot be written."""
+        if time.monotonic() - self._written < _FILE_S:
+            return
+        self._written = time.monotonic()
+        learners = f"{progress.learners + progress.already:,} of {progress.wanted:,} learners stored"
+        content = {
+            "at": time.time(),
+            "share": progress.steps / progress.total if progress.total else 1.0,
+            "text": ", ".join((progress.parts() | {"learners": learners}).values()),
+        }
+        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        with suppress(OSError):
+            try:
+                partial.write_text(json.dumps(content), encoding="utf-8")
+                partial.replace(self.path)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def read(self) -> dict[str, Any] | None:
+        """``share`` (from 0 to 1), ``text``, and ``age``, the seconds since it was written; None where no sweep runs."""
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            age = max(0.0, time.time() - float(content["at"]))
+            return {"share": float(content["share"]), "text": str(content["text"]), "age": age}
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def remove(self) -> None:
+        """The sweep has ended."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def published(show: Display, store: Path) -> Iterator[Display]:
+    """A display that also writes the :class:`ProgressFile` of a store, which goes when the ``with`` block ends."""
+    if str(store) == ":memory:":
+        yield show
+        return
+    file = ProgressFile.beside(store)
+
+    def both(progress: Progress) -> None:
+        show(progress)
+        file.write(progress)
+
+    try:
+        yield both
+    finally:
+        file.remove()
 
 
 @contextmanager

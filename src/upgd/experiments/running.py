@@ -8,7 +8,7 @@ from typing import Any
 
 from upgd.experiments import architecture
 from upgd.experiments.declare import Experiment, Grid
-from upgd.experiments.progress import Display, Progress, display
+from upgd.experiments.progress import Display, Progress, display, published
 from upgd.experiments.results import Results
 from upgd.experiments.units import Checkpoints, Unit, plan, whole
 from upgd.experiments.work import device_named, most_learners
@@ -91,21 +91,22 @@ def execute(
     """
     units = pending(experiment, store, workers, device, checkpoints)
     progress = Progress.of(units, already=len(experiment.learners()) - sum(len(unit.learners) for unit in units))
-    show(progress)
+    with published(show, store.path) as tell:
+        tell(progress)
 
-    def watcher(unit: Unit, done: int, diverged: int) -> None:
-        progress.update(unit, done, diverged)
-        show(progress)
+        def watcher(unit: Unit, done: int, diverged: int) -> None:
+            progress.update(unit, done, diverged)
+            tell(progress)
 
-    if units:
-        # Closing the executor's generator, on Ctrl-C too, lets it save what it is doing.
-        with closing(executor(units, watcher)) as finished:  # type: ignore[type-var]
-            for unit, records in finished:
-                store.add(records)
-                if checkpoints is not None:
-                    checkpoints.remove(unit)
-                progress.finish(unit, sum(record.diverged_at is not None for record in records))
-                show(progress)
+        if units:
+            # Closing the executor's generator, on Ctrl-C too, lets it save what it is doing.
+            with closing(executor(units, watcher)) as finished:  # type: ignore[type-var]
+                for unit, records in finished:
+                    store.add(records)
+                    if checkpoints is not None:
+                        checkpoints.remove(unit)
+                    progress.finish(unit, sum(record.diverged_at is not None for record in records))
+                    tell(progress)
     everything = whole(experiment)
     found = {
         record.key.digest: record for record in store.records(problem=everything.problem, digests=everything.digests)

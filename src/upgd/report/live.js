@@ -27,9 +27,21 @@
     if (focused) parts().find((element) => place(element) === focused)?.focus({ preventScroll: true });
     scrollTo({ top: at, behavior: "instant" });
   }
+  // How far the sweep is. One that was killed leaves its last words; how old they are says so.
+  const LATE_S = 120;
+  function showProgress(progress) {
+    const bar = document.getElementById("sweep");
+    bar.hidden = progress === null;
+    if (progress === null) return;
+    const { share, text, age } = progress;
+    const late = age > LATE_S ? ` No sign of the sweep for ${Math.round(age / 60)} min: it may have been stopped.` : "";
+    bar.firstElementChild.value = share;
+    bar.lastElementChild.textContent = `${Math.floor(100 * share)} %, ${text}.${late}`;
+  }
   let last = "Live: this page follows the sweep; no news since it was opened.";
   async function look() {
     try {
+      showProgress(JSON.parse(await text("progress")));
       const latest = await text("news");
       if (latest !== version) {
         show(await text("content"));

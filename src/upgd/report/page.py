@@ -37,11 +37,16 @@ _PAGE = """\
 </head>
 <body>
 <a class="skip" href="#content">Skip to the results</a>
-<div id="page"{news}>{content}</div>
+{sweep}<div id="page"{news}>{content}</div>
 <noscript><p class="note">The charts need JavaScript; all numbers stand in the tables.</p></noscript>
 {scripts}
 </body>
 </html>
+"""
+
+#: How far a sweep is: above the page, which is replaced whenever there are news.
+_SWEEP = """\
+<div id="sweep" hidden><progress max="1" aria-label="How far the sweep is"></progress><span></span></div>
 """
 
 
@@ -84,6 +89,7 @@ def render(records: Sequence[Record], store: Path, *, news: str | None = None) -
         policy=policy,
         title=escape(f"{store.name}: results"),
         style=_resource("page.css"),
+        sweep=_SWEEP if live else "",
         news="" if news is None else f' data-news="{escape(news)}"',
         content=content(records, store),
         scripts="\n".join([*tags, *(f"<script>{program}</script>" for program in programs)]),

@@ -1,5 +1,6 @@
 """The page while a sweep runs: served on this machine alone, refreshed by itself."""
 
+import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -7,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from upgd.experiments.progress import ProgressFile
 from upgd.report.page import content, plotly, render
 from upgd.store import Record, Store, StoreError
 
@@ -80,12 +82,17 @@ class Watch:
                 marks.append(f"{mark.st_mtime_ns}/{mark.st_size}")
         return " ".join(marks)
 
+    def progress(self) -> str:
+        """How far the sweep is, as JSON: see :meth:`ProgressFile.read`; null where none runs."""
+        return json.dumps(ProgressFile.beside(self.store).read())
+
 
 def _handler(watch: Watch) -> type[BaseHTTPRequestHandler]:
     pages: dict[str, tuple[str, Callable[[], str]]] = {
         "/": ("text/html", watch.page),
         "/content": ("text/html", lambda: content(watch.records(), watch.store)),
         "/news": ("text/plain", watch.news),
+        "/progress": ("application/json", watch.progress),
         "/plotly.js": ("text/javascript", plotly),
     }
 
