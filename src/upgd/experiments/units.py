@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import IO, Any
 
@@ -91,22 +91,24 @@ def whole(experiment: Experiment) -> Unit:
 
 
 def plan(unit: Unit, workers: int, most: int, *, mixed: bool = False) -> list[Unit]:
-    """Divide a unit into units of at most ``most`` learners, with work for all workers, the largest first.
+    """Divide a unit into units of at most ``most`` learners, with work for all workers.
 
-    Learners whose computation has the same shape stay together. Those of different shapes share a unit only if units are
-    ``mixed``: for a device that works on several groups at the same time.
+    Units of different kinds take turns, so that a comparison has all its methods early. Learners whose computation has the
+    same shape stay together. Those of different shapes share a unit only if units are ``mixed``: for a device that works on
+    several groups at the same time.
     """
     kinds: dict[Any, list[Learner]] = {}
     for learner in unit.learners:
         kinds.setdefault(learner.kind, []).append(learner)
     size = max(1, min(most, -(-len(unit.learners) // workers)))
     together = [[learner for learners in kinds.values() for learner in learners]] if mixed else kinds.values()
-    units = [
+    pieces = [sorted(_even_pieces(own, -(-len(own) // size)), key=len, reverse=True) for own in together]
+    return [
         Unit(unit.problem, unit.options, unit.network, unit.steps, tuple(piece))
-        for learners in together
-        for piece in _even_pieces(learners, -(-len(learners) // size))
+        for turn in zip_longest(*pieces, fillvalue=())
+        for piece in sorted(turn, key=len, reverse=True)
+        if piece
     ]
-    return sorted(units, key=lambda one: -len(one.learners))
 
 
 def _even_pieces(learners: Sequence[Learner], pieces: int) -> list[Sequence[Learner]]:
