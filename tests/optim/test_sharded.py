@@ -1,6 +1,9 @@
 """Several processes: parameters sharded by FSDP2, where the global maximum, the norms and the noise reach across the
-shards, and copies of a model under DistributedDataParallel, which must not drift apart."""
+shards, and copies of a model under DistributedDataParallel, which must not drift apart. Optimizers that hold only part of
+the parameters, in several processes or during one backward pass."""
 
+import copy
+import itertools
 import os
 import socket
 from collections.abc import Callable
@@ -150,3 +153,107 @@ def check_copies(rank: int) -> None:
 
 def test_copies_with_one_seed_learn_as_one_process_does() -> None:
     in_processes(check_copies)
+
+
+# --------------------------------------------------------------------------------------------------------- partitions
+
+
+def single() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 3, bias=False)).double()
+
+
+def train(network: nn.Module, *optimizers: Any, steps: int = 20, after: Callable[[], None] | None = None) -> None:
+    for x, y in batches(steps):
+        network.zero_grad()
+        nn.functional.cross_entropy(network(x), y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        if after is not None:
+            after()
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(b.detach(), a.detach(), rtol=1e-12, atol=1e-14)
+
+
+def check_zero(rank: int) -> None:
+    """ZeroRedundancyOptimizer gives each process the optimizer of its part; with one parameter the second has nothing."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    for build, cls in itertools.product((model, single), (upgd.UPGD, upgd.AdaUPGD)):
+        whole, parted = build(), build()
+        options = {"lr": 0.1, "beta_utility": 0.9, "sigma": 0.0, "weight_decay": 0.01}
+        optimizer = cls(whole.parameters(), **options)
+        zero = ZeroRedundancyOptimizer(parted.parameters(), cls, **options)
+        train(whole, optimizer)
+        train(parted, zero)
+        assert_same(whole, parted)
+        own = {p for group in zero.optim.param_groups for p in group["params"]}
+        assert len(own) < len(list(parted.parameters())) or build is single
+        gates = zip(whole.parameters(), parted.parameters(), strict=True)
+        if rank == 0:  # asks alone
+            for right, found in [(optimizer.gates()[a], zero.optim.gates()[b]) for a, b in gates if b in own]:
+                torch.testing.assert_close(found, right, rtol=1e-12, atol=0)
+
+
+def check_process_group(rank: int) -> None:
+    """Two processes with two parameters each, which they send to each other after every step."""
+    whole, parted = model(), model()
+    params, options = list(parted.parameters()), {"lr": 0.1, "beta_utility": 0.9, "sigma": 0.0}
+    part = upgd.UPGD(params[2 * rank : 2 * rank + 2], **options, process_group=torch.distributed.group.WORLD)
+
+    def exchange() -> None:
+        for number, param in enumerate(params):
+            torch.distributed.broadcast(param.detach(), number // 2)
+
+    train(whole, upgd.UPGD(whole.parameters(), **options))
+    train(parted, part, after=exchange)
+    assert_same(whole, parted)
+    with pytest.raises(TypeError, match="cannot pickle"):  # rather than a copy that forgets it
+        copy.deepcopy(part)
+
+
+def test_partitions_compare_utilities_with_those_of_other_processes() -> None:
+    in_processes(check_zero)
+    in_processes(check_process_group)
+
+
+def test_a_process_group_is_one() -> None:
+    with pytest.raises(TypeError, match=r"process_group must be.*it is 'all'; try torch.distributed.group.WORLD\.$"):
+        upgd.UPGD(model().parameters(), process_group="all")
+
+
+# --------------------------------------------------------------------------------- optimizers that step during backward
+
+
+def step_in_backward(network: nn.Module, *partitions: list[nn.Parameter], **options: Any) -> None:
+    """Each optimizer steps as soon as the last of its parameters has a gradient."""
+    for params in partitions:
+        optimizer, missing = upgd.UPGD(params, **options), {*params}
+
+        def step(param: Tensor, optimizer: Any = optimizer, missing: Any = missing, params: Any = params) -> None:
+            missing.discard(param)
+            if not missing:
+                optimizer.step()
+                missing.update(params)
+
+        for param in params:
+            param.register_post_accumulate_grad_hook(step)
+    train(network)
+
+
+def test_one_optimizer_per_parameter_in_backward_is_warned_of() -> None:
+    network = model()
+    with pytest.warns(UserWarning, match=r"several UPGD optimizers step during one backward pass.*scaling='local'"):
+        step_in_backward(network, *([param] for param in network.parameters()))
+
+
+@pytest.mark.parametrize("scaling", ["global", "local"])
+def test_what_is_right_in_backward_is_not_warned_of(recwarn: pytest.WarningsRecorder, scaling: str) -> None:
+    """One optimizer that has all parameters; or optimizers that compare within a unit anyway."""
+    network = model()
+    params = list(network.parameters())
+    step_in_backward(network, *([params] if scaling == "global" else [params[:2], params[2:]]), scaling=scaling)
+    assert not recwarn.list

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from upgd import noise, rules
+from upgd.optim import _partitions as partitions
 from upgd.optim._arguments import (
     check_complete,
     check_curvature,
@@ -19,6 +20,9 @@ from upgd.optim._arguments import (
 )
 from upgd.optim._phases import Work, global_scales, trace, update, utility_dtype
 from upgd.optim._sharded import is_sharded, white_like
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Result = TypeVar("Result")
 
@@ -38,6 +42,10 @@ class WeightwiseOptimizer(Optimizer):
     _adaptive = False
     #: The options without a default: where the caller gives none for all groups, every group brings its own.
     _required: tuple[str, ...] = ()
+    #: Who holds the other parameters, if this optimizer has only part of a model's.
+    _peers: partitions.Peers | None = None
+    #: The largest utility of all parts at the last step.
+    _largest: Tensor | None = None
 
     def __init__(
         self,
@@ -46,6 +54,7 @@ class WeightwiseOptimizer(Optimizer):
         *,
         curvature: Curvature | None = None,
         generator: torch.Generator | None = None,
+        process_group: "ProcessGroup | None" = None,
     ) -> None:
         check_curvature(curvature)
         if generator is not None and not isinstance(generator, torch.Generator):
@@ -55,6 +64,14 @@ class WeightwiseOptimizer(Optimizer):
         defaults = with_plain_numbers({n: v for n, v in defaults.items() if v is not None or n not in self._required})
         check_group(defaults)  # also where every group brings options of its own
         super().__init__(params, defaults)
+        own = [param for group in self.param_groups for param in group["params"]]
+        self._peers = partitions.given(process_group, own)
+        if self._peers is not None and any(map(is_sharded, own)):
+            raise ValueError(
+                "process_group is for parameters that are in one piece, but some of these are sharded, and torch "
+                "reduces over their shards by itself; leave process_group out."
+            )
+        partitions.watch_zero()
 
     def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
         """The switches c, p, q of :func:`upgd.rules.update`."""
@@ -90,8 +107,10 @@ class WeightwiseOptimizer(Optimizer):
                     )
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch's own list of what to copy and pickle knows nothing of these two.
-        return {**super().__getstate__(), "curvature": self.curvature, "generator": self.generator}
+        # torch's own list of what to copy and pickle knows nothing of these. A process group cannot be pickled, and says so:
+        # a copy without it would compare utilities within its part alone.
+        own = {"curvature": self.curvature, "generator": self.generator}
+        return super().__getstate__() | own | ({} if self._peers is None else {"_peers": self._peers})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` gave; see :meth:`torch.optim.Optimizer.load_state_dict`."""
@@ -153,10 +172,18 @@ class WeightwiseOptimizer(Optimizer):
 
     def _advance(self) -> None:
         work = [self._gather(group) for group in self.param_groups]
-        scale = global_scales([largest for w in work for largest in trace(w)]) if self._gated else {}
+        scale = self._global_scales([largest for w in work for largest in trace(w)]) if self._gated else {}
         for w in work:
             noises = [self._draw(param) for param in w.params] if w.options["sigma"] > 0 else []
             update(w, scale, noises)
+
+    def _global_scales(self, maxima: list[Tensor]) -> dict[torch.device, Tensor]:
+        if self._peers is not None:
+            self._largest = partitions.largest_of(self._peers, maxima)
+            maxima = [*maxima, self._largest]
+        elif not torch.compiler.is_compiling():
+            partitions.warn_if_one_of_several(self)
+        return global_scales(maxima)
 
     @torch.no_grad()
     def gates(self) -> dict[Tensor, Tensor]:
@@ -177,7 +204,8 @@ class WeightwiseOptimizer(Optimizer):
             for param in group["params"]
             if self._gated and "utility" in (state := self.state.get(param, {})) and param.numel()
         }
-        scale = global_scales([u.amax() for u in unbiased.values()])
+        others = [] if self._largest is None else [self._largest]  # not reduced again: one process may ask alone
+        scale = global_scales([*(u.amax() for u in unbiased.values()), *others])
         local = {p for group in self.param_groups if group.get("scaling") == "local" for p in group["params"]}
         return {
             param: rules.gate(u, rules.local_scale(u) if param in local else scale[u.device])

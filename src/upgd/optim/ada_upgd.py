@@ -1,12 +1,15 @@
 """Utility-based perturbed gradient descent along Adam's direction."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from upgd.optim._weightwise import Curvature, WeightwiseOptimizer
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class AdaUPGD(WeightwiseOptimizer):
@@ -40,7 +43,7 @@ class AdaUPGD(WeightwiseOptimizer):
             gradient, so this is the noise's part of a step.
         weight_decay: λ, decoupled weight decay.
         protect_gradient: ``False`` gates the noise only: ``w ← w − lr·[â / (√v̂ + ε) + σ·ξ·(1−ū) + λ·w]``.
-        scaling, noise, curvature, maximize, foreach, capturable, generator: as for :class:`upgd.UPGD`.
+        scaling, noise, curvature, maximize, foreach, capturable, generator, process_group: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -70,6 +73,7 @@ class AdaUPGD(WeightwiseOptimizer):
         foreach: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
+        process_group: "ProcessGroup | None" = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -85,7 +89,7 @@ class AdaUPGD(WeightwiseOptimizer):
             "foreach": foreach,
             "capturable": capturable,
         }
-        super().__init__(params, defaults, curvature=curvature, generator=generator)
+        super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
 
     def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
         return 1.0, 1.0 if group["protect_gradient"] else 0.0, 1.0

@@ -1,12 +1,15 @@
 """Utility-based perturbed gradient descent, weight-wise."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from upgd.optim._weightwise import Curvature, WeightwiseOptimizer
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class UPGD(WeightwiseOptimizer):
@@ -42,6 +45,9 @@ class UPGD(WeightwiseOptimizer):
             captured in a CUDA graph.
         generator: where the noise comes from; by default torch's global generator, so ``torch.manual_seed`` governs it.
             It is copied and pickled with the optimizer but is no part of ``state_dict()``.
+        process_group: the processes that hold the other parameters of the model, each in an optimizer of its own:
+            global scaling then takes the maximum over all of them, and all must step together. Not needed for sharded
+            (``DTensor``) parameters, nor within ``ZeroRedundancyOptimizer``, whose process group is used.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -73,6 +79,7 @@ class UPGD(WeightwiseOptimizer):
         foreach: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
+        process_group: "ProcessGroup | None" = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -86,7 +93,7 @@ class UPGD(WeightwiseOptimizer):
             "foreach": foreach,
             "capturable": capturable,
         }
-        super().__init__(params, defaults, curvature=curvature, generator=generator)
+        super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
 
     def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
         return 1.0, 1.0 if group["protect_gradient"] else 0.0, 1.0

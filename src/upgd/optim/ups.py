@@ -1,12 +1,15 @@
 """Utility-based perturbed search, weight-wise."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from upgd.optim._weightwise import Curvature, WeightwiseOptimizer
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class UPS(WeightwiseOptimizer):
@@ -24,7 +27,8 @@ class UPS(WeightwiseOptimizer):
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
         lr: learning rate; the paper uses 1 and searches over ``sigma``.
         sigma: σ, the standard deviation of the perturbation.
-        beta_utility, scaling, noise, curvature, maximize, foreach, capturable, generator: as for :class:`upgd.UPGD`.
+        beta_utility, scaling, noise, curvature, maximize, foreach, capturable, generator, process_group: as for
+            :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -49,6 +53,7 @@ class UPS(WeightwiseOptimizer):
         foreach: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
+        process_group: "ProcessGroup | None" = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -61,7 +66,7 @@ class UPS(WeightwiseOptimizer):
             "foreach": foreach,
             "capturable": capturable,
         }
-        super().__init__(params, defaults, curvature=curvature, generator=generator)
+        super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
 
     def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
         return 0.0, 0.0, 1.0

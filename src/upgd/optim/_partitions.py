@@ -1,0 +1,90 @@
+"""Optimizers that hold only part of a model's parameters, while global scaling needs the largest utility of all of them.
+
+Where the other parts are in other processes, and the process group is known, the maximum is reduced over it. Where each
+parameter has an optimizer of its own that steps during the backward pass, the other utilities are not known yet: we warn.
+"""
+
+import sys
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from upgd import rules
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class Peers(NamedTuple):
+    """The processes that hold the other parts, and the device on which all of them reduce."""
+
+    group: "ProcessGroup"
+    device: torch.device
+
+
+def largest_of(peers: Peers, maxima: list[Tensor]) -> Tensor:
+    """The largest utility in any of the processes. All of them must call this, also one that has no utilities."""
+    # In 64 bits whatever the parameters have: the dtypes of the processes must agree.
+    nothing = torch.zeros((), dtype=torch.float64, device=peers.device)
+    largest = rules.global_scale([nothing, *(m.to(nothing) for m in maxima)])
+    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=peers.group)
+    return largest
+
+
+def given(process_group: Any, params: list[Tensor]) -> Peers | None:
+    """The peers of an optimizer that was given a process group."""
+    if process_group is None:
+        return None
+    if not torch.distributed.is_available() or not isinstance(process_group, torch.distributed.ProcessGroup):
+        raise TypeError(
+            f"process_group must be a process group of torch.distributed, but it is {process_group!r}; "
+            "try torch.distributed.group.WORLD."
+        )
+    return Peers(process_group, params[0].device)
+
+
+_watching_zero = False
+
+
+def watch_zero() -> None:
+    """Tell optimizers that a ``ZeroRedundancyOptimizer`` has made for its part who holds the other parts.
+
+    It passes its process group on to nobody, but torch shows a hook every optimizer that is about to step.
+    """
+    global _watching_zero
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and not _watching_zero:
+        register_optimizer_step_pre_hook(_introduce)
+        _watching_zero = True
+
+
+def _introduce(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
+        part = optimizer.optim
+        if hasattr(part, "_peers"):
+            part._peers = Peers(optimizer.process_group, optimizer.param_groups[0]["params"][0].device)
+
+
+#: The backward pass during which an optimizer stepped last, and that optimizer.
+_last_step: tuple[int, "weakref.ref[Optimizer]"] | None = None
+
+
+def warn_if_one_of_several(optimizer: Optimizer) -> None:
+    """Warn if a second optimizer steps with global scaling during one backward pass."""
+    global _last_step
+    backward = torch._C._current_graph_task_id()
+    if backward < 0 or not any(group["scaling"] == "global" for group in optimizer.param_groups):
+        return
+    if _last_step is not None and _last_step[0] == backward and _last_step[1]() is not optimizer:
+        name = type(optimizer).__name__
+        warnings.warn(
+            f"several {name} optimizers step during one backward pass, so scaling='global' compares utilities within "
+            f"each of them only; pass scaling='local', or let one {name} with all parameters step after backward().",
+            stacklevel=2,
+        )
+    _last_step = backward, weakref.ref(optimizer)
