@@ -193,6 +193,31 @@ def test_a_second_writer_is_refused(path):
     Store.write(path).close()
 
 
+def test_a_second_writer_is_refused_whichever_link_leads_to_the_store(path, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "folder").symlink_to(tmp_path)
+    link = tmp_path / "elsewhere" / "link.db"
+    link.symlink_to(path)
+    for first, second in ((path, link), (link, path), (path, tmp_path / "folder" / path.name)):
+        with Store.write(first), pytest.raises(StoreError, match="another process is writing to"):
+            Store.write(second)
+    assert [p.name for p in (tmp_path / "elsewhere").iterdir()] == ["link.db"]
+
+
+def test_a_store_with_two_names_is_read_and_not_written(path, tmp_path):
+    """SQLite keeps a journal for each name: two writers would not see what the other does."""
+    with Store.write(path) as store:
+        store.add([record()])
+    (tmp_path / "second.db").hardlink_to(path)
+    for name in (path, tmp_path / "second.db"):
+        with Store.read(name) as store:
+            assert len(store) == 1
+        with pytest.raises(StoreError, match=rf"{name.name} has 2 names \(hard links\)"):
+            Store.write(name)
+    path.unlink()
+    Store.write(tmp_path / "second.db").close()
+
+
 WRITER = """
     import sys, time
     from upgd.store import Store

@@ -13,6 +13,7 @@ the disk: a process killed at any moment, a full disk or a power cut takes away 
 
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -321,15 +322,21 @@ def _locked(path: Path) -> sqlite3.Connection:
     """Hold the writer's lock until the connection is closed or the process ends, in whatever way.
 
     SQLite locks files on every system, and lets go of them when a process dies. So the lock is an empty database beside the
-    store that the writer has in an exclusive transaction.
+    store that the writer has in an exclusive transaction. Symbolic links are followed: all names of a store share its lock.
     """
-    if not path.parent.is_dir():
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
         raise StoreError(f"there is no folder {path.parent} for the store {path.name}; make it, or choose another file")
     _check_is_no_folder(path)
     if path.is_file():
         Store.read(path).close()  # or a file that is no store would get a lock beside it before it is refused
+        if (names := target.stat().st_nlink) > 1:
+            raise StoreError(
+                f"{path} has {names} names (hard links), and writing under two of them at once would damage it; copy the "
+                "file and use the copy, or remove the other names"
+            )
     with _explained(path):
-        lock = sqlite3.connect(f"{path}.lock", isolation_level=None, timeout=0)
+        lock = sqlite3.connect(f"{target}.lock", isolation_level=None, timeout=0)
         try:
             lock.execute("BEGIN EXCLUSIVE")
         except BaseException:
