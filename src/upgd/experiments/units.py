@@ -4,17 +4,17 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from upgd import __version__
+from upgd import __version__, writing
 from upgd.experiments.declare import Experiment
 from upgd.population import Learner
 from upgd.store import Key
@@ -125,41 +125,66 @@ class Snapshot:
 
 
 class Checkpoints:
-    """A folder with the snapshots of unfinished units. Files appear whole or not at all."""
+    """A folder with the snapshots of unfinished units. Files appear whole or not at all.
+
+    Of every unit the last two snapshots are kept. A snapshot carries a digest: one that the disk has damaged is set aside,
+    and the unit continues from the one before it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def beside(cls, store: Path) -> "Checkpoints":
-        """Those of a store's sweeps."""
+        """Those of a store's sweeps, whichever link leads to the store."""
+        store = Path(os.path.realpath(store))
         return cls(store.with_name(f"{store.name}.checkpoints"))
 
     def save(self, unit: Unit, snapshot: Snapshot) -> None:
-        """Keep where a unit is; the snapshot before this one stays until all of it is on the disk."""
-        content = {"state": snapshot.state, "seconds": snapshot.seconds, "package": __version__}
+        """Keep where a unit is; the snapshot before this one stays until all of this one is on the disk."""
+        content = {
+            "unit": unit.name,
+            "state": snapshot.state,
+            "seconds": snapshot.seconds,
+            "package": __version__,
+        }
+        current, previous = self._files(unit.name)
+        partial = current.with_suffix(".partial")
         try:
             self.folder.mkdir(exist_ok=True)
-            _write_whole(self._description(unit.name), lambda file: file.write(unit.to_json().encode()))
-            _write_whole(self._file(unit.name), lambda file: torch.save(content, file))
-        except OSError as error:
+            with writing.whole(self._description(unit.name)) as file:
+                file.write(unit.to_json().encode())
+            previous.unlink(missing_ok=True)  # there is room for two, as long as there was
+            with writing.whole(partial) as file:
+                torch.save(content | {"digest": _digest(content)}, file)
+            if current.exists():
+                current.replace(previous)
+            partial.replace(current)
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if its file cannot be written
+            partial.unlink(missing_ok=True)
             raise OSError(
-                f"unfinished work cannot be saved in {self.folder} ({error.strerror or error}); what was finished is kept: "
-                "make room, or give yourself the right to write there, and give the same command again"
+                f"unfinished work cannot be saved in {self.folder} ({_reason(error)}); what was finished is kept: make room, "
+                "or give yourself the right to write there, and give the same command again"
             ) from error
 
     def load(self, unit: Unit) -> Snapshot | None:
-        """Where the unit was, if somebody has begun it; a file of another version, or a damaged one, means the beginning."""
-        try:
-            content = torch.load(self._file(unit.name), weights_only=True)
-            if content["package"] != __version__:
-                raise ValueError(f"it is of upgd {content['package']}, this is {__version__}")
-            return Snapshot(content["state"], content["seconds"])
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # torch raises whatever its reader stumbles over
-            log.warning("%s cannot be read (%s); its learners begin again", self._file(unit.name), error)
-            return None
+        """The last good snapshot of a unit; None if there is none, or only one of another version."""
+        found, warnings = None, []
+        for path in self._files(unit.name):
+            try:
+                found = _read(path, unit)
+                break
+            except FileNotFoundError:
+                continue
+            except _OtherVersion as error:
+                warnings.append(f"{path} cannot be used ({error})")
+            except Exception as error:  # torch raises whatever its reader stumbles over
+                warnings.append(f"{path} is damaged ({_reason(error)}) and was {_set_aside(path)}")
+        for warning in warnings:
+            log.warning(
+                "%s; its learners %s", warning, "begin again" if found is None else "continue from an earlier one"
+            )
+        return found
 
     def unfinished(self, missing: Unit, finished: Callable[[frozenset[str]], bool]) -> list[Unit]:
         """The units of these learners that somebody has begun; what is left behind by the dead or finished is removed."""
@@ -169,8 +194,12 @@ class Checkpoints:
         for path in sorted(self.folder.glob("*.json")):
             try:
                 unit = Unit.from_json(path.read_text())
-            except (ValueError, TypeError, KeyError, OSError) as error:
-                log.warning("%s cannot be read (%s); its learners begin again", path, error)
+                if unit.name != path.stem:
+                    raise ValueError("it describes other learners, or those of another version")
+            except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+                log.warning(
+                    "%s cannot be used (%s) and was %s; its learners begin again", path, error, _set_aside(path)
+                )
                 continue
             if unit.digests <= missing.digests and not any(unit.digests & other.digests for other in begun):
                 begun.append(unit)
@@ -180,25 +209,60 @@ class Checkpoints:
 
     def remove(self, unit: Unit) -> None:
         """Forget a unit; and the folder, when nothing is left in it."""
-        self._file(unit.name).unlink(missing_ok=True)
-        self._description(unit.name).unlink(missing_ok=True)
+        for path in (*self._files(unit.name), self._description(unit.name)):
+            path.unlink(missing_ok=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
-    def _file(self, name: str) -> Path:
-        return self.folder / f"{name}.pt"
+    def _files(self, name: str) -> tuple[Path, Path]:
+        """Of the last snapshot and of the one before it."""
+        return self.folder / f"{name}.pt", self.folder / f"{name}.previous"
 
     def _description(self, name: str) -> Path:
         return self.folder / f"{name}.json"
 
 
-def _write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    partial = path.with_suffix(f".{os.getpid()}.partial")
+class _OtherVersion(ValueError):
+    """A good snapshot that this version cannot use."""
+
+
+def _read(path: Path, unit: Unit) -> Snapshot:
+    content = torch.load(path, weights_only=True)
+    if (version := content["package"]) != __version__:
+        raise _OtherVersion(f"it is of upgd {version}, this is {__version__}")
+    if content.pop("digest", None) != _digest(content):
+        raise ValueError("it does not have the checksum that it was written with")
+    if content["unit"] != unit.name:
+        raise ValueError("it is the snapshot of other learners")
+    return Snapshot(content["state"], content["seconds"])
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """The SHA-256 of a snapshot: of every tensor with its name, type and shape, and of whatever else it says."""
+    state: Mapping[str, Tensor] = content["state"]
+    said = {name: value for name, value in content.items() if name != "state"}
+    said["tensors"] = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in state.items()}
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    for name in sorted(state):
+        digest.update(state[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _set_aside(path: Path) -> str:
+    """Let a damaged file no longer be found, without destroying it; in words."""
+    aside = path.with_name(f"{path.name}.damaged")
     try:
-        with partial.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        path.replace(aside)
+    except OSError:
+        return "left where it is"
+    return f"renamed to {aside.name}"
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in a line; where torch fails because the system did, what the system said."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -37,7 +37,7 @@ _ATTEMPTS = 3
 _PATIENCE_S = 20.0
 
 #: What people and batch systems send, often to all processes at once; only the parent listens.
-_TOLD_TO_STOP = (signal.SIGINT, signal.SIGTERM)
+_TOLD_TO_STOP = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,11 @@ def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
             try:
                 records = _attend(unit, settings, tell)
             except Exception as error:
-                pipe.send(("failed", _portable(error), traceback.format_exc()))
+                try:
+                    pipe.send(("failed", _portable(error), traceback.format_exc()))
+                except OSError:  # the parent has stopped, and believes that the work was saved
+                    print(f"upgd: {error}", file=sys.stderr, flush=True)
+                    raise
             else:
                 pipe.send(("done", records))
     except (EOFError, OSError, KeyboardInterrupt):
