@@ -542,7 +542,9 @@ def test_a_sweep_that_is_stopped_says_how_to_go_on(folder, kill, workers, nohup)
     assert "Traceback" not in err
     assert "stopped; 0 more learners are in upgd.db" in err
     assert "give the same command again to go on" in err
-    assert sorted(p.suffix for p in (folder / "upgd.db.checkpoints").iterdir()) == sorted([".json", ".pt"] * workers)
+    there = [path.suffix for path in (folder / "upgd.db.checkpoints").iterdir()]
+    assert {suffix: there.count(suffix) for suffix in (".json", ".pt")} == {".json": workers, ".pt": workers}
+    assert set(there) <= {".json", ".pt", ".previous"}
 
 
 AT_WORK = """
@@ -564,7 +566,7 @@ main()
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kill", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_workers_save_their_work_when_all_processes_are_told_to_stop(folder, kill):
     """A batch system sends SIGTERM to a whole job. There is no snapshot but the one that a worker makes when it stops."""
     command = [
@@ -576,13 +578,85 @@ def test_workers_save_their_work_when_all_processes_are_told_to_stop(folder, kil
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     while (line := process.stderr.readline()) and "both are at work" not in line:
         pass
-    os.killpg(process.pid, kill)
+    os.killpg(process.pid, signal.Signals[kill])
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "what was begun is saved: give the same command again to go on" in err
     checkpoints = [path.suffix for path in (folder / "upgd.db.checkpoints").iterdir()]
     assert sorted(checkpoints) == [".json", ".json", ".pt", ".pt"]
+
+
+IN_A_TERMINAL = f"""
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+{AT_WORK}
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+def test_work_is_saved_when_the_terminal_is_closed(folder):
+    """Nothing can be written to it any more, neither the progress nor that the work was saved."""
+    command = [
+        *(
+            sys.executable,
+            "-c",
+            IN_A_TERMINAL,
+            "sweep",
+            "output-permuted-digits",
+            "--methods",
+            "sgd,pgd",
+            "--lr",
+            "0.03",
+        ),
+        *("--sigma", "0.01", "--seeds", "1", "--steps", "1_000_000", "--network", "8", "--backend", "torch"),
+        *("--workers", "2", "--checkpoint-every", "3600"),
+    ]
+    ours, theirs = os.openpty()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    shown = b""
+    while b"both are at work" not in shown:
+        shown += os.read(ours, 4096)
+    os.close(ours)
+    assert process.wait(timeout=60) == 130
+    checkpoints = [path.suffix for path in (folder / "upgd.db.checkpoints").iterdir()]
+    assert sorted(checkpoints) == [".json", ".json", ".pt", ".pt"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs SIGHUP")
+def test_under_nohup_a_closed_terminal_changes_nothing():
+    from upgd.cli.executing import terminable
+
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminable():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_what_stops_a_command_is_as_it_was_afterwards(name):
+    from upgd.cli.executing import terminable
+
+    number = getattr(signal, name, None) or pytest.skip(f"needs {name}")
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), terminable():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_a_sweep_through_a_link_continues_the_one_under_the_other_name(folder):
+    (folder / "results").mkdir()
+    (folder / "link.db").symlink_to(folder / "results" / "upgd.db")
+    from upgd.experiments.units import Checkpoints
+
+    assert Checkpoints.beside(folder / "link.db").folder == Checkpoints.beside(folder / "results" / "upgd.db").folder
 
 
 def test_a_second_writer_hears_that_there_is_one(upgd, folder):

@@ -153,6 +153,18 @@ def test_plain_lines_are_few(clock):
     assert lines[-1].startswith("100%, 2/2 units, 7 learners stored")
 
 
+def test_work_goes_on_when_nobody_reads_its_progress_any_more(clock):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    progress, first, _ = started(clock)
+    with display("plain", Gone()) as show:
+        progress.update(first, 50, 0)
+        show(progress)
+    assert progress.steps == 50
+
+
 def test_final_runs_are_seen_as_soon_as_the_search_was(clock):
     """One display shows both, one after the other."""
     stream = io.StringIO()

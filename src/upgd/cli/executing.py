@@ -95,19 +95,30 @@ def option_names(arguments: Iterable[str]) -> str:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """A polite kill, as batch systems send, saves the work as Ctrl-C does; also where Ctrl-C is ignored, as by ``nohup``."""
-    killed = False
+    """A polite kill, as batch systems send, and a closed terminal save the work as Ctrl-C does; also where Ctrl-C is ignored.
 
-    def kill(*_: object) -> None:
-        nonlocal killed
-        killed = True
+    Under ``nohup`` a closed terminal changes nothing.
+    """
+    told = False
+    terminals = [number for number in (1, 2) if os.isatty(number)]
+
+    def stop(*_: object) -> None:
+        nonlocal told
+        told = True
+        for number in terminals:
+            if not os.isatty(
+                number
+            ):  # it was closed: whoever writes to it would get an error and could not save the work
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         signal.raise_signal(signal.SIGINT)  # and not an exception: a kernel at work holds Ctrl-C back until it can stop
 
     def interrupt(*_: object) -> None:
-        if killed:
+        if told:
             raise KeyboardInterrupt
 
-    usual = {signal.SIGTERM: signal.signal(signal.SIGTERM, kill)}
+    usual = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        usual[signal.SIGHUP] = signal.signal(signal.SIGHUP, stop)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         usual[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from upgd.cli.executing import terminable
 from upgd.cli.options import load_torch
 
 __all__ = ["demo"]
@@ -31,7 +32,8 @@ def demo(
     from upgd.report import write
 
     try:
-        show = show_it(output, progress=not quiet)
+        with terminable():
+            show = show_it(output, progress=not quiet)
     except KeyboardInterrupt:
         print("upgd: stopped; what was begun is saved: give the same command again to go on", file=sys.stderr)
         return 130

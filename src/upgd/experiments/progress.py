@@ -261,7 +261,8 @@ class _Lines:
             self._of, self._next = progress, 0.0
         over = progress.finished == progress.units
         if over or progress.seconds >= self._next:
-            print(progress.line(), file=self._stream, flush=True)
+            with suppress(OSError):  # nobody reads it any more, as after `… | head`; that is no reason to stop the work
+                print(progress.line(), file=self._stream, flush=True)
             self._next = progress.seconds + max(_FIRST_LINE_S, _LATER_LINES * progress.seconds)
 
 

@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 __all__ = ["interrupts_wait", "say_stopping"]
@@ -41,4 +41,5 @@ def interrupts_wait() -> Iterator[None]:
 
 def say_stopping() -> None:
     """Tell people that Ctrl-C was heard."""
-    print("stopping as soon as the steps in work are done …", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the terminal may be gone
+        print("stopping as soon as the steps in work are done …", file=sys.stderr, flush=True)
