@@ -467,3 +467,11 @@ def test_a_record_that_cannot_be_stored_is_an_error_and_nothing_is_stored(path, 
 
 def test_equal_options_have_one_spelling():
     assert key(options={"amplitude": 1.0, "noise": 0.5}).digest == key(options={"amplitude": 1, "noise": 0.5}).digest
+
+
+@pytest.mark.parametrize("open_", [Store.read, Store.write])
+def test_a_named_pipe_is_no_store(tmp_path, open_):
+    os.mkfifo(tmp_path / "pipe.db")
+    with pytest.raises(StoreError, match=r"pipe.db is no regular file; choose another file for the store"):
+        open_(tmp_path / "pipe.db")
+    assert os.listdir(tmp_path) == ["pipe.db"]

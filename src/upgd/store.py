@@ -301,6 +301,8 @@ def _check_exists(path: Path) -> None:
 def _check_is_no_folder(path: Path) -> None:
     if path.is_dir():
         raise StoreError(f"{path} is a folder; the store must be a file, such as {path / 'upgd.db'}")
+    if path.exists() and not path.is_file():  # SQLite would wait for the other end of a named pipe, for ever
+        raise StoreError(f"{path} is no regular file; choose another file for the store")
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:

@@ -1,5 +1,7 @@
 """A web server on this machine that plays the mirrors."""
 
+import base64
+import contextlib
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -96,6 +98,31 @@ class Mirror:
         self._head(handler, content, start)
         handler.wfile.write(content[start : start + 40_000])
         self.release.wait(30)
+
+    def do_drip(self, handler, content: bytes) -> None:
+        """Sends a byte now and then, so that no read of a socket ever times out."""
+        self._head(handler, content, self._start(handler))
+        self._drip(handler, content[self._start(handler) :])
+
+    def do_drip_headers(self, handler, content: bytes) -> None:
+        """The same, before it comes to the content."""
+        self._drip(handler, b"HTTP/1.0 200 OK\r\nServer: " + b"x" * 60_000)
+
+    def _drip(self, handler, content: bytes) -> None:
+        with contextlib.suppress(OSError):
+            for k in range(len(content)):
+                handler.wfile.write(content[k : k + 1])
+                handler.wfile.flush()
+                if self.release.wait(0.02):
+                    return
+
+    def do_secret(self, handler, content: bytes) -> None:
+        """Has the file for those who know the password alone."""
+        expected = "Basic " + base64.b64encode(b"me:secret").decode()
+        if handler.headers.get("Authorization") == expected:
+            self.do_ok(handler, content)
+        else:
+            handler.send_error(401)
 
     def do_portal(self, handler, content: bytes) -> None:
         """Answers everything with a friendly page."""

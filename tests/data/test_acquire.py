@@ -80,6 +80,21 @@ def test_a_failed_download_leaves_no_data_set_and_the_next_attempt_asks_only_for
     assert_loads("mnist", served["mnist"].arrays)
 
 
+def test_a_password_of_the_mirror_is_not_kept(mirror, served, cache_folder):
+    fetch("mnist", mirror=mirror.url("secret").replace("//", "//me:secret@"))
+    manifest = (cache_folder / "mnist" / "manifest.json").read_text(encoding="utf-8")
+    assert f'"from": "{mirror.url("secret")}train-images.gz"' in manifest
+    assert "me:secret" not in manifest
+
+
+def test_idx_files_that_are_too_large_together_are_not_kept_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("upgd.data.acquire.LIMIT", 1_000)
+    for k in range(3):
+        (tmp_path / f"{k}").write_bytes(idx_bytes(np.zeros((5, 10, 10), np.uint8)))
+    with pytest.raises(DataError, match=r"holds IDX files of more than 1,000 bytes, too many for one data set"):
+        adopt(tmp_path, "mine")
+
+
 def test_a_download_that_lacks_something_is_no_data_set(mirror, served, monkeypatch, cache_folder):
     source = served["emnist"].source
     other = replace(source.parts[0], checksums=frozenset({"0" * 64}))

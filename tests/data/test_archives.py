@@ -11,7 +11,7 @@ import zipfile
 import pytest
 from made_files import tar_bytes, zip_bytes
 
-from upgd.data import DataError, archives
+from upgd.data import DataError, archives, packing
 from upgd.data.archives import leaves
 
 MEMBERS = {"folder/a.bin": b"first", "b.bin": b"second " * 20_000}
@@ -147,6 +147,123 @@ def test_a_bomb_in_a_tar_is_stopped(tmp_path, monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10 << 20
+
+
+def small_limits(monkeypatch, **limits):
+    for name, value in limits.items():
+        monkeypatch.setattr(archives, name, value)
+
+
+def read_all(path):
+    """What came out of all files, and what was wrong, with archives or within their members."""
+    problems, came = [], 0
+    for leaf in leaves(path, problems):
+        try:
+            came += len(leaf.read(1 << 30))
+        except DataError as error:
+            problems.append(str(error))
+    return came, problems
+
+
+def overlapping_zip(content, entries):
+    """A zip whose list of files names one and the same member again and again."""
+    packed = zip_bytes({"a": content})
+    start = packed.index(b"PK\x01\x02")
+    end = packed.rindex(b"PK\x05\x06")
+    many = packed[start:end] * entries
+    return packed[:start] + many + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, entries, entries, len(many), start, 0)
+
+
+def test_a_zip_that_names_one_large_member_many_times_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "_FREE", 1 << 20)
+    path = tmp_path / "bomb.zip"
+    path.write_bytes(overlapping_zip(bytes(1 << 20), 20))
+    came, problems = read_all(path)
+    assert came <= packing.most_unpacked(path.stat().st_size) < 4 << 20
+    assert "bomb.zip unpacks to more than 100 times its size" in problems[0]
+
+
+def test_a_good_archive_may_shrink_a_lot_as_long_as_it_is_small(tmp_path):
+    path = tmp_path / "blank.zip"
+    path.write_bytes(zip_bytes({"a": bytes(5 << 20)}))
+    assert read_all(path) == (5 << 20, [])
+
+
+@pytest.mark.parametrize("make", [zip_bytes, tar_bytes, lambda m: gzip.compress(tar_bytes(m))])
+def test_an_archive_with_too_many_members_is_no_data_set(tmp_path, monkeypatch, make):
+    small_limits(monkeypatch, MOST_FILES=20)
+    path = tmp_path / "archive"
+    path.write_bytes(make({str(k): b"x" for k in range(20)}))
+    assert read_all(path) == (20, [])
+    path.write_bytes(make({str(k): b"x" for k in range(21)}))
+    assert read_all(path)[1] == ["archive holds more than 20 files, more than any data set"]
+
+
+def test_a_long_list_of_files_in_a_zip_is_not_read(tmp_path, monkeypatch):
+    small_limits(monkeypatch, _ZIP_LIST=1_000)
+    path = tmp_path / "many.zip"
+    path.write_bytes(zip_bytes({f"{k:03}": b"" for k in range(100)}))
+    assert read_all(path) == (0, ["many.zip has a list of files of 4,900 bytes, longer than any data set needs"])
+
+
+def test_long_headers_in_a_tar_are_not_read(tmp_path):
+    header, digits = tarfile.TarInfo("long"), b"1" * 100_000
+    header.type, header.size = tarfile.XHDTYPE, len(digits)
+    path = tmp_path / "long.tar"
+    path.write_bytes(header.tobuf() + digits.ljust(100_352, b"\0") + tarfile.TarInfo("a").tobuf() + bytes(1024))
+    assert read_all(path) == (0, ["long.tar has long headers, as no data set needs them; it was not opened"])
+
+
+def test_ordinary_extended_headers_are_fine(tmp_path):
+    path = tmp_path / "archive.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for k in range(50):
+            info = tarfile.TarInfo(f"{k}/{'näme' * 60}")
+            info.size = 1
+            archive.addfile(info, io.BytesIO(b"x"))
+    assert read_all(path) == (50, [])
+
+
+def test_a_sparse_file_in_a_tar_is_not_opened(tmp_path):
+    path = tmp_path / "sparse.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("a")
+        info.size, info.pax_headers = 1024, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+        archive.addfile(info, io.BytesIO(b"400000000\n" + b"1\n" * 507))
+    assert read_all(path) == (0, ["sparse.tar holds a sparse file; it was not opened"])
+
+
+def test_all_archives_together_have_a_limit(tmp_path, monkeypatch):
+    small_limits(monkeypatch, MOST_BYTES=2_500)
+    for k in range(5):
+        (tmp_path / f"{k}.zip").write_bytes(zip_bytes({"a": bytes(1_000)}))
+    came, problems = read_all(tmp_path)
+    assert came == 2_000
+    assert f"archives and packed files in {tmp_path} hold more than 2,500 bytes" in problems[-1]
+
+
+def test_the_members_of_all_archives_together_have_a_limit(tmp_path, monkeypatch):
+    small_limits(monkeypatch, MOST_MEMBERS=25)
+    for k in range(5):
+        (tmp_path / f"{k}.zip").write_bytes(zip_bytes({str(i): b"x" for i in range(10)}))
+    came, problems = read_all(tmp_path)
+    assert came == 25
+    assert f"archives and packed files in {tmp_path} hold more than 25 files" in problems[-1]
+
+
+def test_an_archive_that_takes_too_long_is_left(tmp_path, monkeypatch):
+    small_limits(monkeypatch, TIME_LIMIT=-1.0)
+    path = tmp_path / "slow.zip"
+    path.write_bytes(GOOD_ZIP)
+    came, problems = read_all(path)
+    assert came == 0
+    assert "slow.zip takes longer than -1 seconds to read" in problems[0]
+
+
+def test_a_named_pipe_is_no_archive(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe is neither a file nor a folder"):
+        contents(tmp_path / "pipe")
 
 
 def test_no_more_of_a_zip_bomb_is_read_than_asked_for(tmp_path):

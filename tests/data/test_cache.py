@@ -107,6 +107,8 @@ DAMAGE = {
     "manifest of a later version": lambda f: (f / "manifest.json").write_text(
         json.dumps(json.loads((f / "manifest.json").read_text()) | {"format": 2})
     ),
+    "manifest a named pipe": lambda f: ((f / "manifest.json").unlink(), os.mkfifo(f / "manifest.json")),
+    "array a named pipe": lambda f: ((f / "train-images.npy").unlink(), os.mkfifo(f / "train-images.npy")),
     "array missing": lambda f: (f / "train-images.npy").unlink(),
     "array cut off": lambda f: os.truncate(f / "train-images.npy", 200),
     "array empty": lambda f: os.truncate(f / "train-images.npy", 0),

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import os
 import re
 import struct
 import tracemalloc
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from made_files import cifar_bytes, idx_bytes, tar_bytes
 
-from upgd.data import DataError, read_cifar10, read_idx
+from upgd.data import DataError, packing, read_cifar10, read_idx
 from upgd.data.formats import parse_cifar10, parse_idx
 from upgd.data.packing import unpack
 
@@ -189,3 +190,26 @@ def test_a_file_above_the_limit_is_not_even_opened(tmp_path, monkeypatch):
     path.write_bytes(PLAIN)
     with pytest.raises(DataError, match="larger than 50 bytes"):
         read_idx(path)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lambda content: lzma.compress(content, preset=0)])
+def test_what_unpacks_to_far_more_than_it_is_is_a_bomb(monkeypatch, pack):
+    monkeypatch.setattr(packing, "_FREE", 1 << 20)
+    with pytest.raises(DataError, match="batch unpacks to more than 100 times its size, as no images do"):
+        parse_cifar10(pack(bytes(3073 * 1_000)), "batch")
+    images, _ = parse_cifar10(pack(bytes(3073 * 100)), "batch")
+    assert len(images) == 100
+
+
+def test_batches_of_cifar10_are_limited_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("upgd.data.formats.TAR_LIMIT", 3073 * 25)
+    for k in range(3):
+        (tmp_path / f"data_batch_{k}.bin.gz").write_bytes(gzip.compress(bytes(3073 * 10)))
+    with pytest.raises(DataError, match=r"data_batch_2.bin.gz holds more than the 15,\d+ bytes that it should"):
+        read_cifar10(tmp_path)
+
+
+def test_a_named_pipe_is_no_file_of_data(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe is no regular file"):
+        read_idx(tmp_path / "pipe")

@@ -130,6 +130,32 @@ def test_a_stalled_mirror_is_left(mirror, wanted, tmp_path, monkeypatch):
     assert (tmp_path / "file.gz").read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize("behaviour", ["drip", "drip-headers"])
+def test_a_mirror_that_sends_a_byte_now_and_then_is_left(mirror, wanted, tmp_path, monkeypatch, behaviour):
+    monkeypatch.setattr(transfer, "PATIENCE", 0.5)
+    with pytest.raises(DataError, match=r"it sends less than 491,520 bytes in 0.5 seconds"):
+        download(from_mirrors(mirror, wanted, behaviour), tmp_path)
+
+
+def test_a_slow_mirror_is_kept_while_it_sends_enough(mirror, wanted, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "PATIENCE", 0.02)
+    monkeypatch.setattr(transfer, "LEAST", 0)
+    download(from_mirrors(mirror, wanted, "slow"), tmp_path)
+    assert (tmp_path / "file.gz").read_bytes() == CONTENT
+    assert len(mirror.requests) == 1
+
+
+def test_a_password_is_used_and_shown_nowhere(mirror, wanted, tmp_path):
+    with_password = mirror.url("secret").replace("//", "//me:secret@")
+    assert download(wanted, tmp_path, mirror=with_password) == mirror.url("secret") + "file.gz"
+    assert (tmp_path / "file.gz").read_bytes() == CONTENT
+    for address in (with_password.replace("/secret/", "/missing/"), "ftp://me:secret@host/", "me:secret@host/folder"):
+        with pytest.raises(DataError) as refused:
+            download(wanted, tmp_path / "x", mirror=address)
+        assert "@" not in str(refused.value)
+        assert "me:" not in str(refused.value)
+
+
 def test_no_server_at_all(mirror, wanted, tmp_path):
     mirror.close()
     with pytest.raises(DataError, match=r"file.gz could not be downloaded .* no connection.* --from FOLDER"):

@@ -1,5 +1,6 @@
 """Declaring experiments, in Python and in TOML."""
 
+import os
 from dataclasses import fields
 
 import numpy as np
@@ -318,3 +319,9 @@ def test_a_network_may_be_registered_again_by_the_same_definition_only(monkeypat
 
     with pytest.raises(ValueError, match="there is a network named 'mine' already"):
         architecture.register("mine")(lambda stream: None)
+
+
+def test_a_named_pipe_declares_nothing(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ValueError, match=r"pipe.toml is no regular file; name a TOML file"):
+        load(tmp_path / "pipe.toml")

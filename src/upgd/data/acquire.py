@@ -1,6 +1,7 @@
 """From files, downloaded or already there, to data sets in the cache."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from upgd.data.archives import Leaf, Problems, leaves
 from upgd.data.cache import Entry
 from upgd.data.dataset import Bytes, DataError
 from upgd.data.formats import CIFAR10_RECORD, LIMIT, idx_shape, parse_cifar10, parse_idx
-from upgd.data.packing import is_packed, peek, unpack
+from upgd.data.packing import is_packed, peek
 from upgd.data.sources import OFFICIAL, Part, Source
 from upgd.data.transfer import Progress, download
 
@@ -160,7 +161,7 @@ def _match(leaf: Leaf, parts: Sequence[Part]) -> tuple[Part, str, dict[str, Byte
     if not candidates:
         return None
     data = head + leaf.read(LIMIT)
-    content = unpack(data, leaf.name, max(_size(part) for part in candidates))
+    content = leaf.unpack(data, max(_size(part) for part in candidates))
     for form in (data, content) if is_packed(head) else (content,):
         checksum = hashlib.sha256(form).hexdigest()
         for part in candidates:
@@ -214,11 +215,14 @@ def _told(problems: Problems) -> str:
 
 
 def _all_idx(path: Path) -> tuple[list[_Found], Problems]:
-    found, problems = [], Problems()
+    found, problems, total = [], Problems(), 0
     for leaf in leaves(path, problems):
         head = leaf.read(_HEAD)
         shape = idx_shape(peek(head, 64))
         if shape is not None and len(shape) in (1, 3):
+            total += math.prod(shape)
+            if total > LIMIT:
+                raise DataError(f"{path} holds IDX files of more than {LIMIT:,} bytes, too many for one data set.")
             data = head + leaf.read(LIMIT)
             checksum = hashlib.sha256(data).hexdigest()
             found.append(_Found({"array": parse_idx(data, leaf.name)}, leaf.name, str(path), checksum))

@@ -117,6 +117,8 @@ def owner(path: Path) -> str | None:
 def entry(name: str) -> Entry | None:
     """What is known about a data set; None if it is not there."""
     path = folder() / checked_name(name) / _MANIFEST
+    if path.exists() and not path.is_file():
+        raise _damaged(name, f"{_MANIFEST} is no regular file")
     try:
         found = Entry(**json.loads(path.read_text(encoding="utf-8")))
         if found.format != _FORMAT or found.name != name or not found.counts or not found.image_shape:
@@ -204,8 +206,11 @@ def arrays(found: Entry) -> dict[str, Bytes]:
 
 
 def _mapped(found: Entry, name: str) -> Bytes:
+    path = _path(found, name)
+    if path.exists() and not path.is_file():
+        raise _damaged(found.name, f"{path.name} is no regular file")
     try:
-        array = np.load(_path(found, name), mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(found.name, str(error)) from None
     if array.dtype != np.uint8 or list(array.shape) != found.arrays[name]["shape"]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from upgd.data.archives import Problems, leaves
+from upgd.data.archives import TAR_LIMIT, Problems, leaves
 from upgd.data.dataset import Bytes, DataError
 from upgd.data.packing import peek, unpack
 
@@ -54,10 +54,12 @@ def read_cifar10(path: str | Path) -> dict[str, tuple[Bytes, Bytes]]:
     """
     problems: Problems = []
     batches: dict[str, tuple[Bytes, Bytes]] = {}
+    left = TAR_LIMIT
     for leaf in leaves(Path(path), problems):
         name = re.fullmatch(r"(data_batch_\d|test_batch)\.bin(\.xz|\.gz)?", leaf.name.rsplit("/", 1)[-1])
         if name:
-            batches[name[1]] = parse_cifar10(leaf.read(LIMIT), f"{path}: {leaf.name}")
+            batches[name[1]] = parse_cifar10(leaf.read(left), f"{path}: {leaf.name}", left)
+            left -= batches[name[1]][0].nbytes
     if problems:
         raise DataError(f"{path}: {problems[0]}; put a good copy in its place, or take it away.")
     if not batches:
@@ -84,9 +86,9 @@ def parse_idx(data: bytes, name: str) -> Bytes:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def parse_cifar10(data: bytes, name: str) -> tuple[Bytes, Bytes]:
+def parse_cifar10(data: bytes, name: str, limit: int = TAR_LIMIT) -> tuple[Bytes, Bytes]:
     """Images and labels in the bytes of one CIFAR-10 batch, packed or not. ``name`` is for the error message."""
-    content = unpack(data, name, LIMIT)
+    content = unpack(data, name, limit)
     if not content or len(content) % CIFAR10_RECORD:
         raise DataError(
             f"{name} is no CIFAR-10 batch or is cut off: "
@@ -132,6 +134,8 @@ def _joined(batches: list[tuple[Bytes, Bytes]]) -> tuple[Bytes, Bytes]:
 
 
 def _content(path: Path) -> bytes:
+    if path.exists() and not path.is_file():  # a named pipe would wait for ever, and a device would never end
+        raise DataError(f"{path} is no regular file; name the file that holds the images or labels.")
     if path.stat().st_size > LIMIT:
         raise DataError(f"{path} is larger than {LIMIT:,} bytes, too large for a data set of this kind.")
     return path.read_bytes()

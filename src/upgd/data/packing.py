@@ -7,10 +7,15 @@ import zlib
 
 from upgd.data.dataset import DataError
 
-__all__ = ["is_packed", "peek", "unpack"]
+__all__ = ["RATIO", "is_packed", "most_unpacked", "peek", "unpack"]
 
 #: What an xz file may ask for while it is unpacked; `xz -9` asks for 65 MiB.
 XZ_MEMORY = 128 << 20
+
+#: How many times its size a file may unpack to. Photographs and letters shrink to a fifth; bombs to a thousandth.
+RATIO = 100
+#: What any file may unpack to, however small it is: blank images shrink as much as bombs do.
+_FREE = 64 << 20
 
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 _CHUNK = 1 << 20
@@ -33,14 +38,22 @@ def peek(data: bytes, count: int) -> bytes:
     return data[:count]
 
 
+def most_unpacked(size: int) -> int:
+    """The most bytes that a file of this size may unpack to."""
+    return _FREE + RATIO * size
+
+
 def unpack(data: bytes, name: str, limit: int) -> bytes:
-    """All that is packed in ``data``, which must be ``limit`` bytes at most."""
+    """All that is packed in ``data``, which must be ``limit`` bytes at most, and no bomb."""
+    most = min(limit, most_unpacked(len(data)))
     if data.startswith(_GZIP):
-        content = _unpack_gzip(data, name, limit)
+        content = _unpack_gzip(data, name, most)
     elif data.startswith(_XZ):
-        content = _unpack_xz(data, name, limit)
+        content = _unpack_xz(data, name, most)
     else:
         content = data
+    if len(content) > most < limit:
+        raise DataError(f"{name} unpacks to more than {RATIO} times its size, as no images do.")
     if len(content) > limit:
         raise DataError(f"{name} holds more than the {limit:,} bytes that it should.")
     return content

@@ -6,8 +6,12 @@ rest with an HTTP range request. It does not matter that the rest may come from 
 of the whole decides.
 """
 
+import queue
+import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,8 @@ Progress = Callable[[str, int, int], None]
 TIMEOUT = 30.0
 #: How often a mirror may break off, each time a little further on, and how long to wait before asking it again.
 ATTEMPTS, PAUSE = 50, 1.0
+#: A mirror that sends less than this many bytes in this many seconds is left. So no file takes longer than its size says.
+LEAST, PATIENCE = 480 << 10, 60.0
 _CHUNK = 1 << 15
 
 
@@ -40,7 +46,7 @@ def download(wanted: Download, target: Path, progress: Progress | None = None, m
         mirror: The address of a web folder with a file of that name, to be tried first.
 
     Returns:
-        The address that the file came from.
+        The address that the file came from, without the user and the password that it may have.
     """
     try:
         import pooch
@@ -58,12 +64,12 @@ def download(wanted: Download, target: Path, progress: Progress | None = None, m
             transfer = _Transfer(wanted, part, progress)
             try:
                 pooch.retrieve(url, f"sha256:{wanted.sha256}", wanted.name, target, downloader=transfer)
-                return url
+                return _without_password(url)
             except _Unusable as error:
-                failures.append(f"{url}: {error}")
+                failures.append(f"{_without_password(url)}: {error}")
                 break
             except ValueError:
-                failures.append(f"{url}: the checksum of what came is wrong")
+                failures.append(f"{_without_password(url)}: the checksum of what came is wrong")
     raise DataError(f"{wanted.name} could not be downloaded ({'; '.join(failures)}){_hint(part)}")
 
 
@@ -71,8 +77,14 @@ def _addresses(wanted: Download, mirror: str | None) -> list[str]:
     if mirror is None:
         return list(wanted.mirrors)
     if not mirror.startswith(("http://", "https://")):
-        raise DataError(f"mirror must be an address that begins with http:// or https://, not {mirror!r}.")
+        shown = _without_password(mirror)
+        raise DataError(f"mirror must be an address that begins with http:// or https://, not {shown!r}.")
     return [f"{mirror.rstrip('/')}/{wanted.name}", *wanted.mirrors]
+
+
+def _without_password(address: str) -> str:
+    """An address that may be shown and kept: https://me:secret@host/folder becomes https://host/folder."""
+    return re.sub(r"^([A-Za-z][\w+.-]*://)?[^/?#]*@", r"\1", address)
 
 
 def _hint(part: Path) -> str:
@@ -120,23 +132,31 @@ class _Transfer:
         headers = {"User-Agent": "upgd", "Accept-Encoding": "identity"}
         if here:
             headers["Range"] = f"bytes={here}-"
-        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+
+        def answer() -> Generator[Any, None, None]:
+            """The response, and then its bytes as they are stored: a server that marks a .gz file as "Content-Encoding: gzip"
+            must not get it unpacked."""
+            with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+                yield response
+                yield from response.raw.stream(_CHUNK, decode_content=False)
+
+        with closing(_in_time(answer)) as pieces:
+            response = next(pieces)
             if response.status_code == 206 and _range_start(response) == here:
                 mode = "ab"
             elif response.status_code == 200:
                 mode, here = "wb", 0
             else:
                 raise _Unusable(f"it answers {response.status_code} {response.reason}")
-            self._receive(response, mode, here)
+            self._receive(response, pieces, mode, here)
 
-    def _receive(self, response: Any, mode: str, here: int) -> None:
+    def _receive(self, response: Any, chunks: Iterator[bytes], mode: str, here: int) -> None:
         size = self._wanted.size
         offered = response.headers.get("Content-Length", "")
         if offered.isdigit() and here + int(offered) != size:
             raise _Unusable(f"it offers {here + int(offered):,} bytes instead of {size:,}")
         with self._part.open(mode) as file:
-            # Bytes as they are stored: a server that marks a .gz file as "Content-Encoding: gzip" must not get it unpacked.
-            for chunk in response.raw.stream(_CHUNK, decode_content=False):
+            for chunk in chunks:
                 here += len(chunk)
                 if here > size:
                     file.truncate(0)
@@ -144,6 +164,51 @@ class _Transfer:
                 file.write(chunk)
                 if self._progress is not None:
                     self._progress(self._wanted.name, here, size)
+
+
+def _in_time(answer: Callable[[], Generator[Any, None, None]]) -> Generator[Any, None, None]:
+    """What a server answers, piece by piece, as long as it comes fast enough.
+
+    A timeout of a socket begins anew with every byte, and a read waits until its buffer is full: a server that sends a byte
+    now and then would hold it up for days. So a thread reads, and we wait for it as long as we have patience.
+    """
+    pieces: queue.Queue[Any] = queue.Queue(maxsize=16)
+    left = threading.Event()
+    end = object()
+
+    def read() -> None:
+        last: Any = end
+        try:
+            with closing(answer()) as coming:
+                for piece in coming:
+                    pieces.put(piece)
+                    if left.is_set():
+                        return
+        except Exception as error:
+            last = error
+        pieces.put(last)
+
+    threading.Thread(target=read, name="upgd-download", daemon=True).start()
+    came, until = 0, time.monotonic() + PATIENCE
+    try:
+        while True:
+            try:
+                piece = pieces.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                if came < LEAST:
+                    raise _Unusable(f"it sends less than {LEAST:,} bytes in {PATIENCE:g} seconds") from None
+                came, until = 0, time.monotonic() + PATIENCE
+                continue
+            if piece is end:
+                return
+            if isinstance(piece, Exception):
+                raise piece
+            came += len(piece) if isinstance(piece, bytes) else 0
+            yield piece
+    finally:
+        left.set()
+        while not pieces.empty():  # or the thread would wait for room, for ever
+            pieces.get_nowait()
 
 
 def _range_start(response: Any) -> int:

@@ -37,6 +37,8 @@ __all__ = ["load"]
 def load(path: str | os.PathLike[str]) -> Experiment:
     """Read an experiment; a mistake in the file gets an error that names the file, the key, the value and what is allowed."""
     path = Path(path)
+    if path.exists() and not path.is_file():  # a named pipe would wait for ever
+        raise ValueError(f"{path} is no regular file; name a TOML file")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
