@@ -89,6 +89,42 @@ def test_names_from_the_store_stay_text():
     assert data_of(html)["comparison-1"]["methods"][0]["name"] == EVIL
 
 
+class Cells(HTMLParser):
+    """The text of every table cell, as a browser shows it."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.headings, self.cells, self._cell = [], [], None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        if tag in ("th", "td"):
+            self._cell = ""
+
+    def handle_data(self, text):
+        if self._cell is not None:
+            self._cell += text
+
+    def handle_endtag(self, tag):
+        if tag in ("th", "td"):
+            (self.headings if tag == "th" else self.cells).append(self._cell)
+            self._cell = None
+
+
+def test_hostile_text_that_a_table_shows_stays_text():
+    """Unlike a setting of an unknown name, the value of a known one, a method and a figure stand in cells of their own."""
+    looked = {"step": [40], EVIL: [0.5]}
+    records = [
+        record("unknown", {"lr": EVIL}, diagnostics=looked),
+        record(EVIL, {"lr": 0.1}, diagnostics=looked),
+        record("unknown", {"lr": f"{EVIL}2"}, diverged_at=5),
+    ]
+    shown = Cells(content(records, STORE))
+    assert shown.cells.count(f"lr {EVIL}") == 2  # the best settings and all settings
+    assert shown.cells.count(f"lr {EVIL}2") == 2  # all settings and those that diverged
+    assert shown.headings.count(EVIL) == 3  # a method in a row and above a column, and a figure
+
+
 def test_the_page_is_whole_and_has_landmarks_and_captions():
     records = [record("upgd", {"lr": lr, "sigma": s}, seed=0) for lr in (0.1, 0.01) for s in (0.1, 0.01)]
     html = content([*records, record("sgd", diverged_at=20), record("sgd", problem="other")], STORE)
