@@ -311,7 +311,7 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(path, monkeypatch)
         Store.write(path).close()
     before = path.read_bytes()
     for open_ in (Store.read, Store.write):
-        with pytest.raises(StoreError, match=r"newer version of upgd \(schema 3; this one knows 2\)"):
+        with pytest.raises(StoreError, match=r"newer version of upgd \(schema 4; this one knows 3\)"):
             open_(path)
     assert path.read_bytes() == before
 
@@ -323,11 +323,11 @@ def test_an_old_store_is_brought_forward_by_who_writes_to_it(path, monkeypatch):
     monkeypatch.setattr(store_module, "MIGRATIONS", [*store_module.MIGRATIONS, script])
     with Store.read(path) as store:
         assert len(store.records()) == 1
-        assert store._connection.execute("SELECT max(version) FROM migrations").fetchall() == [(2,)]
+        assert store._connection.execute("SELECT max(version) FROM migrations").fetchall() == [(3,)]
     with Store.write(path) as store:
         assert len(store.records()) == 1
         assert store._connection.execute("SELECT mood FROM runs").fetchall() == [("calm",)]
-        assert store._connection.execute("SELECT version FROM migrations").fetchall() == [(1,), (2,), (3,)]
+        assert store._connection.execute("SELECT version FROM migrations").fetchall() == [(1,), (2,), (3,), (4,)]
 
 
 FIRST_SCHEMA = store_module.MIGRATIONS[:1]
@@ -340,8 +340,7 @@ def written_by_the_first_version(path: Path, *records: Record) -> str:
         patch.setattr(store_module, "MIGRATIONS", FIRST_SCHEMA)
         with Store.write(path) as store:
             for one in records:
-                values = dict(zip(("digest", *store_module._COLUMNS), store_module._row(one), strict=True))
-                del values["diagnostics"]
+                values = store_module._row(one)
                 marks = ", ".join("?" * (1 + len(columns)))
                 store._connection.execute(
                     f"INSERT INTO runs (digest, {', '.join(columns)}) VALUES ({marks})",

@@ -4,6 +4,9 @@ A learner is known by what makes it compute what it computes (:class:`Key`): to 
 setting makes another row. There is one writer; any number of readers may look on while it writes. What has been added is on
 the disk: a process killed at any moment, a full disk or a power cut takes away nothing of it.
 
+Every row carries a checksum of all its columns. Opening a store checks its structure and every row, so that damage is never
+mistaken for results: readers leave damaged rows out and warn (:class:`DamagedStoreWarning`), writers refuse the file.
+
     >>> key = Key(problem="toy", network="300-150", method="sgd", settings={"lr": 0.01}, seed=0, steps=4)
     >>> record = Record(key, window=2, loss=[0.5, 0.25], device="cpu", backend="torch", seconds=0.1)
     >>> with Store.write(":memory:") as store:
@@ -15,8 +18,9 @@ import hashlib
 import json
 import os
 import sqlite3
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
@@ -27,7 +31,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MIGRATIONS", "Key", "Record", "Store", "StoreError"]
+__all__ = ["MIGRATIONS", "DamagedStoreWarning", "Key", "Record", "Store", "StoreError", "repair"]
 
 #: What is behind the file's first bytes: an SQLite file of this package ("upgd").
 APPLICATION = 0x75706764
@@ -63,6 +67,15 @@ MIGRATIONS: list[str] = [
     """
     ALTER TABLE runs ADD COLUMN diagnostics TEXT;  -- JSON; NULL where nobody looked inside
     """,
+    """
+    ALTER TABLE runs ADD COLUMN checksum BLOB;  -- of the whole row, see _checksum; rows that were there get theirs now
+    UPDATE runs SET checksum = checksum_of(
+        'accuracy', accuracy, 'backend', backend, 'device', device, 'diagnostics', diagnostics, 'digest', digest,
+        'diverged_at', diverged_at, 'engine', engine, 'finished', finished, 'id', id, 'loss', loss, 'method', method,
+        'network', network, 'options', options, 'package', package, 'problem', problem, 'seconds', seconds,
+        'seed', seed, 'settings', settings, 'steps', steps, 'torch', torch, 'window', window
+    );
+    """,
 ]
 
 Curve = NDArray[np.float32]
@@ -70,6 +83,10 @@ Curve = NDArray[np.float32]
 
 class StoreError(OSError):
     """Something is wrong with the file of results; the message says what to do."""
+
+
+class DamagedStoreWarning(UserWarning):
+    """Part of a store is not as it was written, and is left out of what was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,50 +183,71 @@ class Record:
 _KEY_COLUMNS = tuple(f.name for f in fields(Key))
 _OWN_COLUMNS = tuple(f.name for f in fields(Record) if f.name not in ("key", "id"))
 _COLUMNS = (*_KEY_COLUMNS, *_OWN_COLUMNS)
+_SUMMED = tuple(sorted(("id", "digest", *_COLUMNS)))  # what a checksum covers
+
+#: What the module sqlite3 raises. A damaged length asks for more memory than there is; and a message that quotes a damaged
+#: schema may be no text.
+_SQLITE_ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)
+
+#: How many findings of one kind a message lists.
+_LISTED = 10
 
 
 class Store:
-    """A file of results. Make one with :meth:`read` or :meth:`write`; both are context managers."""
+    """A file of results. Make one with :meth:`read` or :meth:`write`; both are context managers.
+
+    Attributes:
+        path: the file.
+        damage: what is damaged, in words, according to the last :meth:`check`, which opening the store begins with.
+    """
 
     def __init__(self, path: str | Path, connection: sqlite3.Connection, lock: sqlite3.Connection | None) -> None:
         self.path = Path(path)
         self._connection = connection
         self._lock = lock
+        self.damage: list[str] = []
+        self._damaged: set[int] = set()
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Open a store to look at it; also while somebody writes to it. Nothing in it is changed, however old it is."""
-        _check_exists(Path(path))
-        with _explained(path):
-            connection = _connect_to_read(Path(path))
-            try:
-                if _checked_version(connection, path) == 0:  # an empty file, as a writer has it at first
-                    connection.close()
-                    connection = sqlite3.connect(":memory:", isolation_level=None)
-                    _prepare(connection, path)
-            except BaseException:
-                connection.close()
-                raise
-        return cls(path, connection, None)
+        """Open a store to look at it; also while somebody writes to it. Nothing in it is changed, however old it is.
+
+        Warns:
+            DamagedStoreWarning: if the file or some of its rows are damaged. Damaged rows are left out.
+        """
+        store = cls(path, _open_to_read(path), None)
+        try:
+            if found := store.check():
+                warnings.warn(_damaged(path, found, "the damaged part is left out"), DamagedStoreWarning, stacklevel=1)
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     @classmethod
     def write(cls, path: str | Path) -> Self:
-        """Open a store, or make a new one, to add to it. ``":memory:"`` makes one that is gone with the process."""
+        """Open a store, or make a new one, to add to it. ``":memory:"`` makes one that is gone with the process.
+
+        Raises:
+            StoreError: if it cannot be written to, or is damaged: writing could destroy what can still be read.
+        """
         in_memory = str(path) == ":memory:"
         lock = None if in_memory else _locked(Path(path))
         try:
             with _explained(path):
-                connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+                store = cls(path, _connect(path, timeout=30), lock)
                 try:
-                    _prepare(connection, path)
+                    if found := store.check():
+                        raise StoreError(_damaged(path, found, "nothing was written"))
+                    _prepare(store._connection, path)
                 except BaseException:
-                    connection.close()
+                    store._connection.close()
                     raise
         except BaseException:
             if lock is not None:
                 lock.close()
             raise
-        return cls(path, connection, lock)
+        return store
 
     def close(self) -> None:
         """Let others write."""
@@ -225,7 +263,7 @@ class Store:
 
     def __len__(self) -> int:
         with _explained(self.path):
-            return int(self._connection.execute("SELECT count(*) FROM runs").fetchone()[0])
+            return int(self._connection.execute("SELECT count(*) FROM runs").fetchone()[0]) - len(self._damaged)
 
     def add(self, records: Iterable[Record]) -> int:
         """Add records in one transaction: all of them or, if something goes wrong, none.
@@ -233,18 +271,26 @@ class Store:
         Returns:
             How many were new; those that were there already are left as they are.
         """
-        rows = [_row(record) for record in records]
-        names = ("digest", *_COLUMNS)
-        sql = f"INSERT INTO runs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) ON CONFLICT (digest) DO NOTHING"
+        rows: dict[str, dict[str, Any]] = {}
+        for row in map(_row, records):
+            rows.setdefault(row["digest"], row)
+        marks = ", ".join("?" * (len(_SUMMED) + 1))
+        sql = f"INSERT INTO runs ({', '.join(_SUMMED)}, checksum) VALUES ({marks})"
         with _explained(self.path), _transaction(self._connection):
-            before = self._connection.total_changes
-            self._connection.executemany(sql, rows)
-            return self._connection.total_changes - before
+            there = "SELECT digest FROM runs WHERE digest IN (SELECT value FROM json_each(?))"
+            for (digest,) in self._connection.execute(there, [_json(list(rows))]).fetchall():
+                del rows[digest]
+            (last,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM runs").fetchone()
+            for number, row in enumerate(rows.values(), last + 1):
+                values = [row[name] if name != "id" else number for name in _SUMMED]
+                self._connection.execute(sql, (*values, _checksum(zip(_SUMMED, values, strict=True))))
+            return len(rows)
 
     def digests(self) -> set[str]:
         """The keys of all records."""
         with _explained(self.path):
-            return {digest for (digest,) in self._connection.execute("SELECT digest FROM runs")}
+            found = self._connection.execute("SELECT id, digest FROM runs").fetchall()
+        return {digest for number, digest in found if number not in self._damaged}
 
     def records(
         self,
@@ -268,16 +314,35 @@ class Store:
         }
         with _explained(self.path):
             # Ids first, so that curves are read only of what is wanted, and never sorted.
-            sql = f"""
-                SELECT id, {", ".join(self._selected())} FROM runs
-                WHERE id IN (SELECT id FROM runs WHERE {" AND ".join(conditions) or "1"}) ORDER BY id
-            """
-            return [_record(row) for row in self._connection.execute(sql, list(conditions.values()))]
+            where = f"WHERE id IN (SELECT id FROM runs WHERE {' AND '.join(conditions) or '1'}) ORDER BY id"
+            found = _rows(self._connection, where, tuple(conditions.values()))
+            return [_record(row) for row, intact in found if intact]
 
-    def _selected(self) -> list[str]:
-        """What to ask for to get all columns; those that the store is too old to have are NULL."""
-        there = {name for (name,) in self._connection.execute("SELECT name FROM pragma_table_info('runs')")}
-        return [name if name in there else f"NULL AS {name}" for name in _COLUMNS]
+    def check(self) -> list[str]:
+        """Check the file's structure and the checksum of every row.
+
+        Returns:
+            What is damaged, in words; an empty list if nothing is.
+        """
+        findings: list[str] = []
+        damaged: list[int] = []
+        with _explained(self.path):
+            try:
+                if _tables(self._connection):  # and not an empty file, as a writer has it at first
+                    structure = self._connection.execute(f"PRAGMA integrity_check({_LISTED})").fetchall()
+                    findings += [line.replace("*** in database main ***", "") for (line,) in structure if line != "ok"]
+                    damaged += [row["id"] for row, intact in _rows(self._connection) if not intact]
+            except _SQLITE_ERRORS as error:
+                if not _is_damage(error):
+                    raise
+                findings.append(f"not all rows can be read ({error})")
+        if damaged:
+            more = f" and {len(damaged) - _LISTED} more" if len(damaged) > _LISTED else ""
+            verb = "is" if len(damaged) == 1 else "are"
+            findings.insert(0, f"{_named_rows(damaged[:_LISTED])}{more} {verb} not as written")
+        self.damage = [" ".join(finding.split()) for finding in findings]
+        self._damaged = set(damaged)
+        return self.damage
 
     def delete(self, ids: Iterable[int]) -> int:
         """Remove records for good, and give the space back; how many there were."""
@@ -305,10 +370,92 @@ def _check_is_no_folder(path: Path) -> None:
         raise StoreError(f"{path} is no regular file; choose another file for the store")
 
 
-def _connect_to_read(path: Path) -> sqlite3.Connection:
+def repair(path: str | Path, target: str | Path) -> tuple[int, list[int]]:
+    """Copy all records of a damaged store that are as they were written into a new store. The damaged one is not changed.
+
+    Args:
+        path: the damaged store.
+        target: the new one; there must be no such file yet.
+
+    Returns:
+        How many records were saved, and the numbers of rows that were not. Of rows on pages that cannot be read, not even
+        the number may be known.
+    """
+    _check_exists(Path(path))
+    if Path(target).exists():
+        raise StoreError(f"{target} exists; repair writes to a new file: choose another name")
+    saved: list[Record] = []
+    lost: list[int] = []
+    with _explained(path), closing(_connect_to_read(Path(path), "PRAGMA writable_schema = ON")) as connection:
+        if "runs" not in _tables(connection):
+            raise StoreError(f"{path} has no table of results; put a copy in its place")
+        for number in sorted(_numbers(connection)):
+            found: list[Record] = []
+            with suppress(*_SQLITE_ERRORS):
+                found = [_record(row) for row, intact in _rows(connection, "WHERE id = ?", (number,)) if intact]
+            saved += found
+            lost += [] if found else [number]
+    with Store.write(target) as store:
+        return store.add(saved), lost
+
+
+def _numbers(connection: sqlite3.Connection) -> set[int]:
+    """The numbers of all rows that anything knows of: the table, from both of its ends, and its indexes."""
+    orders = ["NOT INDEXED ORDER BY id", "NOT INDEXED ORDER BY id DESC"]
+    with suppress(*_SQLITE_ERRORS):
+        orders += [
+            f'INDEXED BY "{name}"' for (name,) in connection.execute("SELECT name FROM pragma_index_list('runs')")
+        ]
+    found: set[int] = set()
+    for order in orders:
+        with suppress(*_SQLITE_ERRORS):
+            for (number,) in connection.execute(f"SELECT id FROM runs {order}"):
+                found.add(number)
+    return found
+
+
+def _damaged(path: str | Path, findings: list[str], consequence: str) -> str:
+    more = f"; and more (`upgd store check {path}`)" if len(findings) > 2 else ""
+    return (
+        f"{path} is damaged: {'; '.join(findings[:2])}{more}; {consequence}. "
+        f"`upgd store repair {path} NEW.db` copies what is intact into a new file"
+    )
+
+
+def _named_rows(numbers: list[int]) -> str:
+    return f"row{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
+
+
+def _connect(address: str | Path, **options: Any) -> sqlite3.Connection:
+    connection: sqlite3.Connection = sqlite3.connect(address, isolation_level=None, **options)
+    # A damaged text shall make its row a damaged row, and not stop the reading of all others.
+    connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+    connection.create_function("checksum_of", -1, lambda *pairs: _checksum(zip(pairs[::2], pairs[1::2], strict=True)))
+    return connection
+
+
+def _open_to_read(path: str | Path) -> sqlite3.Connection:
+    _check_exists(Path(path))
+    with _explained(path):
+        connection = _connect_to_read(Path(path))
+        try:
+            if _checked_version(connection, path) == 0:  # an empty file, as a writer has it at first
+                connection.close()
+                connection = _connect(":memory:")
+                _prepare(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _connect_to_read(path: Path, pragma: str = "") -> sqlite3.Connection:
+    if 0 < path.stat().st_size < 512:  # SQLite takes less than its smallest page for an empty file
+        raise StoreError(f"{path} is damaged or no store (file is too short); put a copy in its place")
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
-    connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
+    connection = _connect(address, uri=True, timeout=30)
     try:
+        connection.execute(pragma)
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.OperationalError:
         connection.close()
@@ -316,7 +463,8 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
             raise
         # In a folder that cannot be written to, SQLite cannot make the files through which it talks with a writer; there
         # is no writer then, either.
-        connection = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+        connection = _connect(f"{address}&immutable=1", uri=True)
+        connection.execute(pragma)
     return connection
 
 
@@ -331,7 +479,7 @@ def _locked(path: Path) -> sqlite3.Connection:
         raise StoreError(f"there is no folder {path.parent} for the store {path.name}; make it, or choose another file")
     _check_is_no_folder(path)
     if path.is_file():
-        Store.read(path).close()  # or a file that is no store would get a lock beside it before it is refused
+        _open_to_read(path).close()  # or a file that is no store would get a lock beside it before it is refused
         if (names := target.stat().st_nlink) > 1:
             raise StoreError(
                 f"{path} has {names} names (hard links), and writing under two of them at once would damage it; copy the "
@@ -374,19 +522,31 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _checked_version(connection: sqlite3.Connection, path: str | Path) -> int:
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    tables = _tables(connection)
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     if not tables and application == 0:
         return 0
     if application != APPLICATION or "migrations" not in tables:
         raise StoreError(f"{path} is an SQLite file of another program; choose another file")
-    version = int(connection.execute("SELECT max(version) FROM migrations").fetchone()[0])
+    version = _version(connection)
+    if version < 1:
+        raise StoreError(f"{path} is damaged: it does not say which schema it has; put a copy in its place")
     if version > len(MIGRATIONS):
         raise StoreError(
             f"{path} was written by a newer version of upgd (schema {version}; this one knows {len(MIGRATIONS)}); "
             "upgrade upgd, or choose another file"
         )
     return version
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """Which schema a store has; 0 if it does not say."""
+    (version,) = connection.execute("SELECT max(version) FROM migrations").fetchone()
+    return version if isinstance(version, int) else 0
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 @contextmanager
@@ -406,35 +566,86 @@ def _explained(path: str | Path) -> Iterator[None]:
     """Say in one sentence what SQLite's errors mean for the user."""
     try:
         yield
-    except sqlite3.Error as error:
+    except _SQLITE_ERRORS as error:
         name = getattr(error, "sqlite_errorname", "")
-        raise StoreError(f"{_reason(str(path), name, error)}") from error
+        raise StoreError(_reason(str(path), name, error)) from error
 
 
-def _reason(path: str, name: str, error: sqlite3.Error) -> str:
+def _reason(path: str, name: str, error: Exception) -> str:
     if name.startswith("SQLITE_BUSY") or name.startswith("SQLITE_LOCKED"):
         return f"another process is writing to {path}; wait for it, stop it, or choose another file"
     if name == "SQLITE_FULL":
         return f"no space is left for {path}; what was finished is kept: make room and run the same again"
-    if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
-        return f"{path} is damaged or no store ({error}); move it away, or put a copy in its place"
+    if _is_damage(error):
+        return (
+            f"{path} is damaged or no store ({error}); put a copy in its place, or save what can be read with "
+            f"`upgd store repair {path} NEW.db`"
+        )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
         return f"{path} cannot be opened ({error}); check the permissions of file and folder, or choose another file"
     return f"{path} cannot be used ({error}); what was finished is kept"
 
 
-def _row(record: Record) -> tuple[Any, ...]:
+def _is_damage(error: Exception) -> bool:
+    named = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+    return named or isinstance(error, UnicodeDecodeError | MemoryError)
+
+
+def _row(record: Record) -> dict[str, Any]:
+    """All columns of a record but its number and checksum, in the types in which SQLite gives them back."""
     key = record.key
     values: dict[str, Any] = {name: getattr(key, name) for name in _KEY_COLUMNS}
     values |= {name: getattr(record, name) for name in _OWN_COLUMNS}
     values |= {name: _json(values[name]) for name in ("options", "settings")}
     values |= {name: _blob(values[name]) for name in ("loss", "accuracy")}
     values["diagnostics"] = None if record.diagnostics is None else _json(record.diagnostics)
-    return (key.digest, *(values[name] for name in _COLUMNS))
+    values |= {"window": int(record.window), "seconds": float(record.seconds)}
+    values["diverged_at"] = None if record.diverged_at is None else int(record.diverged_at)
+    return values | {"digest": key.digest}
 
 
-def _record(row: tuple[Any, ...]) -> Record:
-    values = dict(zip(("id", *_COLUMNS), row, strict=True))
+def _checksum(columns: Iterable[tuple[str, Any]]) -> bytes:
+    """Of the columns of a row, in the order of their names.
+
+    Those that are NULL do not count, so that a column can be added to rows that are there.
+    """
+    head: list[Any] = []
+    blobs: list[bytes] = []
+    for name, value in columns:
+        if isinstance(value, bytes):
+            head += name, [len(value)]
+            blobs.append(value)
+        elif value is not None:
+            head += name, value
+    return hashlib.blake2b(b"".join([json.dumps(head).encode(), *blobs]), digest_size=16).digest()
+
+
+def _rows(
+    connection: sqlite3.Connection, where: str = "ORDER BY id", values: tuple[Any, ...] = ()
+) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Rows by column, and whether they are as they were written."""
+    there = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info('runs')")}
+    summed = "checksum" in there or _version(connection) >= 3
+    # Columns that the store is too old to have are NULL.
+    names = [name if name in there else f"NULL AS {name}" for name in (*_SUMMED, "checksum")]
+    for *columns, checksum in connection.execute(f"SELECT {', '.join(names)} FROM runs {where}", values):
+        row = dict(zip(_SUMMED, columns, strict=True))
+        yield row, checksum == _checksum(row.items()) if summed else _is_plausible(row)
+
+
+def _is_plausible(row: Mapping[str, Any]) -> bool:
+    """Whether a row from before there were checksums makes a record, and has the key that its digest was made of."""
+    try:
+        record = _record(row)
+        datetime.fromisoformat(record.finished)
+        numbers = isinstance(record.seconds, float) and isinstance(record.diverged_at, int | None)
+        return numbers and record.key.digest == row["digest"]
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        return False
+
+
+def _record(row: Mapping[str, Any]) -> Record:
+    values = {name: value for name, value in row.items() if name != "digest"}
     values |= {name: json.loads(values[name]) for name in ("options", "settings")}
     values |= {name: _curve(values[name]) for name in ("loss", "accuracy")}
     values["diagnostics"] = None if values["diagnostics"] is None else json.loads(values["diagnostics"])

@@ -6,6 +6,10 @@ Each module has the commands of one family; ``options.py`` has the options that 
 import io
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 try:
     from cyclopts import App, CycloptsError, UnusedCliTokensError
@@ -23,6 +27,7 @@ from upgd.cli.reproducing import reproduce
 from upgd.cli.results import best, export, runs, table
 from upgd.cli.running import bench, run, sweep
 from upgd.cli.showing import demo
+from upgd.cli.store import store
 
 __all__ = ["app", "main"]
 
@@ -32,18 +37,24 @@ app = App(
     version=__version__,
     suppress_keyboard_interrupt=False,  # or it would end the process without a word
 )
-for command in (demo, run, sweep, confirm, best, table, report, watch, reproduce, export, runs, data, bench):
+for command in (demo, run, sweep, confirm, best, table, report, watch, reproduce, export, runs, store, data, bench):
     app.command(command)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 if all went well, 1 if it could not be done, 2 if it was not understood, 130 on Ctrl-C."""
+    """Run the command and exit.
+
+    The status is 0 if all went well, 1 if it could not be done, 2 if it was not understood, 3 if it was done without the
+    damaged part of a store, 130 on Ctrl-C.
+    """
     if not _streams_are_open():
         sys.exit(_failed(f"the standard output is closed; redirect it to a file, or to {os.devnull}", 1))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without β shall not cost anybody a table
-    code = _run(sys.argv[1:] if arguments is None else arguments)
+    with _damage_reported() as damage:
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+    code = code or (3 if damage else 0)
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -98,6 +109,26 @@ def _is_about_memory(error: Exception) -> bool:
     """Torch has a class of its own for this on a GPU, and on a CPU none."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+
+
+@contextmanager
+def _damage_reported() -> Iterator[set[str]]:
+    """Print every warning about a damaged store once, like an error, and collect them: the exit status depends on them."""
+    found: set[str] = set()
+    with warnings.catch_warnings():
+        # By the name of the module, because to import it takes as long as some commands do.
+        warnings.filterwarnings("always", module=r"upgd\.store$")
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+            if category.__name__ != "DamagedStoreWarning":
+                others(message, category, *rest)
+            elif str(message) not in found:
+                found.add(str(message))
+                _failed(message, 3)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield found
 
 
 def _failed(reason: object, code: int) -> int:

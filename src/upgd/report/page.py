@@ -62,20 +62,25 @@ def write(store: str | os.PathLike[str], path: str | os.PathLike[str], *, proble
         The path.
     """
     with Store.read(Path(store)) as opened:
-        records = opened.records(problem=problem)
+        records, damage = opened.records(problem=problem), opened.damage
     if not records:
         of_problem = f" of {problem!r}" if problem else ""
         raise ValueError(f"{store} has no results{of_problem}; `upgd run` and `upgd sweep` make some")
     target = Path(path)
     writing.check(target)
-    page = render(records, Path(store))
+    page = render(records, Path(store), damage=damage)
     with writing.text(target) as file:
         file.write(page)
     return target
 
 
-def render(records: Sequence[Record], store: Path, *, news: str | None = None) -> str:
+def render(records: Sequence[Record], store: Path, *, news: str | None = None, damage: Sequence[str] = ()) -> str:
     """The whole page; a live one, which says from which news it was made, gets plotly and further news from its server."""
+    return page_around(content(records, store, damage), store, news=news)
+
+
+def page_around(content: str, store: Path, *, news: str | None = None) -> str:
+    """The whole page, with this content."""
     live = news is not None
     programs = [_resource("page.js"), _resource("live.js")] if live else [plotly(), _resource("page.js")]
     trusted = " ".join(f"'sha256-{_hash(program)}'" for program in programs)
@@ -91,19 +96,19 @@ def render(records: Sequence[Record], store: Path, *, news: str | None = None) -
         style=_resource("page.css"),
         sweep=_SWEEP if live else "",
         news="" if news is None else f' data-news="{escape(news)}"',
-        content=content(records, store),
+        content=content,
         scripts="\n".join([*tags, *(f"<script>{program}</script>" for program in programs)]),
     )
 
 
-def content(records: Sequence[Record], store: Path) -> str:
-    """What changes while a sweep runs: all text and tables, and the charts' data."""
+def content(records: Sequence[Record], store: Path, damage: Sequence[str] = ()) -> str:
+    """What changes while a sweep runs: all text and tables, and the charts' data; and what is damaged in the store."""
     found = sections(records)
     anchors = [f"comparison-{number}" for number in range(1, len(found) + 1)]
     parts = [section(one, anchor, str(store)) for one, anchor in zip(found, anchors, strict=True)]
     charts = {anchor: one.chart() for one, anchor in zip(found, anchors, strict=True)}
     return (
-        f"<header>{overview(records, found, store)}</header>"
+        f"<header>{overview(records, found, store)}{_damage(damage)}</header>"
         f"{_contents(found, anchors)}"
         f'<main id="content" tabindex="-1">{"".join(parts) or _NOTHING}</main>'
         f"<footer>{_footer(records)}</footer>"
@@ -119,6 +124,15 @@ def plotly() -> str:
 
 
 _NOTHING = "<p>There are no results yet. This page shows them as they come.</p>"
+
+
+def _damage(damage: Sequence[str]) -> str:
+    if not damage:
+        return ""
+    return (
+        f'<p class="note" role="alert"><strong>The store is damaged, and the damaged part is not shown:</strong> '
+        f"{escape('; '.join(damage))}. <code>upgd store repair</code> copies what is intact into a new file.</p>"
+    )
 
 
 def _contents(found: Sequence[Section], anchors: Sequence[str]) -> str:
