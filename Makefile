@@ -53,7 +53,8 @@ format: $(VENV)/.ready  ## let ruff put the code in order
 bench: $(VENV)/.ready  ## measure speed as ratios, side by side in one run
 	$(BIN)/python -m benchmarks
 
-docs: $(VENV)/.ready  ## build the documentation into site/
+docs: $(VENV)/.ready  ## build the documentation into site/, its lists of commands and problems included
+	$(BIN)/python docs/generate.py
 	$(BIN)/mkdocs build --strict
 
 clean:  ## remove what the targets made

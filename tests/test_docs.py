@@ -5,6 +5,7 @@ Commands are parsed by the command line itself.
 """
 
 import doctest
+import importlib.util
 import re
 import shlex
 import socket
@@ -26,6 +27,7 @@ import upgd.streams.registry as streams
 from upgd.data import cache
 from upgd.experiments import load
 from upgd.experiments.reproduce import Plan
+from upgd.population import METHODS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -101,6 +103,24 @@ def test_declared_experiments_can_be_loaded(page, tmp_path):
         assert load(tmp_path / "experiment.toml").learners()
 
 
+@pytest.mark.parametrize("page", ["commands.md", "problems.md"])
+def test_the_lists_are_current(page):
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    current = (ROOT / "docs" / page).read_text(encoding="utf-8") == generate.PAGES[page]()
+    assert current, f"docs/{page} is not what the code says; write it anew with `python docs/generate.py`"
+
+
+def test_the_lists_name_all_there_is():
+    listed = (ROOT / "docs" / "problems.md").read_text()
+    assert all(f"| `{name}` |" in listed for name in (*streams.names(), *METHODS))
+    from upgd.cli import app
+
+    listed = (ROOT / "docs" / "commands.md").read_text()
+    assert all(f"\n## upgd {name}\n" in listed for name in app if not name.startswith("-"))
+
+
 def commands(page: Path) -> list[tuple[int, str]]:
     """The commands of ours that a page shows, in blocks and in its text."""
     found = []
@@ -108,6 +128,7 @@ def commands(page: Path) -> list[tuple[int, str]]:
         for number, text in enumerate(block.replace("\\\n", "  ").splitlines(), line):
             parts = re.split(r"&&|[|;&]", re.sub(r"^\w*\$ +", "", text))
             found += [(number, part.strip()) for part in parts if part.strip().startswith("upgd ")]
+    found += [(0, one) for one in re.findall(r"^    (upgd .*)$", page.read_text(), re.M)]
     prose = re.sub(r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), page.read_text(), flags=re.S | re.M)
     inline = re.finditer(r"`(upgd [^`]+)`", prose)
     return found + [(prose.count("\n", 0, one.start()) + 1, one[1]) for one in inline if "…" not in one[1]]

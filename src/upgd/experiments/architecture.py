@@ -27,7 +27,7 @@ Factory = Callable[[Stream], nn.Module]
 AnyFactory = TypeVar("AnyFactory", bound=Factory)
 
 _REGISTERED: dict[str, Factory] = {}
-_BUILT_IN = ("linear", "conv", "conv-authors")
+BUILT_IN = ("linear", "conv", "conv-authors")
 _DENSE = re.compile(r"[1-9]\d{0,17}(-[1-9]\d{0,17})*")
 #: 4 GB in float32, for one learner; a larger network is a slip of the keyboard.
 _MOST_PARAMETERS = 10**9
@@ -59,7 +59,7 @@ def network(name: str, stream: Stream) -> nn.Module:
 def check(name: str) -> str:
     """The name itself, or an error that says what names there are."""
     body, colon, activation = str(name).partition(":")
-    known = name in _REGISTERED or body in _BUILT_IN or _DENSE.fullmatch(body)
+    known = name in _REGISTERED or body in BUILT_IN or _DENSE.fullmatch(body)
     if not known:
         raise ValueError(f"network must be {_FORMS}; not {name!r}")
     if colon and (activation not in ACTIVATIONS or body == "linear"):
@@ -70,7 +70,7 @@ def check(name: str) -> str:
 def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
     """Add a network: put ``@register("my-network")`` before a function that makes the module for a stream."""
 
-    if name in _BUILT_IN or not re.fullmatch(r"[a-z][\w-]*", name):
+    if name in BUILT_IN or not re.fullmatch(r"[a-z][\w-]*", name):
         raise ValueError(f"{name!r} cannot be the name of a new network: taken, or no plain lower-case name")
 
     def remember(factory: AnyFactory) -> AnyFactory:

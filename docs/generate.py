@@ -1,0 +1,144 @@
+"""Write the pages that list what there is: commands, problems, methods. `make docs` does it; a test checks that it was done.
+
+Both pages come from what the program itself uses: the help of the command line and the registries.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from upgd.cli import app
+from upgd.data.sources import OFFICIAL
+from upgd.experiments import architecture, grids, paper
+from upgd.experiments.variants import LABELS
+from upgd.networks import ACTIVATIONS
+from upgd.population import METHODS
+from upgd.streams import make, registry
+
+DOCS = Path(__file__).parent
+
+
+def commands() -> str:
+    """The page of commands: the command line's own help."""
+    with mock.patch.object(sys, "argv", ["upgd"]):  # or usage would name the program that runs this one
+        text = app.generate_docs(output_format="markdown")
+    text = text[text.index("**Commands**:") :].replace("```console", "```text")
+    text = re.sub(r" \*\[default: (False|\(\))\]\*", "", text)
+    return (
+        "# Commands\n\n"
+        "What `upgd --help` says about each command. [Experiments](experiments.md) explains how the commands work "
+        "together.\n\n" + text.strip() + "\n"
+    )
+
+
+def problems() -> str:
+    """The page of problems, methods, networks and data sets: the registries."""
+    return "\n".join(
+        [
+            "# Problems and methods",
+            "",
+            "Names that `upgd run`, `upgd sweep` and `upgd.experiments` take.",
+            "",
+            "## Problems",
+            "",
+            "`stationary-DATA`, `input-permuted-DATA` and `output-permuted-DATA` exist for every data set, your own too. "
+            "Network, steps and seeds are the defaults of an experiment. [Streams](streams.md) explains the problems.",
+            "",
+            *_table(
+                ["problem", "what changes", "task length", "options", "network", "steps", "seeds"],
+                [_problem(name) for name in registry.names()],
+            ),
+            "",
+            "## Methods",
+            "",
+            "c, p and q are the switches of the [rule](rules.md): whether the method follows the gradient, protects useful "
+            "weights from it, and protects them from the noise. AdamW has a rule of its own. A setting without a value has "
+            "no default.",
+            "",
+            *_table(
+                ["method", "name", "c", "p", "q", "settings and defaults"],
+                [_method(name) for name in METHODS],
+            ),
+            "",
+            "`wise`, `scaling`, `order` and `noise` make variants of a method: "
+            "`weight` or `feature`, `global` or `local`, `1` or `2`, `white` or `anticorrelated`.",
+            "",
+            "## Short grids",
+            "",
+            "What a sweep tries if no values are given (`--grid short`). Other settings keep their defaults.",
+            "",
+            *_table(
+                ["method", "settings", "values to try"],
+                [
+                    [
+                        f"`{name}`",
+                        str(prod(map(len, grid.values()))),
+                        "; ".join(f"`{one}` {_list(grid[one])}" for one in grid),
+                    ]
+                    for name, grid in grids.SHORT.items()
+                ],
+            ),
+            "",
+            "## Networks",
+            "",
+            f"{_code(architecture.BUILT_IN)}, or the sizes of the hidden layers, such as `300-150`. An activation may "
+            f"follow a colon, as in `300-150:tanh`: {_code(ACTIVATIONS)}.",
+            "",
+            "## Data sets",
+            "",
+            f"`digits` is part of the package. `upgd data fetch` downloads {_code(OFFICIAL)}. [Data](data.md) explains how "
+            "to add your own.",
+            "",
+        ]
+    )
+
+
+def _problem(name: str) -> list[str]:
+    factory = registry._factory(name)
+    kind: Any = factory.func if isinstance(factory, partial) else factory
+    needs_download = any(name.endswith(f"-{data}") for data in OFFICIAL)
+    length = kind.default_task_length if needs_download else make(name).task_length
+    what = (inspect.getdoc(kind) or "").splitlines()[0]
+    usual = paper.defaults(name)
+    options = _code(inspect.signature(factory).parameters)
+    run = [f"`{usual.network}`", f"{usual.steps:,}", str(usual.seeds)]
+    return [f"`{name}`", what, f"{length:,}", options, *(["–"] * 3 if name.startswith("utility-quality") else run)]
+
+
+def _method(name: str) -> list[str]:
+    method = METHODS[name]
+    switches = ["–"] * 3 if method.rule == "adamw" else [f"{value:g}" for value in (method.c, method.p, method.q)]
+    settings = {"lr": ..., **method.settings}
+    words = [f"`{one}`" if value is ... else f"`{one}` {_value(value)}" for one, value in settings.items()]
+    return [f"`{name}`", LABELS[name], *switches, ", ".join(words)]
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _list(values: Iterable[Any]) -> str:
+    return ", ".join(map(_value, values))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(_value, value))
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+PAGES: dict[str, Callable[[], str]] = {"commands.md": commands, "problems.md": problems}
+
+if __name__ == "__main__":
+    for page, text in PAGES.items():
+        (DOCS / page).write_text(text(), encoding="utf-8")
