@@ -1,12 +1,14 @@
 """The phenomenon in a minute: a stream that keeps changing, five methods, a table and a page."""
 
-import base64
 import html
 import io
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from upgd import writing
 from upgd.experiments import figures
@@ -52,15 +54,34 @@ EXPERIMENTS = {
 }
 
 _STYLE = """
-body { font: 16px/1.55 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2.5rem auto; padding: 0 1.2rem }
-h1 { font-size: 1.7rem; margin-bottom: .3rem } h2 { font-size: 1.15rem; margin-top: 2.2rem } p { max-width: 46rem }
-img { width: 100%; margin: 1.2rem 0 } .scroll { overflow-x: auto }
-table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; white-space: nowrap }
-th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid #e6e6e6 }
-th { color: #666; font-weight: 600 } th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left }
+:root { --paper: #fff; --ink: #222; --soft: #666; --line: #e6e6e6; --card: #f3f3f3 }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #12161c; --ink: #e8ebef; --soft: #a3adba; --line: #303844; --card: #1b2129 }
+}
+body {
+  font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 1180px; margin: 2.5rem auto; padding: 0 1.2rem
+}
+h1 { font-size: 1.7rem; margin-bottom: .3rem } h2 { font-size: 1.15rem; margin: 0 0 .3rem }
+h3 { font-size: 1rem; margin: 1.8rem 0 0 } p { max-width: 46rem; margin: .3rem 0 }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 2rem; margin: 2rem 0 }
+.panels section { display: flex; flex-direction: column } svg { width: 100%; height: auto; margin-top: auto }
+.scroll { overflow-x: auto }
+table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; white-space: nowrap }
+th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid var(--line) }
+th { color: var(--soft); font-weight: 600 } th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left }
 td:nth-child(2) { white-space: normal; min-width: 9rem }
-footer { margin-top: 2.5rem; color: #777; font-size: .87rem } code { background: #f3f3f3; padding: .1rem .3rem }
+footer { margin-top: 2.5rem; color: var(--soft); font-size: .9rem } code { background: var(--card); padding: .1rem .3rem }
+@media (max-width: 620px) {
+  body { margin: 1.2rem auto } table { font-size: 1rem; width: 100% } table, tbody, tr, td { display: block }
+  thead { display: none }
+  tr { padding: .6rem 0; border-bottom: 1px solid var(--line) } td { border: none; padding: .1rem 0 }
+  td:first-child { font-weight: 600 } td:nth-child(2), td:nth-child(n+3)::before { color: var(--soft) }
+  td:nth-child(n+3) { display: flex; justify-content: space-between } td:nth-child(n+3)::before { content: attr(data-label) }
+}
 """
+#: The page where it is dark, and what becomes of the curves' grid there.
+_DARK_PAPER, _DARK_GRID = "#12161c", "#303844"
 
 
 class Show:
@@ -102,7 +123,7 @@ def demo(
     with writing.output(show.picture) as image:
         image.write(picture.getvalue())
     with writing.text(show.page) as page:
-        page.write(_page(show, picture.getvalue()))
+        page.write(_page(show))
     return show
 
 
@@ -115,21 +136,24 @@ def _figure(results: dict[str, Results]) -> "Figure":
     return figure
 
 
-def _page(show: Show, picture: bytes) -> str:
-    tables = "".join(
-        f'<h2>{html.escape(title)}</h2><div class="scroll">{results.table()._repr_html_()}</div>'
+def _page(show: Show) -> str:
+    panels = "".join(
+        f"<section><h2>{html.escape(title)}</h2><p>{html.escape(_words(results))}</p>{_drawing(title, results)}</section>"
         for title, results in show.results.items()
     )
-    image = base64.b64encode(picture).decode()
-    first, last = _outer_accuracies(list(show.results.values()))
+    tables = "".join(
+        f'<h3>{html.escape(title)}</h3><div class="scroll">{results.table()._repr_html_()}</div>'
+        for title, results in show.results.items()
+    )
     store = html.escape(str(show.page.with_name("upgd.db")))
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <title>upgd: learning from streams that never stop changing</title><style>{_STYLE}</style></head><body>
 <h1>Learning from streams that never stop changing</h1>
-<p>Every learner sees one sample at a time, predicts, is judged, and learns; then the problem changes, again and again.
-{first} {last}</p>
-<img alt="Online curves of five methods on two changing problems" src="data:image/png;base64,{image}">
+<p>Every learner sees one sample at a time, predicts, is judged, and learns; then the problem changes, again and again.</p>
+<div class="panels">{panels}</div>
+<h2>The numbers</h2>
 {tables}
 <footer>Predictions are judged before the update. Each method has the best setting of its own short grid, chosen on
 other seeds. “To the best” and p: paired over seeds.
@@ -138,16 +162,65 @@ The results are beside this page: <code>upgd table --store {store}</code></foote
 """
 
 
-def _outer_accuracies(results: Sequence[Results]) -> tuple[str, str]:
-    """Two sentences about the first problem, if it has the methods to compare."""
-    lines = {line["method"]: line for line in results[0].table().lines}
-    others = [line for method, line in lines.items() if method != "upgd" and line["last_quarter"] is not None]
-    if "upgd" not in lines or lines["upgd"]["last_quarter"] is None or not others:
-        return "", ""
-    ours, best = lines["upgd"], max(others, key=lambda line: line["last_quarter"])
-    return (
-        f"On the digits UPGD goes from {ours['first_quarter']:.0%} in the first quarter of the stream to "
-        f"{ours['last_quarter']:.0%} in the last: what it keeps from one task makes the next easier.",
-        f"The best of the others, {html.escape(LABELS.get(best['method'], best['method']))}, ends at "
-        f"{best['last_quarter']:.0%}.",
+def _words(results: Results) -> str:
+    """Who is ahead over all steps, and who is in the end."""
+    lines = [line for line in results.table().lines if line["mean"] is not None]
+    if len(lines) < 2:
+        return ""
+    accuracy = lines[0]["metric"] == "accuracy"
+    noun = "accuracy" if accuracy else "squared error"
+
+    def name(line: Mapping[str, Any]) -> str:
+        return str(LABELS.get(line["method"], line["method"]))
+
+    def number(value: float) -> str:
+        return f"{value:.0%}" if accuracy else f"{value:.3g}"
+
+    ahead, second = lines[:2]
+    end = (max if accuracy else min)(lines, key=lambda line: line["last_quarter"])
+    words = (
+        f"{name(ahead)} has the {'highest' if accuracy else 'lowest'} {noun} over all steps, {number(ahead['mean'])}; "
+        f"{name(second)} follows with {number(second['mean'])}. From the first quarter of the stream to the last, "
+        f"{name(ahead)} goes from {number(ahead['first_quarter'])} to {number(ahead['last_quarter'])}"
     )
+    if end is ahead:
+        return f"{words}, {name(second)} from {number(second['first_quarter'])} to {number(second['last_quarter'])}."
+    return (
+        f"{words}. But {name(end)} ends ahead: it goes from {number(end['first_quarter'])} to "
+        f"{number(end['last_quarter'])}."
+    )
+
+
+def _drawing(title: str, results: Results) -> str:
+    """The curves as an SVG element, whose colours follow the reader's theme. A phone can show it: its text is large."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.8, 3.6), layout="constrained")
+    axes = figures.curves(results.comparisons()[0], ax=figure.subplots(), points=20)
+    axes.set_title("", loc="left")  # the page has it
+    axes.locator_params(axis="x", nbins=5)
+    drawn = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": title}):  # drawings on one page must not share names of their parts
+        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+    text = drawn.getvalue()
+    text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text[text.index("<svg ") :], count=1)
+    label = html.escape(f"Chart: {title}. The table below has the numbers.")
+    text = text.replace("<svg ", f'<svg role="img" aria-label="{label}" xmlns:xlink="http://www.w3.org/1999/xlink" ', 1)
+    colours = sorted(set(re.findall(r"#[0-9a-f]{6}\b", text)))
+    for colour in colours:
+        text = text.replace(colour, f"var(--of-{colour[1:]}, {colour})")
+    dark = "; ".join(f"--of-{colour[1:]}: {_on_dark(colour)}" for colour in colours)
+    return f"<style>@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>{text}"
+
+
+def _on_dark(colour: str) -> str:
+    """The colour, as much lighter as a line on the dark page needs."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    if colour == figures.FAINT:
+        return _DARK_GRID
+    rgb, paper = np.array(to_rgb(colour)), figures.luminance(np.array(to_rgb(_DARK_PAPER)))
+    while (figures.luminance(rgb) + 0.05) / (paper + 0.05) < 6:
+        rgb = rgb + (1 - rgb) * 0.05
+    return to_hex(rgb.tolist())

@@ -33,7 +33,7 @@ COLOURS = {
     "anti-pgd": "#882255",
     "shrink-and-perturb": "#E69F00",
 }
-_INK, _FAINT = "#333333", "#e6e6e6"
+_INK, FAINT = "#333333", "#e6e6e6"
 _POINTS = 80
 #: How far apart two labels are at least, as a share of the height of the panel.
 _LABEL_DISTANCE = 0.062
@@ -163,7 +163,7 @@ def _furnish(ax: "Axes", comparison: Comparison, values: Iterable[NDArray[Any]])
 
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.spines["bottom"].set_color("#999999")
-    ax.grid(axis="y", color=_FAINT, linewidth=0.9)
+    ax.grid(axis="y", color=FAINT, linewidth=0.9)
     ax.set_axisbelow(True)
     ax.tick_params(colors="#555555", length=0, labelsize=9.5)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda step, _: _steps(step)))
@@ -217,12 +217,13 @@ def readable(colour: str) -> str:
     from matplotlib.colors import to_hex, to_rgb
 
     rgb = np.array(to_rgb(colour))
-    while 1.05 / (_luminance(rgb) + 0.05) < 4.5:
+    while 1.05 / (luminance(rgb) + 0.05) < 4.5:
         rgb *= 0.97
     return to_hex(rgb.tolist())
 
 
-def _luminance(rgb: NDArray[np.float64]) -> float:
+def luminance(rgb: NDArray[np.float64]) -> float:
+    """How bright a colour is, from 0 to 1, as WCAG has it."""
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
 

@@ -229,7 +229,12 @@ def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def _html(rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in rows[0])
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+    # Where a page has no room for columns, it can show their names beside the cells.
+    names = [f' data-label="{html.escape(name)}"' for name in rows[0]]
+    body = "".join(
+        "<tr>" + "".join(f"<td{name}>{html.escape(cell)}</td>" for name, cell in zip(names, row, strict=True)) + "</tr>"
+        for row in rows[1:]
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
