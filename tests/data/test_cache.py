@@ -47,14 +47,13 @@ def test_the_manifest_is_what_was_said():
     assert cache.names() == ["mine"]
 
 
-def test_files_of_somebody_else_are_never_replaced_by_a_data_set(cache_folder):
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-images.npy"])
+def test_files_of_somebody_else_are_never_replaced_by_a_data_set(cache_folder, name):
     """A folder of raw files may well be called UPGD_DATA, with a folder mnist in it."""
-    raw = cache_folder / "mine" / "train-images-idx3-ubyte"
+    raw = cache_folder / "mine" / name
     raw.parent.mkdir(parents=True)
     raw.write_bytes(b"the only copy")
-    with pytest.raises(
-        DataError, match=r"it holds other files \(train-images-idx3-ubyte\); move them away, or set UPGD_DATA"
-    ):
+    with pytest.raises(DataError, match=rf"it holds other files \({name}\); move them away, or set UPGD_DATA"):
         stored()
     assert raw.read_bytes() == b"the only copy"
     raw.rename(cache_folder / "raw")

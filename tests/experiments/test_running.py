@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -200,6 +201,29 @@ def test_a_flipped_bit_is_found_and_the_snapshot_before_goes_on(tmp_path, expect
         "its learners continue from an earlier one"
     ]
     assert [path.name for path in checkpoints.folder.iterdir()] == [f"{file.name}.damaged"]
+
+
+def test_no_flipped_bit_and_no_missing_end_changes_what_is_loaded(tmp_path):
+    checkpoints, unit = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
+    state = {"a": torch.randn(50), "b": torch.arange(20)}
+    checkpoints.save(unit, Snapshot(state, 1.5))
+    file = checkpoints.folder / f"{unit.name}.pt"
+    good, chance = file.read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(200):
+        content = bytearray(good)
+        if chance.random() < 0.1:
+            del content[chance.randrange(len(content)) :]
+        else:
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        file.write_bytes(content)
+        loaded = checkpoints.load(unit)
+        refused += loaded is None
+        if loaded is not None:  # the bit was in the padding
+            assert loaded.seconds == 1.5
+            assert loaded.state.keys() == state.keys()
+            assert all(torch.equal(loaded.state[name], state[name]) for name in state)
+    assert refused > 20
 
 
 @pytest.mark.parametrize("part", ["state", "seconds", "unit", "package", "digest"])

@@ -180,13 +180,13 @@ def locked(name: str) -> Iterator[None]:
     """
     root = folder()
     root.mkdir(parents=True, exist_ok=True)
-    _check_holds_nothing_else(root / checked_name(name))
     with (root / f".{checked_name(name)}.lock").open("a+b") as file:
         if not _try_lock(file):
             logging.getLogger("upgd.data").warning("another process is preparing %s; waiting for it", name)
             _wait_for_lock(file)
         for left_behind in root.glob(f".{name}-????????"):
             shutil.rmtree(left_behind, ignore_errors=True)
+        _check_holds_nothing_else(root / name)
         yield
 
 
@@ -233,7 +233,10 @@ def how_to_replace(name: str) -> str:
 
 def _check_holds_nothing_else(target: Path) -> None:
     """A data set replaces its folder as a whole, which must not take files along that somebody else has put there."""
-    others = [path.name for path in target.glob("*") if path.name != _MANIFEST and path.suffix != ".npy"]
+    ours = (target / _MANIFEST).is_file()
+    others = [
+        path.name for path in target.glob("*") if not (ours and (path.name == _MANIFEST or path.suffix == ".npy"))
+    ]
     if others or (target.exists() and not target.is_dir()):
         raise DataError(
             f"{target} is where the data set {target.name!r} belongs, but it holds other files"
