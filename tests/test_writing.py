@@ -14,6 +14,7 @@ import torch
 
 from upgd import writing
 from upgd.data import cache
+from upgd.experiments.progress import Progress, ProgressFile
 from upgd.store import Key, Record, Store
 
 
@@ -76,9 +77,14 @@ def test_data_are_never_replaced_whichever_name_leads_to_them(folder):
         assert path.read_bytes() == before
 
 
-def test_a_store_that_is_being_written_is_known(folder):
-    with Store.write(folder / "new.db"), pytest.raises(ValueError, match=r"new.db is a store"):
-        write(folder / "new.db")
+def test_a_store_that_is_being_written_is_known_with_all_that_belongs_to_it(folder):
+    with Store.write(folder / "new.db"):
+        ProgressFile.beside(folder / "new.db").write(Progress(1, 1))
+        there = sorted(path.name for path in folder.iterdir())
+        assert {"new.db", "new.db-wal", "new.db.lock", "new.db.progress"} <= {*there}
+        for name in there:
+            with pytest.raises(ValueError, match=rf"{name} is (a store|part of the store new.db)"):
+                write(folder / name)
 
 
 def test_a_file_that_is_no_data_is_replaced_and_keeps_its_permissions(folder):

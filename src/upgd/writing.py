@@ -44,7 +44,7 @@ _DATA = {
 }
 
 #: What SQLite and the store keep beside the file itself.
-_COMPANIONS = re.compile(r"(-wal|-shm|-journal|\.lock)$")
+_COMPANIONS = re.compile(r"(-wal|-shm|-journal|\.lock|\.progress)+$")
 
 
 def check(path: str | os.PathLike[str]) -> None:
