@@ -36,6 +36,14 @@ ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
     *(nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softsign),
 )
 
+#: Activations that are called as functions, by the names of autograd, without "Backward0".
+ACTIVATION_FUNCTIONS = frozenset(
+    [
+        *("Relu", "LeakyRelu", "RreluWithNoise", "Elu", "Celu", "Gelu", "Silu", "Mish", "Softplus"),
+        *("Tanh", "Sigmoid", "Hardtanh", "Hardswish", "Hardsigmoid"),
+    ]
+)
+
 #: What has weights that enter units or channels.
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 

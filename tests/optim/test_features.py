@@ -168,7 +168,7 @@ def test_channels_that_were_flattened_are_still_channels(
     ],
 )
 def test_channels_that_cannot_be_told_apart_are_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
-    upgd.FeatureUPGD(model)
+    _optimizer = upgd.FeatureUPGD(model)
     x = torch.ones(2, 1, 5, 5) if isinstance(model[0], nn.Conv2d) else torch.ones(2, 5, 5)
     with pytest.raises(
         RuntimeError, match=rf"its ReLU puts out the shape {re.escape(str(shape))}.*before what merges them"
@@ -257,13 +257,11 @@ def test_pairs_may_be_given() -> None:
     results = []
     torch.manual_seed(0)
     original = Functional()
-    with pytest.raises(ValueError, match=r"no activation module between the layers 'fc1' and 'fc2'.*features=\{'fc1'"):
-        upgd.FeatureUPGD(original)
-    for how in ("names", "pairs", "modules"):
+    for how in ("names", "pairs", "modules", "found"):
         model = copy.deepcopy(original)
         by_name = {"fc1": "act1", "fc2": "act2"}
         by_module = {model.fc1: model.act1, model.fc2: model.act2}
-        features = {"names": by_name, "pairs": list(by_name.items()), "modules": by_module}[how]
+        features = {"names": by_name, "pairs": list(by_name.items()), "modules": by_module, "found": None}[how]
         optimizer = upgd.FeatureUPGD(model, 0.1, sigma=0.0, features=features)
         model(torch.ones(2, 3)).square().sum().backward()
         optimizer.step()
@@ -280,16 +278,12 @@ def test_pairs_may_be_given() -> None:
 
 def test_wrong_pairs_are_noticed() -> None:
     model = Functional()
-    upgd.FeatureUPGD(model, features={"fc1": "act2", "fc2": "act1"})
-    with pytest.raises(RuntimeError, match=r"Tanh that was taken for the activation of 'fc2'.*features=\{'fc2'"):
-        model(torch.ones(2, 3))
-    shared = nn.Tanh()
-    twice = nn.Sequential(nn.Linear(3, 4), shared, nn.Linear(4, 4), shared, nn.Linear(4, 2))
-    with pytest.raises(ValueError, match="no activation module between the layers '2' and '4'"):
-        upgd.FeatureUPGD(twice)
-    upgd.FeatureUPGD(twice, features={"0": "1"})
-    with pytest.raises(RuntimeError, match="taken for the activation of '0'"):
-        twice(torch.ones(2, 3))
+    optimizer = upgd.FeatureUPGD(model, features={"fc1": "act2", "fc2": "act1"})
+    model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(
+        RuntimeError, match=r"names the ReLU 'act2' for 'fc1', but it is not called with.*features=\{'fc1'"
+    ):
+        optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -299,7 +293,6 @@ def test_wrong_pairs_are_noticed() -> None:
         ({"nothing": "act1"}, "features names 'nothing'"),
         ({"act1": "fc1"}, "'act1' is a Tanh"),
         ([("fc1", "act1"), ("fc1", "act2")], "the layer 'fc1' twice"),
-        ([("fc1", "act1"), ("fc2", "act1")], "the activation 'act1' twice"),
         ({}, "empty"),
     ],
 )
@@ -321,7 +314,7 @@ def test_mistakes_are_explained() -> None:
     with pytest.raises(RuntimeError, match="the parameters of '0' have a gradient, but its features have none"):
         optimizer.step()
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.5, inplace=True), nn.Linear(4, 2))
-    upgd.FeatureUPGD(model)
+    optimizer = upgd.FeatureUPGD(model)
     with pytest.raises(RuntimeError, match=r"features of '0' were changed in place.*inplace=False"):
         model(torch.ones(2, 3)).sum().backward()
 
@@ -509,13 +502,180 @@ def test_the_utility_of_weights_is_not_loaded_as_that_of_features(kinds):
     assert not other.state
 
 
-def test_features_that_were_named_wrongly_do_not_spoil_the_model():
-    relu = nn.ReLU()
-    model = nn.Sequential(nn.Linear(4, 3), relu, nn.Linear(3, 3), relu, nn.Linear(3, 1))
-    upgd.FeatureUPGD(model, features={"0": "1"})
-    with pytest.raises(RuntimeError, match="give each layer an activation module of its own"):
-        model(torch.ones(1, 4))
-    assert model(torch.ones(1, 4)).shape == (1, 1)
+class Block(nn.Module):
+    """A residual block as torchvision writes it: one ReLU, called twice."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2, self.bn2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        identity = x if self.downsample is None else self.downsample(x)
+        out = self.relu(self.bn1(self.conv1(x)))
+        self.seen.append(out)
+        out = self.bn2(self.conv2(out))
+        out += identity
+        out = self.relu(out)
+        self.seen.append(out)
+        return out
+
+
+def gate_gradient(output: Tensor) -> Tensor:
+    """The gradient of a gate on each channel, from the output's own."""
+    return (output * output.grad).sum((0, 2, 3))
+
+
+def test_a_residual_block_with_one_relu() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), Block(4, 4), Block(4, 6), nn.Flatten(), nn.Linear(96, 2)
+    ).double()
+    optimizer = upgd.FeatureUPGD(model, 0.1, sigma=0.0)
+    outputs = model(torch.randn(3, 1, 6, 6, dtype=torch.float64))
+    for block in model[2:4]:
+        for seen in block.seen:
+            seen.retain_grad()
+    outputs.square().sum().backward()
+    found = {feature.name: feature for feature in optimizer.features}
+    assert list(found) == ["0", "2.conv1", "2.conv2", "3.conv1", "3.conv2", "3.downsample.0"]
+    for number in (2, 3):
+        first, second = model[number].seen
+        torch.testing.assert_close(found[f"{number}.conv1"].grad, gate_gradient(first))
+        torch.testing.assert_close(found[f"{number}.conv2"].grad, gate_gradient(second))
+    torch.testing.assert_close(found["3.downsample.0"].grad, found["3.conv2"].grad)
+    assert repr(found["2.conv2"]) == "Feature(4 channels of Conv2d '2.conv2', put out by ReLU '2.relu')"
+    assert repr(found["2.conv2"]) in repr(optimizer)
+    optimizer.step()
+    assert optimizer.gates().keys() == {feature.layer.weight for feature in found.values()}
+
+
+class ActorCritic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh())
+        self.policy, self.value = nn.Linear(6, 3), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.body(x)
+        return self.policy(hidden), self.value(hidden)
+
+
+def test_two_heads() -> None:
+    torch.manual_seed(0)
+    model = ActorCritic()
+    optimizer = upgd.FeatureUPGD(model, 0.1, sigma=1.0)
+    policy, value = model(torch.randn(5, 4))
+    (policy.square().mean() + value.square().mean()).backward()
+    assert [feature.name for feature in optimizer.features] == ["body.0", "body.2"]
+    expected = [head.weight - 0.1 * head.weight.grad for head in (model.policy, model.value)]
+    optimizer.step()
+    torch.testing.assert_close([model.policy.weight, model.value.weight], expected)
+
+
+def test_one_activation_module_for_all_layers() -> None:
+    torch.manual_seed(0)
+    shared = nn.Tanh()
+    one = nn.Sequential(nn.Linear(3, 4), shared, nn.Linear(4, 4), shared, nn.Linear(4, 2))
+    many = copy.deepcopy(one)
+    many[3] = nn.Tanh()
+    optimizers = upgd.FeatureUPGD(one, 0.1, sigma=0.0), upgd.FeatureUPGD(many, 0.1, sigma=0.0)
+    for _ in range(3):
+        for model, optimizer in zip((one, many), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(list(one.parameters()), list(many.parameters()), rtol=0, atol=0)
+    named = upgd.FeatureUPGD(one, features={"0": "1", "2": "1"})
+    one(torch.ones(2, 3)).sum().backward()
+    assert all(feature.grad is not None for feature in named.features)
+    second_order = upgd.FeatureUPGD(one, curvature=upgd.HesScale(one, criterion := nn.MSELoss()))
+    criterion(one(torch.ones(2, 3)), torch.zeros(2, 2)).backward()
+    with pytest.raises(RuntimeError, match="because '1' is called more than once; give each layer an activation"):
+        second_order.step()
+
+
+def test_a_guess_from_the_order_of_modules_that_is_wrong_is_corrected() -> None:
+    """The order of torch's TransformerEncoderLayer: the activation between the two layers is defined behind both."""
+
+    class Feedforward(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear1, self.linear2, self.activation = nn.Linear(3, 5), nn.Linear(5, 3), nn.GELU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.linear2(self.activation(self.linear1(x)))
+
+    model = nn.Sequential(Feedforward(), Feedforward(), nn.Linear(3, 2))
+    optimizer = upgd.FeatureUPGD(model)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert [(f.name, f.module_name) for f in optimizer.features] == [
+        ("0.linear1", "0.activation"),
+        ("1.linear1", "1.activation"),
+    ]
+
+
+def test_what_mixes_units_ends_the_search_for_an_activation() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act, self.first = nn.ReLU(), nn.Linear(4, 4)
+            self.query, self.key, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.act(self.first(x))
+            return self.out(self.act(self.query(x) @ self.key(x).T))
+
+    model = Mixed()
+    optimizer = upgd.FeatureUPGD(model)
+    model(torch.ones(4, 4)).sum().backward()
+    optimizer.step()
+    assert [feature.name for feature in optimizer.features] == ["first"]
+
+
+def test_functions_beside_modules_are_told() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc, self.act, self.out = nn.Conv2d(1, 2, 3), nn.Linear(18, 4), nn.ReLU(), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.act(self.fc(F.relu(self.conv(x)).flatten(1))))
+
+    model = Half()
+    optimizer = upgd.FeatureUPGD(model)
+    with pytest.warns(UserWarning, match=r"output of 'conv' goes through relu as a function.*nn\.ReLU\(\) for F\.relu"):
+        model(torch.ones(2, 1, 5, 5)).sum().backward()
+    optimizer.step()
+    assert [feature.name for feature in optimizer.features] == ["fc"]
+
+    class Functions(Half):
+        def __init__(self) -> None:
+            super().__init__()
+            del self.act
+
+    with pytest.raises(ValueError, match=r"model has no activation module, so that the features of 'conv'"):
+        upgd.FeatureUPGD(Functions())
+
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act, self.fc, self.out = nn.ReLU(), nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.fc(x))
+
+    model = Unused()
+    optimizer = upgd.FeatureUPGD(model)
+    model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match="no activation module was called behind any layer"):
+        optimizer.step()
 
 
 def test_code_that_was_compiled_for_another_model_has_no_hooks_and_the_error_says_so():

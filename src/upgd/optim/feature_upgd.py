@@ -45,18 +45,30 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
         _check_curvature(curvature)
         _check_not_sharded(model)
         super().__init__(list(model.named_parameters()), defaults, curvature=curvature, generator=generator)
-        self.features = hidden.find(model, features, scaler)
+        self._hidden = hidden.Features(model, features, scaler)
         if curvature is not None:
             try:
-                curvature.watch(*(feature.module for feature in self.features))
+                curvature.watch(*self._hidden.modules)
             except Exception:
                 self.remove()
                 raise
 
+    @property
+    def features(self) -> list[hidden.Feature]:
+        """The hidden features that were found, or guessed from the order of modules before the first forward pass.
+
+        Example:
+            >>> upgd.FeatureUPGD(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))).features
+            [Feature(5 units of Linear '0', put out by ReLU '1')]
+        """
+        return self._hidden.known
+
     def remove(self) -> None:
-        """Take the hooks off the model, when it goes on without this optimizer."""
-        for feature in self.features:
-            feature.remove()
+        """Take the hooks off the model while the optimizer is still there. They go with the optimizer in any case."""
+        self._hidden.remove()
+
+    def __repr__(self) -> str:
+        return super().__repr__().removesuffix(")") + "".join(f"{feature}\n" for feature in self.features) + ")"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, which get plain gradient descent; see :meth:`torch.optim.Optimizer.add_param_group`."""
@@ -76,11 +88,11 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of parameters and gates."""
         super().zero_grad(set_to_none)
-        for feature in self.features:
+        for feature in self._hidden.all:
             feature.zero_grad(set_to_none)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "features": self.features}
+        return {**super().__getstate__(), "_hidden": self._hidden}
 
     def _advance(self) -> None:
         groups = {param: group for group in self.param_groups for param in group["params"]}
@@ -105,9 +117,10 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
             torch.Size([5])
         """
         groups = {param: group for group in self.param_groups for param in group["params"]}
-        unbiased = [self._unbiased(f, groups) if self._carrier(f) is not None else None for f in self.features]
+        every = self._hidden.all
+        unbiased = [self._unbiased(f, groups) if self._carrier(f) is not None else None for f in every]
         of_params = self._gates(groups, unbiased)
-        return {f.params[0]: of_params[f.params[0]].flatten() for f in self.features if f.params[0] in of_params}
+        return {f.params[0]: of_params[f.params[0]].flatten() for f in every if f.params[0] in of_params}
 
     def _carrier(self, feature: hidden.Feature) -> Tensor | None:
         """The parameter in whose state the features' utility is: the weights, or the bias if those are frozen."""
@@ -116,17 +129,19 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
     def _trace(self, groups: dict[Tensor, dict[str, Any]]) -> list[Tensor | None]:
         """Trace the utility of the features; return it unbiased, with None for layers that have no gradient."""
         unbiased: list[Tensor | None] = []
-        for feature in self.features:
+        is_left_out = False
+        for feature in self._hidden.all:
             trainable = [param for param in feature.params if param in groups and param.grad is not None]
             if not trainable:
                 unbiased.append(None)
                 continue
             gradient = feature.use_grad()
+            if gradient is None and not self._hidden.expects(feature):
+                is_left_out = True
+                unbiased.append(None)
+                continue
             if gradient is None:
-                raise RuntimeError(
-                    f"the parameters of {feature.name!r} have a gradient, but its features have none; let the forward and "
-                    f"backward pass run through the model that the optimizer was given, after it was.{if_compiled()}"
-                )
+                raise RuntimeError(_no_gradient(feature))
             carrier = self._carrier(feature)
             if carrier is None:
                 carrier = trainable[0]
@@ -135,16 +150,26 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
                 self.state[carrier]["utility"] = torch.zeros_like(gradient, dtype=utility_dtype(carrier))
             state, group = self.state[carrier], groups[carrier]
             state["step"] += 1
-            utility = self._utility(feature.module, gradient.to(state["utility"].dtype), group)
+            utility = self._utility(feature, gradient.to(state["utility"].dtype), group)
             state["utility"].copy_(rules.trace(state["utility"], utility, group["beta_utility"]))
             unbiased.append(self._unbiased(feature, groups))
+        if is_left_out and not any(feature.is_seen for feature in self._hidden.all):
+            raise RuntimeError(
+                "no activation module was called behind any layer of the model, so that it has no hidden features; write "
+                "nn.ReLU() for F.relu, name the modules with features={...}, or use the weight-wise optimizer."
+            )
         return unbiased
 
-    def _utility(self, module: nn.Module, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+    def _utility(self, feature: hidden.Feature, gradient: Tensor, group: dict[str, Any]) -> Tensor:
         """What losing each feature would cost: ``½·∂²L/∂gate² − ∂L/∂gate``, for gates that are 1."""
         curvature = None
         if self.curvature is not None:
-            curvature = self.curvature.feature_diagonal(module).to(gradient.dtype)  # type: ignore[attr-defined]
+            if feature.is_shared:
+                raise RuntimeError(
+                    f"curvature cannot tell the features of {feature.name!r} from others, because {feature.module_name!r} is "
+                    "called more than once; give each layer an activation module of its own, or leave curvature out."
+                )
+            curvature = self.curvature.feature_diagonal(feature.module).to(gradient.dtype)  # type: ignore[attr-defined]
         utility = rules.utility(torch.ones_like(gradient), gradient, curvature)
         return -utility if group["maximize"] else utility
 
@@ -161,7 +186,7 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
         """The gates ū of the parameters that enter features, in the shape that multiplies them."""
         scale = global_scales([u.amax() for u in unbiased if u is not None])
         gates: dict[Tensor, Tensor] = {}
-        for feature, u in zip(self.features, unbiased, strict=True):
+        for feature, u in zip(self._hidden.all, unbiased, strict=True):
             if u is None:
                 continue
             carrier = self._carrier(feature)
@@ -239,6 +264,19 @@ def _subtract(weight: Tensor, lr: float | Tensor, term: Tensor, factor: Tensor |
         weight.sub_(term, alpha=lr)
 
 
+def _no_gradient(feature: hidden.Feature) -> str:
+    """What to say where the weights of features have a gradient and their gates have none."""
+    if feature.is_shared and not feature.is_seen:
+        return (
+            f"features names the {type(feature.module).__name__} {feature.module_name!r} for {feature.name!r}, but it is not "
+            f"called with what that layer puts out; name the module behind the layer: features={{{feature.name!r}: ...}}."
+        )
+    return (
+        f"the parameters of {feature.name!r} have a gradient, but its features have none; let the forward and backward pass "
+        f"run through the model that the optimizer was given, after it was.{if_compiled()}"
+    )
+
+
 def _check_curvature(curvature: Any) -> None:
     missing = [name for name in ("feature_diagonal", "watch") if not callable(getattr(curvature, name, None))]
     if curvature is not None and missing:
@@ -272,7 +310,8 @@ class FeatureUPGD(FeaturewiseOptimizer):
     plain gradient descent with weight decay and no noise: the output layer, normalization, embeddings.
 
     Args:
-        model: the network, made of Linear or Conv layers, each but the last followed by an activation module.
+        model: the network. The features of a Linear or Conv layer are what the first activation module behind it puts out; a
+            layer without one, such as a head, has none, nor has the last layer. ``optimizer.features`` shows what was found.
         lr, beta_utility, sigma, weight_decay, protect_gradient, noise, maximize, generator: as for :class:`upgd.UPGD`.
         scaling: ``"global"`` compares a feature with the most useful one of all hidden layers; ``"local"`` with the norm
             over its layer.

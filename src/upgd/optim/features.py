@@ -3,8 +3,14 @@
 A gate, constant 1, multiplies every hidden unit (or channel of a convolution) behind its activation. There is no such gate
 in the network: with output h the gate's gradient is ``Σ ∂L/∂h·h`` over the batch and a channel's positions, and a hook on
 the activation computes that in the ordinary backward pass.
+
+Which activation module puts out the features of a layer shows in the forward pass: it is the first one behind the layer.
+Hooks sign the nodes of autograd's graph that layers and activations have made. From the output of an activation we go back
+in the graph to the nearest signatures: those of layers say whose features these are. So one activation module may serve many
+layers, and what has no activation behind it, such as a head, has no features.
 """
 
+import warnings
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -14,44 +20,55 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from upgd.curvature._backward import add_as_grad, any_nonzero, sum_by_unit, transform_level
-from upgd.networks import ACTIVATION_MODULES, is_leaf
+from upgd.curvature._hooks import Hooks
+from upgd.networks import ACTIVATION_FUNCTIONS, ACTIVATION_MODULES, is_leaf
 
 #: What to pass as ``features``: the activation's name or module for each layer's.
 Pairs = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
+#: Operations, by the names of autograd without "Backward0", that leave every unit where it is.
+_KEEP_UNITS = frozenset(
+    [
+        *("Add", "Sub", "Mul", "Div", "NativeDropout", "ToCopy", "Clone", "Alias"),
+        *("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze"),
+        *("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "NativeGroupNorm", "NativeLayerNorm"),
+        *("MaxPool2DWithIndices", "MaxPool3DWithIndices", "AvgPool2D", "AvgPool3D", "MkldnnMaxPool2D", "Mean"),
+        *("AdaptiveAvgPool2D", "AdaptiveAvgPool3D", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D"),
+    ]
+)
+
 
 class Feature:
-    """The features of one layer, and the forward hook of the module that puts them out.
-
-    It refers to modules alone, so that a model and its optimizer can be copied or pickled together and stay together.
+    """The features of one layer.
 
     Attributes:
         name: the layer's name.
         layer: whose incoming weights and bias the features' utility gates.
-        module: the activation, whose output the features are.
+        module: the activation, whose output the features are; None as long as none is known.
     """
 
     def __init__(
-        self,
-        name: str,
-        layer: nn.Module,
-        module: nn.Module,
-        other_layers: list[nn.Module],
-        scaler: "torch.amp.GradScaler | None",
+        self, name: str, layer: nn.Module, module: nn.Module | None, scaler: "torch.amp.GradScaler | None"
     ) -> None:
         self.name = name
         self.layer = layer
         self.module = module
-        self._other_layers = other_layers
+        self.module_name = ""
+        #: Whether the module was seen behind the layer.
+        self.is_seen = False
+        #: Whether the module was called with something else, too.
+        self.is_shared = False
         self._scaler = scaler
         self._sum: tuple[int, Tensor] | None = None
         self._is_used = False  # since the last backward pass
         self._channel_dim = 1  # of the layer's output, if it is a convolution
-        module.register_forward_hook(self)
-        if not isinstance(layer, nn.Linear):
-            layer.register_forward_hook(self._note_channel_dim)
+
+    def __repr__(self) -> str:
+        module = "unknown" if self.module is None else f"{type(self.module).__name__} {self.module_name!r}"
+        kind = "units" if isinstance(self.layer, nn.Linear) else "channels"
+        return f"Feature({self.units} {kind} of {type(self.layer).__name__} {self.name!r}, put out by {module})"
 
     @property
     def grad(self) -> Tensor | None:
@@ -62,6 +79,12 @@ class Feature:
     def params(self) -> list[nn.Parameter]:
         """The incoming weights and the bias, if the layer has one."""
         return list(self.layer.parameters(recurse=False))
+
+    @property
+    def units(self) -> int:
+        """How many units or channels there are."""
+        layer: Any = self.layer
+        return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
 
     def use_grad(self) -> Tensor | None:
         """The gradient of the gates, for a step; None before the first backward pass.
@@ -84,23 +107,31 @@ class Feature:
         if self._sum is not None:
             self._sum = None if set_to_none else (-1, torch.zeros_like(self._sum[1]))
 
-    def remove(self) -> None:
-        """Take the hook off."""
-        for module, ours in ((self.module, self), (self.layer, self._note_channel_dim)):
-            for number, hook in list(module._forward_hooks.items()):
-                if hook == ours:
-                    del module._forward_hooks[number]
+    def note_channel_dim(self, output: Tensor) -> None:
+        """Look where the layer has its channels, with a batch or without: behind a pooling and a Flatten nobody can tell."""
+        if not isinstance(self.layer, nn.Linear):
+            self._channel_dim = output.ndim - 1 - len(self.layer.kernel_size)  # type: ignore[arg-type]
 
-    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        if not output.requires_grad or transform_level() is not None:
-            return
+    def unit_dim(self, output: Tensor) -> int | None:
+        """The dimension of an activation's output along which units or channels lie; None if they cannot be told apart."""
+        dim = output.ndim - 1 if isinstance(self.layer, nn.Linear) else self._channel_dim
+        return dim if dim < output.ndim and output.shape[dim] == self.units else None
+
+    def capture(self, output: Tensor) -> None:
+        """Have the backward pass add to the gates' gradient what comes through this output of the activation."""
+        self.is_seen = True
         trainable = [param for param in self.params if param.requires_grad]
         if not trainable:
             return  # a frozen layer needs no gates
-        self._check_origin(output)
-        features, version, dim = output.detach(), output._version, self._unit_dim(output)
+        features, version, dim = output.detach(), output._version, self.unit_dim(output)
+        if dim is None:
+            raise RuntimeError(
+                f"the features of {self.name!r} are its {self.units} units or channels, but its {type(self.module).__name__} "
+                f"puts out the shape {tuple(output.shape)}, in which they cannot be told apart; put the activation before "
+                "what merges them, such as nn.Flatten()."
+            )
 
-        def capture(grad: Tensor) -> None:
+        def add(grad: Tensor) -> None:
             if features._version != version:
                 raise RuntimeError(
                     f"the features of {self.name!r} were changed in place after the forward pass, but their utility needs "
@@ -114,67 +145,145 @@ class Feature:
                 self._sum = add_as_grad(self._sum, by_unit, trainable)
                 self._is_used = False
 
-        output.register_hook(capture)  # type: ignore[no-untyped-call]
-
-    def _note_channel_dim(self, layer: nn.Module, args: Any, output: Tensor) -> None:
-        # With a batch or without: from what comes behind a pooling and a Flatten, this can no longer be told.
-        self._channel_dim = output.ndim - 1 - len(layer.kernel_size)  # type: ignore[arg-type]
-
-    def _unit_dim(self, output: Tensor) -> int:
-        """The dimension of the activation's output along which the units or channels lie."""
-        linear = isinstance(self.layer, nn.Linear)
-        dim = output.ndim - 1 if linear else self._channel_dim
-        units = self.layer.out_features if linear else self.layer.out_channels
-        if dim >= output.ndim or output.shape[dim] != units:
-            raise RuntimeError(
-                f"the features of {self.name!r} are its {units} units or channels, but its {type(self.module).__name__} puts "
-                f"out the shape {tuple(output.shape)}, in which they cannot be told apart; put the activation before what "
-                "merges them, such as nn.Flatten()."
-            )
-        return dim
-
-    def _check_origin(self, output: Tensor) -> None:
-        """Is the output made of this layer's? Going back in the graph, no other layer's parameters may come first."""
-        own = self.params
-        others = [param for layer in self._other_layers for param in layer.parameters()]
-        nodes: list[Any] = [output.grad_fn]
-        while nodes:
-            leaves = [node.variable for node in nodes if hasattr(node, "variable")]
-            if any(leaf is param for leaf in leaves for param in own):
-                return
-            if any(leaf is param for leaf in leaves for param in others):
-                break
-            nodes = list({before: None for node in nodes for before, _ in node.next_functions if before is not None})
-        self.remove()  # so that the model is of use without this optimizer
-        raise RuntimeError(
-            f"the {type(self.module).__name__} that was taken for the activation of {self.name!r} is called with something "
-            f"else in the forward pass; say which module puts out its features, and no other layer's, with "
-            f"features={{{self.name!r}: 'activation', ...}}, and give each layer an activation module of its own."
-        )
+        output.register_hook(add)  # type: ignore[no-untyped-call]
 
 
-def find(model: nn.Module, pairs: Pairs | None, scaler: "torch.amp.GradScaler | None") -> list[Feature]:
-    """Find the features of a model and hook them: those of the pairs, or of all layers but the last."""
-    found = _found_pairs(model) if pairs is None else _given_pairs(model, pairs)
-    for name, layer, _ in found:
-        _check_own_weight(name, layer)
-    layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
-    return [
-        Feature(name, layer, module, [other for other in layers if other is not layer], scaler)
-        for name, layer, module in found
-    ]
+class Features:
+    """All features of a model, and the hooks that find them.
+
+    It refers to modules alone, so that a model and its optimizer can be copied or pickled together and stay together.
+
+    Args:
+        model: the network.
+        pairs: the layers and the modules that put out their features; None to find them.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
+
+    Attributes:
+        all: one for each layer that may have features.
+        modules: the activations that may put them out.
+    """
+
+    def __init__(self, model: nn.Module, pairs: Pairs | None, scaler: "torch.amp.GradScaler | None") -> None:
+        self._finds = pairs is None
+        found = _guessed_pairs(model) if pairs is None else _given_pairs(model, pairs)
+        self.all = [Feature(name, layer, module, scaler) for name, layer, module in found]
+        self._of_layer = {feature.layer: feature for feature in self.all}
+        self._names = {module: name for name, module in model.named_modules()}
+        self.modules = list(dict.fromkeys(feature.module for feature in self.all if feature.module is not None))
+        if self._finds:
+            activations = (module for module in self._names if isinstance(module, ACTIVATION_MODULES))
+            self.modules = list(dict.fromkeys([*self.modules, *activations]))
+        for feature in self.all:
+            _check_own_weight(feature)
+            feature.module_name = self._names.get(feature.module, "")
+        self._key = object()  # what nodes are signed with
+        self._looked: set[nn.Module] = set()  # the layers that have shown what they are called with
+        self._hooks = Hooks(self)
+        for module in self._names:
+            if isinstance(module, _LAYERS):
+                self._hooks.add(module.register_forward_hook, "_after_layer")
+        for module in self.modules:
+            self._hooks.add(module.register_forward_hook, "_after_activation")
+
+    @property
+    def known(self) -> list[Feature]:
+        """The features whose activation is known. Before the first forward pass it is a guess from the order of modules."""
+        return [feature for feature in self.all if self.expects(feature)]
+
+    def expects(self, feature: Feature) -> bool:
+        """Whether a backward pass must give the features a gradient: not without an activation, or after a wrong guess."""
+        is_wrong = self._finds and feature.is_shared and not feature.is_seen
+        return feature.module is not None and not is_wrong
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        self._hooks.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._hooks.adopt(self)
+
+    def _after_layer(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not isinstance(output, Tensor) or output.grad_fn is None or transform_level() is not None:
+            return
+        if layer in self._of_layer:
+            self._of_layer[layer].note_channel_dim(output)
+        if self._finds and layer not in self._looked:
+            self._look_for_functions(layer, args)
+        node: Any = output.grad_fn  # whose annotations are wrong
+        node.metadata[self._key] = layer
+
+    def _after_activation(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not isinstance(output, Tensor) or output.grad_fn is None or transform_level() is not None:
+            return
+        node: Any = output.grad_fn
+        origins = self._origins(node)
+        for layer, path in origins.items():
+            feature = self._of_layer.get(layer)
+            if feature is None:
+                continue
+            if feature.module is not module and self._finds and not feature.is_seen and path <= _KEEP_UNITS:
+                # A better guess than the order of modules, or the first one.
+                if feature.unit_dim(output) is None:
+                    continue
+                feature.module, feature.module_name, feature.is_shared = module, self._names[module], False
+            if feature.module is module:
+                feature.capture(output)
+        for feature in self.all:
+            if feature.module is module and feature.layer not in origins:
+                feature.is_shared = True
+        node.metadata.setdefault(self._key, module)
+
+    def _origins(self, node: Any) -> dict[nn.Module, frozenset[str]]:
+        """The layers that come first on the ways back from a node, and the operations in between, beside the node's own."""
+        origins: dict[nn.Module, frozenset[str]] = {}
+        known = {node}
+        todo: list[tuple[Any, frozenset[str]]] = [(node, frozenset())]
+        for current, path in todo:
+            signed_by = current.metadata.get(self._key)
+            if isinstance(signed_by, _LAYERS):
+                origins[signed_by] = origins.get(signed_by, frozenset()) | path
+            if signed_by is not None:
+                continue
+            longer = path if current is node else path | {_operation(current)}
+            for before, _ in current.next_functions:
+                if before is not None and before not in known:
+                    known.add(before)
+                    todo.append((before, longer))
+        return origins
+
+    def _look_for_functions(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        """Warn of activations that are called as functions, between a layer and this one, because hooks do not see them."""
+        self._looked.add(layer)
+        node = args[0].grad_fn if args and isinstance(args[0], Tensor) else None
+        for origin, path in self._origins(node).items() if node is not None else ():
+            feature = self._of_layer.get(origin)
+            operations = path | {_operation(node)}
+            function = next(iter(operations & ACTIVATION_FUNCTIONS), None)
+            if feature is not None and not feature.is_seen and function is not None:
+                warnings.warn(
+                    f"the output of {feature.name!r} goes through {function.lower()} as a function, which hooks do not see: "
+                    "the layer gets plain gradient descent; write activations as modules, such as nn.ReLU() for F.relu",
+                    stacklevel=2,
+                )
 
 
-def _check_own_weight(name: str, layer: nn.Module) -> None:
-    if is_parametrized(layer):
+def _operation(node: Any) -> str:
+    """The name of the operation that made a node."""
+    return str(node.name()).split("Backward")[0]
+
+
+def _check_own_weight(feature: Feature) -> None:
+    if is_parametrized(feature.layer):
         raise TypeError(
-            f"the incoming weights of the features of {name!r} are computed from other parameters (weight or spectral norm, "
-            "another parametrization), which need not belong to a unit; take that off with "
+            f"the incoming weights of the features of {feature.name!r} are computed from other parameters (weight or "
+            "spectral norm, another parametrization), which need not belong to a unit; take that off with "
             "torch.nn.utils.parametrize.remove_parametrizations, or leave the layer out with features={...}."
         )
 
 
-def _found_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
+def _guessed_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module | None]]:
+    """All layers but the last, each with the activation module that is defined between it and the next, if there is one."""
     leaves = [(name, module) for name, module in model.named_modules() if is_leaf(module)]
     layers = [place for place, (_, module) in enumerate(leaves) if isinstance(module, _LAYERS)]
     if len(layers) < 2:
@@ -182,24 +291,25 @@ def _found_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
             f"model must have two or more Linear or Conv layers, but this {type(model).__name__} has {len(layers)} and so no "
             "hidden features; use the weight-wise optimizer."
         )
-    pairs: list[tuple[str, nn.Module, nn.Module]] = []
+    pairs: list[tuple[str, nn.Module, nn.Module | None]] = []
     for here, following in pairwise(layers):
         name, layer = leaves[here]
         between = [module for _, module in leaves[here + 1 : following]]
         candidates = [
             module for kind in (ACTIVATION_MODULES, nn.Identity) for module in between if isinstance(module, kind)
         ]
-        if not candidates:
-            raise ValueError(
-                f"model has no activation module between the layers {name!r} and {leaves[following][0]!r}, so that the "
-                f"features of {name!r} cannot be found; say where they are with features={{{name!r}: 'activation', ...}}, "
-                "and write nn.ReLU() for F.relu."
-            )
-        pairs.append((name, layer, candidates[0]))
+        if candidates or not is_parametrized(layer):
+            pairs.append((name, layer, candidates[0] if candidates else None))
+    if not any(module for *_, module in pairs) and not any(isinstance(m, ACTIVATION_MODULES) for _, m in leaves):
+        raise ValueError(
+            f"model has no activation module, so that the features of {leaves[layers[0]][0]!r} and other layers cannot be "
+            "found; write activations as modules, such as nn.ReLU() for F.relu, or say where the features are with "
+            f"features={{{leaves[layers[0]][0]!r}: 'module', ...}}."
+        )
     return pairs
 
 
-def _given_pairs(model: nn.Module, pairs: Pairs) -> list[tuple[str, nn.Module, nn.Module]]:
+def _given_pairs(model: nn.Module, pairs: Pairs) -> list[tuple[str, nn.Module, nn.Module | None]]:
     given = list(pairs.items() if isinstance(pairs, Mapping) else pairs)
     names = {module: name for name, module in model.named_modules()}
 
@@ -209,20 +319,17 @@ def _given_pairs(model: nn.Module, pairs: Pairs) -> list[tuple[str, nn.Module, n
             raise ValueError(f"features names {which!r}, but the model has no such module; see model.named_modules().")
         return module
 
-    found: list[tuple[str, nn.Module, nn.Module]] = []
+    found: list[tuple[str, nn.Module, nn.Module | None]] = []
     for layer, module in ((resolve(layer), resolve(module)) for layer, module in given):
         if not isinstance(layer, _LAYERS):
             raise ValueError(
                 f"features must map Linear or Conv layers to activations, but {names[layer]!r} is a {type(layer).__name__}."
             )
         found.append((names[layer], layer, module))
-    for kind, modules in (("layer", [layer for _, layer, _ in found]), ("activation", [m for *_, m in found])):
-        twice = next((m for m in modules if modules.count(m) > 1), None)
-        if twice is not None:
-            raise ValueError(
-                f"features names the {kind} {names[twice]!r} twice; each belongs to one pair: give each layer an activation "
-                "module of its own."
-            )
+    layers = [name for name, *_ in found]
+    twice = next((name for name in layers if layers.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"features names the layer {twice!r} twice; name the one module that puts out its features.")
     if not found:
         raise ValueError("features must name one pair of layer and activation or more, but it is empty.")
     return found

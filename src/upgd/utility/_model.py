@@ -11,19 +11,10 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_map_only
 
-from upgd.networks import ACTIVATION_MODULES, LAYERS, is_leaf
+from upgd.networks import ACTIVATION_FUNCTIONS, ACTIVATION_MODULES, LAYERS, is_leaf
 
 #: A loss as a function of outputs and targets: a module such as ``nn.MSELoss()``, or any function.
 Criterion = Callable[[Tensor, Tensor], Tensor]
-
-#: Activations that are called as functions, by the names of autograd, without "Backward0".
-_FUNCTIONS = frozenset(
-    [
-        *("Relu", "LeakyRelu", "RreluWithNoise", "Elu", "Celu", "Gelu", "Silu", "Mish", "Softplus"),
-        *("Tanh", "Sigmoid", "Hardtanh", "Hardswish", "Hardsigmoid"),
-    ]
-)
-
 
 _NOTHING_BETWEEN = "there is no module between two layers; use nn.ReLU() for F.relu"
 
@@ -197,6 +188,6 @@ def function_before(x: Tensor, layers: Mapping[Tensor, str], passed: Container[T
             layer = next((layers[leaf] for leaf in leaves if leaf in layers), None)
             return (layer, function.lower()) if layer is not None and function is not None else None
         names = [node.name().split("Backward")[0] for node in nodes]
-        function = next((name for name in names if name in _FUNCTIONS), function)
+        function = next((name for name in names if name in ACTIVATION_FUNCTIONS), function)
         nodes = list({before: None for node in nodes for before, _ in node.next_functions if before is not None})
     return None
