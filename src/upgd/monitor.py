@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.hooks import RemovableHandle
 
 from upgd.curvature._backward import if_compiled, transform_level
+from upgd.curvature._hooks import Hooks
 from upgd.networks import ACTIVATION_MODULES, LAYERS
 from upgd.utility._model import function_before
 
@@ -200,68 +201,13 @@ class _Window:
         }
 
 
-class _Hook:
-    """What a monitor hangs on a module.
-
-    A copy of the model gets copies of its hooks. They do nothing, for nobody has asked to look at that model; only when the
-    monitor is copied with it, the copied monitor takes them over.
-    """
-
-    def __init__(self, monitor: "Monitor") -> None:
-        self.monitor: Monitor | None = monitor
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"monitor": None}
-
-
-class _BeforeModel(_Hook):
-    """Knows where a forward pass begins."""
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        if self.monitor is not None:
-            self.monitor._unit_dims = {}
-
-
-class _BeforeLayer(_Hook):
-    """Sees what a layer is called with, once."""
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if self.monitor is not None:
-            self.monitor._look_for_function(module, inputs)
-
-
-class _AfterModule(_Hook):
-    """Sees what a module puts out.
-
-    Args:
-        monitor: who wants to know.
-        name: the module's name.
-        unit_dim: the dimension, from the end, along which the units or channels of a layer lie; None for other modules.
-        is_watched: whether the output is to be recorded.
-    """
-
-    def __init__(self, monitor: "Monitor", name: str, unit_dim: int | None, is_watched: bool) -> None:
-        super().__init__(monitor)
-        self.name = name
-        self.unit_dim = unit_dim
-        self.is_watched = is_watched
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self.monitor is None:
-            return
-        if self.unit_dim is not None and isinstance(output, Tensor):
-            self.monitor._unit_dims[output.ndim] = self.unit_dim
-        if self.is_watched:
-            self.monitor._record(self.name, output)
-
-
 class Monitor:
     """Looks inside a model while it learns.
 
     Forward hooks keep what the hidden layers put out in the last training passes; figures are computed only when
     :meth:`snapshot` is called. Passes under ``torch.no_grad()`` or ``torch.func`` are not recorded. Call it after
     ``loss.backward()`` and before the gradients are cleared. A copy of the model is not looked at, unless the monitor is
-    copied with it.
+    copied with it. The hooks are gone as soon as the monitor is.
 
     Args:
         model: any module with Linear or convolution layers.
@@ -312,7 +258,7 @@ class Monitor:
         self._unit_dims: dict[int, int] = {}
         self._mean_plasticity: Tensor | None = None
         self._plasticities = 0
-        self._hooks: list[tuple[_Hook, RemovableHandle]] = []
+        self._hooks = Hooks(self)
         self._hook_outputs()
         #: A layer, and the function behind it that we look before; once one was seen, until that was said.
         self._looks_before: tuple[str, str] | None = None
@@ -384,9 +330,7 @@ class Monitor:
 
     def remove(self) -> None:
         """Take the hooks off the model."""
-        for _, handle in self._hooks:
-            handle.remove()
-        self._hooks.clear()
+        self._hooks.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -396,16 +340,28 @@ class Monitor:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        for hook, _ in self._hooks:
-            hook.monitor = self
+        self._hooks.adopt(self)
 
     def _hook_outputs(self) -> None:
-        begin = _BeforeModel(self)
-        self._hooks.append((begin, self.model.register_forward_pre_hook(begin)))
+        self._hooks.add(self.model.register_forward_pre_hook, "_before_model")
         for name, module in self.model.named_modules():
             if isinstance(module, LAYERS) or name in self._watched:
-                hook = _AfterModule(self, name, _unit_dim(module), name in self._watched)
-                self._hooks.append((hook, module.register_forward_hook(hook)))
+                self._hooks.add(
+                    module.register_forward_hook, "_after_module", name, _unit_dim(module), name in self._watched
+                )
+
+    def _before_model(self, module: nn.Module, inputs: Any) -> None:
+        """A forward pass begins."""
+        self._unit_dims = {}
+
+    def _after_module(
+        self, name: str, unit_dim: int | None, is_watched: bool, module: nn.Module, inputs: Any, output: Any
+    ) -> None:
+        """See what a module puts out; ``unit_dim`` is where the units of a layer lie, and None for other modules."""
+        if unit_dim is not None and isinstance(output, Tensor):
+            self._unit_dims[output.ndim] = unit_dim
+        if is_watched:
+            self._record(name, output)
 
     def _record(self, name: str, output: Any) -> None:
         if not isinstance(output, Tensor):
@@ -430,9 +386,7 @@ class Monitor:
         """See, in the first pass, whether the model applies functions to what the watched layers put out."""
         for module in self.model.modules():
             if isinstance(module, LAYERS):
-                hook = _BeforeLayer(self)
-                self._searched[module] = module.register_forward_pre_hook(hook)
-                self._hooks.append((hook, self._searched[module]))
+                self._searched[module] = self._hooks.add(module.register_forward_pre_hook, "_look_for_function")
 
     def _look_for_function(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or transform_level() is not None:

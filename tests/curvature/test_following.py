@@ -427,17 +427,6 @@ def test_a_gradient_of_zeros_that_goes_on_without_hesscale_has_a_diagonal_of_zer
         assert not curvature.feature_diagonal(model[1]).any()
 
 
-def test_what_is_not_removed_goes_with_its_model():
-    model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
-    curvature = weakref.ref(HesScale(model, criterion))
-    criterion(model(x), y).backward()
-    gc.collect()
-    assert curvature() is not None
-    del model, criterion
-    gc.collect()
-    assert curvature() is None
-
-
 def test_copies_of_the_model_are_not_followed():
     model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
     with HesScale(model, criterion) as curvature:

@@ -1,10 +1,12 @@
 """What hooks need to know about the backward pass they run in, and how they add up what they see."""
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 # Which backward pass is running, will its graph be used again, and is this a pass of torch.func? There is no public way
 # to ask.
@@ -68,31 +70,31 @@ class GradientWatch:
 
     Args:
         param: the parameter; a leaf that requires a gradient.
-        on_unfollowed: called before such a pass adds to the gradient, with the keys that were followed and whether the
-            gradient still holds something: False for None, else a tensor, so that nobody has to wait for the device.
+        on_unfollowed: a method, called before such a pass adds to the gradient, with the keys that were followed and whether
+            the gradient still holds something: False for None, else a tensor, so that nobody has to wait for the device.
+
+    Attributes:
+        handle: removes the hook.
     """
 
     def __init__(self, param: Tensor, on_unfollowed: Callable[[set[int], "bool | Tensor"], None]) -> None:
         self._param = param
-        self._on_unfollowed = on_unfollowed
+        self._on_unfollowed = weakref.WeakMethod(on_unfollowed)
         self._keys: set[int] = set()
         self._followed = -1
         # No hook behind the accumulation, which would tell both cases apart: Python's garbage collector cannot see into it.
-        self._handle = param.register_hook(self._look)  # type: ignore[no-untyped-call]
+        self.handle: RemovableHandle = param.register_hook(self._look)  # type: ignore[no-untyped-call]
 
     def follow(self, key: int) -> None:
         """Say that the running backward pass is followed, and left something under this key."""
         self._keys.add(key)
         self._followed = current_backward()
 
-    def remove(self) -> None:
-        """Take the hook off."""
-        self._handle.remove()
-
     def _look(self, grad: Tensor) -> None:
         if self._followed != current_backward() and adds_to_grad(self._param):
-            so_far = self._param.grad
-            self._on_unfollowed(self._keys, False if so_far is None else so_far.any())
+            so_far, tell = self._param.grad, self._on_unfollowed()
+            if tell is not None:
+                tell(self._keys, False if so_far is None else so_far.any())
 
 
 def sum_by_unit(values: Tensor, dim: int) -> Tensor:

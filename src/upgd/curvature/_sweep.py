@@ -13,10 +13,11 @@ come was used by something unknown. And the gradient that arrives must be *the v
 sent: as soon as anybody else uses an output, autograd adds the gradients up, and the sum is another tensor.
 
 Nothing here may refer to an output or to the node that made it: nodes hold their calls, so that would be a cycle which
-Python's garbage collector cannot see.
+Python's garbage collector cannot see. And neither modules nor nodes may keep HesScale alive: followers refer to it weakly.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from upgd.curvature._backward import current_backward, graph_is_kept, sum_by_unit, transform_level
+from upgd.curvature._hooks import Hook
 from upgd.curvature._registry import Layer, LossRule
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ class Call:
                 self.follower.stranger = before.name()
             else:
                 self._link(source, x.output_nr, *self._entry(node, x, inputs), node)
-        node.metadata[owner] = self
+        node.metadata[owner._reshapes] = self
         node.register_hook(self._on_backward)
 
     def _entry(self, node: Node, x: Tensor, inputs: Sequence[Any]) -> tuple[Node, int]:
@@ -141,6 +143,9 @@ class Call:
     # ------------------------------------------------------------------------------------------------ backward: sweeping
 
     def _on_backward(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> None:
+        owner = self.follower.owner_if_alive()  # kept for the time of the sweep
+        if owner is None:
+            return
         if torch.is_grad_enabled():  # backward(create_graph=True)
             with torch.no_grad():
                 self._sweep(grad_inputs, grad_outputs)
@@ -229,7 +234,7 @@ class Follower:
     """The forward hook of one layer."""
 
     def __init__(self, owner: "HesScale", module: nn.Module, name: str, layer: Layer) -> None:
-        self.owner = owner
+        self.owner_if_alive = weakref.ref(owner)
         self.module = module
         self.name = name
         self.layer = layer
@@ -239,9 +244,17 @@ class Follower:
         self.stranger: str | None = None  # the last operation, not a module's, whose result the module was given
         self.last = (-1, -1)  # backward pass and sweep that last came through
 
+    @property
+    def owner(self) -> "HesScale":
+        """The owner, for those who hold it: in its own methods, and during a call."""
+        owner = self.owner_if_alive()
+        assert owner is not None
+        return owner
+
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
-        if not first.requires_grad or self.owner.is_paused or transform_level() is not None:
+        owner = self.owner_if_alive()
+        if owner is None or not first.requires_grad or owner.is_paused or transform_level() is not None:
             return None
         if not args:
             raise TypeError(f"HesScale needs {self.name} to be called with its input as a positional argument.")
@@ -277,7 +290,7 @@ class Follower:
             h = h.to(dtype)
         if g.dtype != dtype:
             g = g.to(dtype)
-        if call.input.dtype != dtype:
+        if call.input.dtype != dtype and call.input.is_floating_point():  # not the indices of an embedding
             call.input = call.input.to(dtype)
         if self.watched:
             self._add_features(call, h)
@@ -300,8 +313,8 @@ class Follower:
         self.owner._add(self.module, sum_by_unit(worth, dim), call.upstream_parameters())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the model is not followed: its hooks do nothing.
-        return _inert, ()
+        # A copy of the model is not followed: its hooks have no owner.
+        return Hook, ("",)
 
 
 class ReshapeFollower(Follower):
@@ -324,7 +337,8 @@ class LossFollower(Follower):
     def __call__(  # type: ignore[override]  # a hook with keyword arguments
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        if not output.requires_grad or self.owner.is_paused or transform_level() is not None:
+        owner = self.owner_if_alive()
+        if owner is None or not output.requires_grad or owner.is_paused or transform_level() is not None:
             return
         y, target = (*args, *(kwargs[name] for name in ("input", "target") if name in kwargs))
         call = Call(self)
@@ -345,7 +359,7 @@ class LossFollower(Follower):
 
 def signed_by(node: Node, owner: "HesScale") -> Call | None:
     """The call that made this node's output, if it is one of ``owner``'s, or a reshaped output of one."""
-    call: Call | None = node.metadata.get(owner)
+    call: Call | None = node.metadata.get(owner._reshapes)
     if call is None and node.name() in _RESHAPES:
         before, output = node.next_functions[0]
         source = signed_by(before, owner) if before is not None else None
@@ -353,7 +367,7 @@ def signed_by(node: Node, owner: "HesScale") -> Call | None:
             call = Call(owner._reshapes)
             call.needs_input = True
             call.sources.append((source, output, 0))
-            node.metadata[owner] = call
+            node.metadata[owner._reshapes] = call
             node.register_hook(call._on_backward)
     return call
 
@@ -373,11 +387,3 @@ def _edges(node: Node, x: Tensor, inputs: Sequence[Any]) -> Iterator[tuple[Node,
 
 def in_place(name: str) -> str:
     return f"HesScale needs the input of {name}, which inplace=True overwrites; build it with inplace=False."
-
-
-def _inert() -> Callable[..., None]:
-    return _do_nothing
-
-
-def _do_nothing(*args: Any) -> None:
-    """The hook of a copied model."""

@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from upgd.curvature import activations, layers, losses
 from upgd.curvature._backward import GradientWatch, add_as_grad, if_compiled
+from upgd.curvature._hooks import remove_all, remove_with
 from upgd.curvature._registry import LAYERS, LOSSES, find
 from upgd.curvature._sweep import Follower, LossFollower, ReshapeFollower, in_place
 
@@ -42,7 +43,8 @@ class HesScale:
     with gradients enabled; see :mod:`upgd.curvature` for what is known and how to add to it.
 
     Args:
-        model: the network. Its modules get forward hooks, its parameters hooks; nothing else about it changes.
+        model: the network. Its modules get forward hooks, its parameters hooks; nothing else about it changes. The hooks are
+            gone as soon as this object is.
         criterion: the loss module, called as ``criterion(model(x), y)``. What you call ``backward()`` on may be its
             result times any number, and sums of several results.
         features: modules, or their names, whose :meth:`feature_diagonal` you will want; see also :meth:`watch`.
@@ -80,6 +82,7 @@ class HesScale:
         self._followers = _followers(self, model)
         self._loss_follower = _loss_follower(self, criterion)
         self._handles: list[RemovableHandle] = []
+        remove_with(self, self._handles)
         self.watch(*features)
         for module, follower in self._followers.items():
             # Before the hooks of others, which may replace the output: then it is not this layer's any more.
@@ -143,11 +146,7 @@ class HesScale:
 
     def remove(self) -> None:
         """Take the hooks off again. Diagonals can still be read."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for watch in self._watches.values():
-            watch.remove()
+        remove_all(self._handles)
         self._watches.clear()
 
     def __enter__(self) -> Self:
@@ -172,6 +171,7 @@ class HesScale:
         if watched is not None:
             if id(watched) not in self._watches:
                 self._watches[id(watched)] = GradientWatch(watched, self._forget)
+                self._handles.append(self._watches[id(watched)].handle)
             self._watches[id(watched)].follow(id(key))
 
     def _forget(self, keys: set[int], kept: bool | Tensor) -> None:
