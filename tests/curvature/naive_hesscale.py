@@ -46,6 +46,8 @@ def _sweep(module: nn.Module, prefix: str, x: Tensor, h: Tensor, g: Tensor, tota
     for name, param in module.named_parameters():
         jacobian = jacrev(lambda p, name=name: functional_call(module, {name: p}, (x,)))(param.detach())
         total[prefix + name] += (h.reshape(outputs, 1) * jacobian.reshape(outputs, -1).square()).sum(0).view_as(param)
+    if not x.is_floating_point():  # indices of an embedding, behind which there is nothing
+        return h, g
     jacobian = jacrev(module)(x).reshape(outputs, x.numel()).detach()
     second = hessian(module)(x).reshape(outputs, x.numel(), x.numel()).diagonal(dim1=1, dim2=2).detach()
     h_in = torch.zeros(x.numel(), dtype=x.dtype)

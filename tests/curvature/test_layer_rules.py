@@ -33,6 +33,7 @@ DENSE = {
     "deep": [nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)],
     "layer norm": [nn.Linear(3, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)],
     "layer norm, no weights": [nn.Linear(3, 5), nn.LayerNorm(5, elementwise_affine=False), nn.Linear(5, 3)],
+    "group norm": [nn.Linear(3, 6), nn.GroupNorm(2, 6), nn.Tanh(), nn.Linear(6, 3)],
     "batch norm": [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)],
     "batch norm, no weights": [nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3)],
     "gate": [nn.Linear(3, 4), nn.Tanh(), Gate(4), nn.Linear(4, 3)],
@@ -74,6 +75,9 @@ CONVOLUTIONS = {
     "valid": images(nn.Conv2d(4, 2, 3, padding="valid")),
     "batch norm": images(nn.BatchNorm2d(4), nn.ReLU()),
     "layer norm": images(nn.LayerNorm((5, 4))),
+    "group norm": images(nn.GroupNorm(2, 4), nn.Tanh()),
+    "group norm, no weights": images(nn.GroupNorm(4, 4, affine=False)),
+    "group norm of one group": images(nn.GroupNorm(1, 4, eps=0.1)),
     "gate": images(Gate(4)),
     "max pool": images(nn.MaxPool2d(2)),
     "max pool, overlapping": images(nn.MaxPool2d(3, stride=1, padding=1)),
@@ -107,6 +111,15 @@ ROWS = {
     "average pool, without padding": rows(nn.AvgPool1d(3, 2, padding=1, count_include_pad=False)),
     "adaptive average pool": rows(nn.AdaptiveAvgPool1d(3)),
     "batch norm": rows(nn.BatchNorm1d(4), nn.ReLU()),
+    "group norm": rows(nn.GroupNorm(2, 4)),
+}
+
+# Of the six words, the second comes twice in a sample, the fourth never; the first one pads.
+WORDS = torch.tensor([[0, 1, 1], [2, 5, 0], [4, 1, 2]])
+EMBEDDINGS = {
+    "plain": [nn.Embedding(6, 4), nn.Flatten(), nn.Linear(12, 3)],
+    "through layers": [nn.Embedding(6, 4), nn.Linear(4, 5), nn.Tanh(), nn.LayerNorm(5), nn.Flatten(), nn.Linear(15, 3)],
+    "padding": [nn.Embedding(6, 4, padding_idx=0), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)],
 }
 
 
@@ -152,6 +165,45 @@ def test_image_layer_equals_naive(name):
     x = torch.randn(2, 2, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     criterion, target = nn.CrossEntropyLoss(), torch.tensor([0, 2])
     agree(followed(model, criterion, x, target), naive_diagonals(model, criterion, x, target))
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embedding_equals_naive(name):
+    model = prepared(EMBEDDINGS[name])
+    criterion, target = nn.CrossEntropyLoss(), torch.tensor([0, 2, 1])
+    diagonals = followed(model, criterion, WORDS, target)
+    agree(diagonals, naive_diagonals(model, criterion, WORDS, target))
+    assert not diagonals["0.weight"][3].any()
+    assert diagonals["0.weight"][0].any() != (name == "padding")
+
+
+def test_an_embedding_before_one_output_is_exact():
+    model = prepared([nn.Embedding(6, 4), nn.Tanh(), nn.Linear(4, 1)])
+    words, target = torch.tensor([0, 2, 5, 2]), torch.arange(4.0, dtype=torch.float64)[:, None]
+    agree(followed(model, nn.MSELoss(), words, target), exact_diagonals(model, nn.MSELoss(), words, target))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_indices_are_not_rounded(dtype):
+    model, criterion = nn.Sequential(nn.Embedding(5000, 2), nn.Linear(2, 1)).to(dtype), nn.MSELoss()
+    diagonal = followed(model, criterion, torch.tensor([4097, 301]), torch.zeros(2, 1, dtype=dtype))["0.weight"]
+    assert diagonal.any(1).nonzero().flatten().tolist() == [301, 4097]
+
+
+@pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
+def test_embeddings_with_other_gradients_are_refused(option):
+    model = nn.Sequential(nn.Embedding(6, 2, **{option: True}), nn.Linear(2, 1))
+    with pytest.raises(RuntimeError, match=f"build it with {option}=False"):
+        followed(model, nn.MSELoss(), torch.tensor([1]), torch.zeros(1, 1))
+
+
+@pytest.mark.parametrize("criterion", [nn.MSELoss(), nn.MSELoss(reduction="sum")])
+def test_one_unit_behind_a_group_norm_is_exact(criterion):
+    """What the output unit sees is linear in its own input alone, so that nothing is left out."""
+    model = prepared([nn.GroupNorm(2, 4), nn.Linear(4, 1)])
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    target = torch.randn(3, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    agree(followed(model, criterion, x, target), exact_diagonals(model, criterion, x, target))
 
 
 @pytest.mark.parametrize("name", ROWS)

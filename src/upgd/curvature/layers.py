@@ -164,14 +164,8 @@ def batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, call: Call, h: Tensor, g
 
 @layer(nn.LayerNorm)
 def layer_norm(module: nn.LayerNorm, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
-    """With x̂ = (x − mean)/s over n entries, ``n·s·∂x̂_k/∂x_i = n·[k = i] − 1 − x̂_k·x̂_i`` and
-    ``n·s²·∂²x̂_k/∂x_i² = −2·x̂_i·D_ki − x̂_k·D_ii`` with ``D = s·∂x̂/∂x``; the sums over k need three means each."""
     dims = list(range(-len(module.normalized_shape), 0))
-    n = math.prod(module.normalized_shape)
-    variance, mean = torch.var_mean(call.input, dims, correction=0, keepdim=True)
-    inverse = (variance + module.eps).rsqrt()
-    x = (call.input - mean) * inverse
-
+    x, inverse = _normalized(call.input, dims, module.eps)
     batch = list(range(h.ndim - len(dims)))
     if call.wants(module.weight):
         call.add(module.weight, (h * x.square()).sum(batch) if batch else h * x.square())
@@ -181,6 +175,41 @@ def layer_norm(module: nn.LayerNorm, call: Call, h: Tensor, g: Tensor) -> Tensor
         return None
     if module.weight is not None:
         h, g = h * module.weight.square(), g * module.weight
+    return _through_normalization(x, inverse, h, g, dims)
+
+
+@layer(nn.GroupNorm)
+def group_norm(module: nn.GroupNorm, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    """LayerNorm over each group of channels and their positions, with one weight and one bias for each channel."""
+    whole, groups = call.input.shape, (len(call.input), module.num_groups, -1)
+    x, inverse = _normalized(call.input.reshape(groups), [-1], module.eps)
+    others = [d for d in range(h.ndim) if d != 1]
+    if call.wants(module.weight):
+        call.add(module.weight, (h * x.view(whole).square()).sum(others))
+    if call.wants(module.bias):
+        call.add(module.bias, h.sum(others))
+    if not call.needs_input:
+        return None
+    if module.weight is not None:
+        weight = module.weight.view([1, -1] + [1] * (h.ndim - 2))
+        h, g = h * weight.square(), g * weight
+    return _through_normalization(x, inverse, h.reshape(groups), g.reshape(groups), [-1]).view(whole)
+
+
+def _normalized(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor]:
+    """x̂ = (x − mean)/s over the dimensions, and 1/s."""
+    variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+    inverse = (variance + eps).rsqrt()
+    return (x - mean) * inverse, inverse
+
+
+def _through_normalization(x: Tensor, inverse: Tensor, h: Tensor, g: Tensor, dims: list[int]) -> Tensor:
+    """From the curvature of x̂, given as ``x``, to that of the input of a normalization over n entries.
+
+    ``n·s·∂x̂_k/∂x_i = n·[k = i] − 1 − x̂_k·x̂_i`` and ``n·s²·∂²x̂_k/∂x_i² = −2·x̂_i·D_ki − x̂_k·D_ii`` with ``D = s·∂x̂/∂x``; the
+    sums over k need three means each.
+    """
+    n = math.prod(x.shape[d] for d in dims)
 
     def mean_of(t: Tensor) -> Tensor:
         return t.mean(dims, keepdim=True)
@@ -190,6 +219,26 @@ def layer_norm(module: nn.LayerNorm, call: Call, h: Tensor, g: Tensor) -> Tensor
     gx = mean_of(g * x)
     from_gradient = 2 * x * (g - mean_of(g) - x * gx) / n + (1 - (1 + x.square()) / n) * gx
     return (from_curvature - from_gradient) * inverse.square()
+
+
+def _needs_the_whole_gradient(module: nn.Embedding, x: Tensor, y: Tensor) -> None:
+    for option in ("sparse", "scale_grad_by_freq"):
+        if getattr(module, option):
+            raise RuntimeError(
+                f"HesScale follows embeddings with dense gradients as they are, but one has {option}=True; build it with "
+                f"{option}=False."
+            )
+
+
+@layer(nn.Embedding, capture=_needs_the_whole_gradient, unit_dim=-1)
+def embedding(module: nn.Embedding, call: Call, h: Tensor, g: Tensor) -> None:
+    """A row of weights acts wherever its index stands, as a filter does at its positions."""
+    if call.wants(module.weight):
+        diagonal = torch.zeros_like(module.weight, dtype=h.dtype)
+        diagonal.index_add_(0, call.input.flatten(), h.reshape(-1, module.embedding_dim))
+        if module.padding_idx is not None:
+            diagonal[module.padding_idx] = 0
+        call.add(module.weight, diagonal)
 
 
 @layer(nn.LogSoftmax)
