@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from upgd.networks import MLP
 from upgd.population import Diagnostics, Learner, Population
+from upgd.streams import make
 
 NETWORK = MLP((6, 8, 5, 3))
 STREAM = Counters((6,), 3, task_length=20)
@@ -52,11 +53,7 @@ def test_figures_are_what_their_names_say():
         chunk = STREAM.chunk([learner.seed], 30, 10)
         inputs, target = chunk.inputs()[0], chunk.targets[0, -1:]
         old, new = before.network(i), crowd.network(i)
-        loss_before, loss_after = (cross_entropy(model(inputs[-1:]), target) for model in (old, new))
-        assert found["sample_plasticity"][0, i] == pytest.approx(
-            max(0.0, 1 - (loss_after / loss_before).item()), abs=1e-6
-        )
-        loss_before.backward()
+        cross_entropy(old(inputs[-1:]), target).backward()
         gradient = torch.cat([p.grad.flatten() for p in old.parameters()])
         assert found["gradient_l2"][0, i] == pytest.approx(gradient.norm().item(), rel=1e-5)
         assert found["gradient_l0_share"][0, i] == pytest.approx((gradient != 0).float().mean().item(), rel=1e-5)
@@ -71,6 +68,65 @@ def test_figures_are_what_their_names_say():
         assert found["stable_rank/layers.2.weight"][0, i] == pytest.approx(
             ((singular / singular[0]) ** 2).sum().item(), rel=1e-4
         )
+
+
+def plasticities(stream, updates, criterion, learners=LEARNERS, network=NETWORK):
+    """Of each learner, how much of a sample's loss each of the given updates removed, from its networks one by one."""
+    crowd = population(learners, network)
+    crowd.run(stream, updates.start)
+    found = []
+    for step in updates:
+        old = [crowd.network(i) for i in range(len(learners))]
+        crowd.run(stream, 1)
+        found.append([])
+        for i, learner in enumerate(learners):
+            chunk = stream.chunk([learner.seed], step, 1)
+            before, after = (
+                criterion(model(chunk.inputs()[0]), chunk.targets[0]).item() for model in (old[i], crowd.network(i))
+            )
+            found[-1].append(max(0.0, 1 - after / before))
+    return np.array(found)
+
+
+def test_sample_plasticity_is_the_mean_over_the_last_updates():
+    looks = {"every": 40, "samples": 10}
+    found = population().run(STREAM, 80, diagnostics=Diagnostics(**looks)).diagnostics["sample_plasticity"]
+    for look, updates in enumerate((range(30, 40), range(70, 80))):
+        expected = plasticities(STREAM, updates, cross_entropy)
+        assert np.abs(expected[-1] - expected.mean(0)).min() > 1e-4  # the last update alone says something else
+        np.testing.assert_allclose(found[look], expected.mean(0), atol=1e-6)
+
+
+def test_sample_plasticity_is_that_of_updates_since_the_last_look():
+    found = population().run(STREAM, 12, diagnostics=Diagnostics(every=6)).diagnostics["sample_plasticity"]
+    np.testing.assert_allclose(found[1], plasticities(STREAM, range(6, 12), cross_entropy).mean(0), atol=1e-6)
+
+
+def test_sample_plasticity_of_a_regression():
+    stream, network = make("toy-changing-outputs"), MLP((16, 8, 1))
+    learners = [Learner(method="sgd", lr=0.01, seed=1), LEARNERS[0]]
+    found = population(learners, network).run(stream, 30, diagnostics=Diagnostics(every=30, samples=5)).diagnostics
+    expected = plasticities(stream, range(25, 30), torch.nn.functional.mse_loss, learners, network)
+    np.testing.assert_allclose(found["sample_plasticity"][0], expected.mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("stop", [33, 39, 40])
+def test_sample_plasticity_does_not_depend_on_where_a_run_is_cut(stop):
+    looks = Diagnostics(every=40, samples=10)
+    expected = population().run(STREAM, 80, diagnostics=looks).diagnostics["sample_plasticity"]
+    first, second = population(), population()
+    first.run(STREAM, stop, diagnostics=looks)
+    second.restore(first.state())
+    result = second.run(STREAM, 80 - stop, diagnostics=looks)
+    np.testing.assert_array_equal(result.diagnostics["sample_plasticity"], expected)
+
+
+def test_a_state_from_before_plasticities_were_kept_can_be_restored():
+    first, second = population(), population()
+    first.run(STREAM, 10)
+    old = {name: tensor for name, tensor in first.state().items() if not name.startswith("plasticity")}
+    second.restore(old)
+    second.run(STREAM, 10, diagnostics=Diagnostics(every=10))
 
 
 def test_gates_are_seen_where_there_are_gates():

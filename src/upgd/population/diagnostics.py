@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from upgd.monitor import Monitor
 from upgd.population.backend import Backend, Group, Loss
@@ -19,7 +20,7 @@ from upgd.population.result import Floats
 from upgd.population.torch_backend import gates
 from upgd.streams.contract import Chunk
 
-__all__ = ["Diagnostics", "look", "stacked"]
+__all__ = ["Diagnostics", "look", "losses", "stacked"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Diagnostics:
 
     Args:
         every: how many steps from one look to the next; by default the window.
-        samples: over how many of the last samples activations are looked at.
+        samples: over how many of the last samples activations are looked at, and over how many of the last updates, at most
+            those since the last look, ``sample_plasticity`` is the mean. One update alone says little: samples differ.
         tau: the τ up to which a unit counts as dormant.
     """
 
@@ -46,6 +48,31 @@ class Diagnostics:
         every = self.every or window
         return (step // every + 1) * every
 
+    def updates(self, window: int) -> int:
+        """Over how many updates before a look ``sample_plasticity`` is the mean."""
+        return min(self.samples, self.every or window)
+
+
+def losses(network: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
+    """``(learners,)``: the loss of each learner on a sample of its own.
+
+    Args:
+        network: the template, where the parameters are.
+        parameters: by name, ``(learners, *shape)``.
+        inputs, targets: ``(learners, 1, …)``.
+        loss: which loss.
+    """
+
+    def outputs_of_one(own: dict[str, Tensor], sample: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(network, own, (sample,))
+        return outputs
+
+    with torch.no_grad():
+        outputs = vmap(outputs_of_one)(dict(parameters), inputs)[:, 0]
+        if loss == "cross_entropy":
+            return F.cross_entropy(outputs, targets[:, 0], reduction="none")
+        return F.mse_loss(outputs, targets[:, 0].to(outputs), reduction="none").flatten(1).mean(1)
+
 
 def look(
     network: nn.Module,
@@ -56,6 +83,7 @@ def look(
     chunk: Chunk,
     loss: Loss,
     wanted: Diagnostics,
+    plasticities: Floats,
 ) -> list[dict[str, Floats]]:
     """All figures of a group's learners, by learner and name, each a number or a short vector; none of diverged ones.
 
@@ -68,6 +96,7 @@ def look(
         chunk: the last samples, on the CPU; the latest one is that of the update.
         loss: which loss.
         wanted: what to look at.
+        plasticities: of each learner, the mean sample plasticity of its last updates.
     """
     after = backend.parameters()
     traces = {name.removeprefix("utility."): t for name, t in backend.state().items() if name.startswith("utility.")}
@@ -79,7 +108,8 @@ def look(
             found.append({})
             continue
         old, new, useful_now = ({name: t[i].cpu() for name, t in named.items()} for named in (before, after, useful))
-        found.append(_look_at_one(network, old, new, useful_now, inputs[row], chunk.targets[row, -1:], loss, wanted))
+        figures = _look_at_one(network, old, new, useful_now, inputs[row], chunk.targets[row, -1:], loss, wanted)
+        found.append(figures | {"sample_plasticity": plasticities[i]} if figures else {})
     return found
 
 
@@ -93,22 +123,18 @@ def _look_at_one(
     loss: Loss,
     wanted: Diagnostics,
 ) -> dict[str, Floats]:
-    """Gradients, and the loss that plasticity compares with, are those of the last update; all else is as it is now."""
+    """Gradients are those of the last update; all else is as it is now."""
     if not all(p.isfinite().all() for p in after.values()):
         return {}
     model = copy.deepcopy(network)
 
-    def lost() -> Tensor:
-        outputs = model(inputs[-1:])
-        return F.cross_entropy(outputs, target) if loss == "cross_entropy" else F.mse_loss(outputs, target.to(outputs))
-
     model.load_state_dict(before, strict=False)
-    lost_before = lost()
-    torch.autograd.backward(lost_before)
+    outputs = model(inputs[-1:])
+    lost = F.cross_entropy(outputs, target) if loss == "cross_entropy" else F.mse_loss(outputs, target.to(outputs))
+    torch.autograd.backward(lost)
     model.load_state_dict(after, strict=False)
     with Monitor(model, _Gates(model, useful), tau=wanted.tau, samples=wanted.samples) as monitor:
         model(inputs)
-        monitor.plasticity(lost_before, lost)
         return {name: np.asarray(figure, np.float64) for name, figure in monitor.snapshot().items()}
 
 

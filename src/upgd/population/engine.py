@@ -4,6 +4,7 @@ import copy
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -11,16 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from upgd.monitor import sample_plasticity
 from upgd.networks import initial_parameters
 from upgd.population.backend import Backend, Loss, Tally
 from upgd.population.blocks import Pace, Supply
 from upgd.population.choose import BackendName, choose
-from upgd.population.diagnostics import Diagnostics, look, stacked
+from upgd.population.diagnostics import Diagnostics, look, losses, stacked
 from upgd.population.interrupt import interrupts_wait
 from upgd.population.lanes import Lanes
 from upgd.population.result import Floats, Integers, Result
 from upgd.population.spec import Learner, groups
-from upgd.streams.contract import Stream, checked_chunk
+from upgd.streams.contract import Chunk, Stream, checked_chunk
 
 __all__ = ["Population"]
 
@@ -90,6 +92,8 @@ class Population:
         self._lanes = Lanes(self._backends, self._tallies, self._device)
         self._curves: dict[str, list[Floats]] = {"loss": [], "accuracy": []}
         self._looks: list[tuple[int, list[dict[str, Floats]]]] = []
+        #: The sample plasticities of the updates before the next look, and after which step each was.
+        self._plasticities: list[tuple[int, Floats]] = []
         self._window: int | None = None
         self._loss: Loss | None = None
         self._problem: str | None = None
@@ -133,11 +137,16 @@ class Population:
             length = min(self._pace.steps, end - self.step, self._window - self.step % self._window)
             to_look = diagnostics.next_moment(self.step, self._window) - self.step if diagnostics is not None else 0
             with interrupts_wait():
-                if diagnostics is not None and to_look == 1:
+                if diagnostics is None:
+                    self._advance(stream, length, end)
+                elif to_look == 1:
                     self._advance_and_look(stream, end, diagnostics)
+                elif to_look > (alone := diagnostics.updates(self._window)):
+                    self._advance(stream, min(length, to_look - alone), end)
                 else:
-                    # The step before a look is taken alone: the look wants the parameters on both sides of it.
-                    self._advance(stream, min(length, to_look - 1) if to_look else length, end)
+                    # The steps before a look are taken one by one: it wants to know what each update did.
+                    for _ in range(min(length, to_look - 1)):
+                        self._advance_and_measure(stream, end)
             if progress is not None:
                 progress((self.step - begin) * len(self.learners), steps * len(self.learners))
         return self.result()
@@ -202,6 +211,8 @@ class Population:
             **{f"curve.{name}": torch.from_numpy(self._stacked(rows)) for name, rows in self._curves.items()},
             "diagnosed_at": torch.tensor([step for step, _ in self._looks], dtype=torch.int64),
             **{f"diagnostics.{name}": torch.from_numpy(f) for name, f in stacked([f for _, f in self._looks]).items()},
+            "plasticity_at": torch.tensor([step for step, _ in self._plasticities], dtype=torch.int64),
+            "plasticity": torch.from_numpy(self._stacked([row for _, row in self._plasticities])),
         }
         for number, backend in enumerate(self._backends):
             state |= {f"group.{number}.{name}": tensor.cpu() for name, tensor in backend.state().items()}
@@ -228,6 +239,8 @@ class Population:
             (int(step), [{name: figures[k, i] for name, figures in looks.items()} for i in range(len(self.learners))])
             for k, step in enumerate(state["diagnosed_at"])
         ]
+        measured = zip(state.get("plasticity_at", ()), state.get("plasticity", ()), strict=True)
+        self._plasticities = [(int(step), row.numpy()) for step, row in measured]
         self.step = int(state["step"])
         self._window = int(state["window"]) or None
         self._loss = _LOSSES[int(state["loss"])]
@@ -259,7 +272,8 @@ class Population:
         chunk = self._supply.take(stream, self.step, length, end)
         self._whole = False
         self._lanes.advance(chunk, stream.loss)
-        self._pace.adapt(chunk.length, time.perf_counter() - before)
+        if length > 1:  # a step that is taken alone says little about the speed of many
+            self._pace.adapt(chunk.length, time.perf_counter() - before)
         self.step += chunk.length
         if self.step % self._window == 0:
             self._close_window()
@@ -267,16 +281,44 @@ class Population:
 
     def _advance_and_look(self, stream: Stream, end: int, wanted: Diagnostics) -> None:
         """Take one step, and look at every learner that it has moved."""
+        assert self._window is not None
         before = [{name: p.clone() for name, p in backend.parameters().items()} for backend in self._backends]
-        self._advance(stream, 1, end)
+        self._advance_and_measure(stream, end)
+        recent = [row for step, row in self._plasticities if step > self.step - wanted.updates(self._window)]
+        plasticities: Floats = np.mean(recent, 0)
+        self._plasticities = []
         samples = min(wanted.samples, self.step)
         chunk = checked_chunk(stream, self._seeds, self.step - samples, samples)
         found = [
-            look(self._network, group, old, backend, tally.diverged_at, chunk, stream.loss, wanted)
-            for (group, _), old, backend, tally in zip(self._groups, before, self._backends, self._tallies, strict=True)
+            look(self._network, group, old, backend, tally.diverged_at, chunk, stream.loss, wanted, plasticities[own])
+            for (group, own), old, backend, tally in zip(
+                self._groups, before, self._backends, self._tallies, strict=True
+            )
         ]
         joined = [figures for of_group in found for figures in of_group]
         self._looks.append((self.step, [joined[i] for i in self._order]))
+
+    def _advance_and_measure(self, stream: Stream, end: int) -> None:
+        """Take one step, and see how much of its sample's loss the update removes."""
+        chunk = self._supply.take(stream, self.step, 1, end)
+        before = self._losses(chunk, stream.loss)
+        self._advance(stream, 1, end)
+        plasticity = sample_plasticity(before, self._losses(chunk, stream.loss))
+        self._plasticities.append((self.step, plasticity.double().numpy()))
+
+    def _losses(self, chunk: Chunk, loss: Loss) -> Tensor:
+        """``(learners,)``: the losses of a chunk's only sample, on the CPU."""
+        inputs = chunk.inputs().to(next(self._network.parameters()).dtype)
+        found = [
+            losses(self._measured, backend.parameters(), inputs[group.rows], chunk.targets[group.rows], loss)
+            for (group, _), backend in zip(self._groups, self._backends, strict=True)
+        ]
+        return torch.cat(found).cpu()[self._order]
+
+    @cached_property
+    def _measured(self) -> nn.Module:
+        """The template where the parameters are."""
+        return self._network if self._device.type == "cpu" else copy.deepcopy(self._network).to(self._device)
 
     def _close_window(self) -> None:
         assert self._window is not None
