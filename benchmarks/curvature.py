@@ -30,11 +30,11 @@ def measure(
     criterion = nn.CrossEntropyLoss()
     plain, followed = build(), build()
     seen = nn.CrossEntropyLoss()
-    HesScale(followed, seen)
     best = [float("inf")] * 2
-    for _ in range(rounds):
-        best[0] = min(best[0], _seconds(plain, criterion, x, y, steps))
-        best[1] = min(best[1], _seconds(followed, seen, x, y, steps))
+    with HesScale(followed, seen):
+        for _ in range(rounds):
+            best[0] = min(best[0], _seconds(plain, criterion, x, y, steps))
+            best[1] = min(best[1], _seconds(followed, seen, x, y, steps))
     return best[0], best[1]
 
 

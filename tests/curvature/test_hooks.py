@@ -20,7 +20,7 @@ CRITERION = nn.MSELoss()
 OWNERS: dict[str, Callable[[nn.Module], Any]] = {
     "HesScale": lambda model: upgd.HesScale(model, CRITERION),
     "Monitor": upgd.Monitor,
-    "Monitor of functions": lambda model: upgd.Monitor(model, layers=["0"]),
+    "Monitor of layers": lambda model: upgd.Monitor(model, layers=["0"]),
     "FeatureUPGD": upgd.FeatureUPGD,
     "FeatureUPGD of second order": lambda model: upgd.FeatureUPGD(model, curvature=upgd.HesScale(model, CRITERION)),
 }
