@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
@@ -21,8 +22,9 @@ import torch
 
 from upgd.experiments.units import Checkpoints, Snapshot, Unit
 from upgd.experiments.work import compute
-from upgd.population.choose import BackendName
+from upgd.population.choose import BackendName, mute_slow_backend, say_slow_backend
 from upgd.population.interrupt import say_stopping
+from upgd.population.threads import share
 from upgd.store import Record
 
 __all__ = ["Executor", "Settings", "Watcher", "in_process", "in_processes", "processes_that_help"]
@@ -76,6 +78,8 @@ def in_processes(settings: Settings, workers: int) -> Executor:
     """
 
     def execute(units: Sequence[Unit], watcher: Watcher) -> Finished:
+        if settings.backend == "auto" and torch.device(settings.device).type == "cpu" and not find_spec("numba"):
+            say_slow_backend("numba is not installed (pip install 'upgd[run]' brings what is needed)")
         pool = _Pool(settings, min(workers, len(units)), watcher)
         try:
             yield from pool.run(units)
@@ -242,7 +246,8 @@ def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
     """A worker's life: compute what comes through the pipe until it is closed, by the parent or by the parent's death."""
     for number in _TOLD_TO_STOP:
         signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(threads)
+    share(threads)
+    mute_slow_backend()  # the parent has said it
 
     def tell(done: int, diverged: int) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+from functools import cache
 from typing import Literal
 
 import torch
@@ -9,9 +10,10 @@ from torch import nn
 
 from upgd.population import torch_backend
 from upgd.population.backend import Backend, Kind
+from upgd.population.chain import Chain
 from upgd.population.graphed import GraphedBackend
 
-__all__ = ["BackendName", "choose"]
+__all__ = ["BackendName", "choose", "mute_slow_backend", "say_slow_backend"]
 
 log = logging.getLogger("upgd.population")
 
@@ -31,13 +33,32 @@ def choose(
         raise ValueError(f"network cannot be used with these learners, because {reason}")
     if wanted == "torch":
         return "torch", _torch(device)
-    kernel, reason = _kernel(network, kind, device, dtype)
+    missing = False
+    try:
+        kernel, reason = _kernel(network, kind, device, dtype)
+    except ImportError as error:  # numba also refuses versions of numpy that it does not know
+        missing, kernel = True, None
+        what = f"{error.name} is not installed" if isinstance(error, ModuleNotFoundError) else str(error)
+        reason = f"{what} (pip install 'upgd[run]' brings what is needed)"
     if kernel is not None:
         return "kernel", kernel
     if wanted == "kernel":
         raise ValueError(f"backend='kernel' cannot be used, because {reason}; use backend='auto' or 'torch'")
     log.info("backend 'torch' for %s, because %s", kind, reason)
+    if missing and Chain.unsupported(network) is None:
+        say_slow_backend(reason)
     return "torch", _torch(device)
+
+
+@cache
+def say_slow_backend(reason: str) -> None:
+    """Warn, once, where installing a package would make everything many times faster."""
+    log.warning("upgd: learners run on the torch backend, many times slower than compiled loops, because %s", reason)
+
+
+def mute_slow_backend() -> None:
+    """In a process beside others, one of which has said it."""
+    log.addFilter(lambda record: record.levelno != logging.WARNING)
 
 
 def _torch(device: torch.device) -> type[Backend]:
@@ -52,10 +73,7 @@ def _kernel(
     if device.type == "cuda":
         module, name = importlib.import_module("upgd.population.cuda"), "CudaBackend"
     else:
-        try:
-            module, name = importlib.import_module("upgd.population.kernel"), "KernelBackend"
-        except ModuleNotFoundError as missing:
-            return None, f"{missing.name} is not installed (pip install 'upgd[run]' brings it)"
+        module, name = importlib.import_module("upgd.population.kernel"), "KernelBackend"
     if reason := module.unsupported(network, kind, device, dtype):
         return None, reason
     return getattr(module, name), None

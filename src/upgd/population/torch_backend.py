@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from upgd import noise, rules
+from upgd.population import threads
 from upgd.population.backend import Group, Kind, Loss, Tally
 from upgd.population.chain import Chain, Derivatives
 from upgd.population.functional import Functional
@@ -65,6 +66,10 @@ class TorchBackend:
     @torch.no_grad()
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         """Learn from every sample of the chunk, in order, and add to the tally."""
+        with threads.worth(sum(p.numel() for p in self._parameters.values())):
+            self._advance(chunk, loss, tally)
+
+    def _advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         targets = chunk.targets[self._group.rows]
         if loss == "mse":
             targets = targets.to(self._dtype)
