@@ -84,7 +84,7 @@ def test_the_package_can_be_run() -> None:
     assert (ended.returncode, ended.stdout) == (0, f"{upgd.__version__}\n")
 
 
-PUBLIC = [*upgd.__all__, "curvature", "monitor", "noise", "optim", "rules"]
+PUBLIC = [*upgd.__all__, "open", "curvature", "monitor", "noise", "optim", "rules"]
 
 
 def test_a_public_name_is_there_when_it_is_asked_for() -> None:
@@ -119,7 +119,7 @@ def test_type_checkers_and_readers_of_the_source_see_the_same_names() -> None:
     tree = ast.parse(Path(upgd.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     imports = [(line.module, alias.name) for line in block.body for alias in line.names]
-    assert {name for _, name in imports} | {"__version__"} == set(upgd.__all__)
+    assert {name for _, name in imports} | {"__version__"} == {*upgd.__all__, "open"}
     for module, name in imports:
         assert getattr(upgd, name) is getattr(importlib.import_module(module), name)
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from upgd import utility
     from upgd.curvature import HesScale
+    from upgd.experiments.stores import open as open
+    from upgd.experiments.stores import record
     from upgd.monitor import Monitor
     from upgd.optim import PGD, UPGD, UPS, AdaUPGD, FeatureUPGD, FeatureUPS, ShrinkAndPerturb
 
@@ -22,22 +24,28 @@ __all__ = [
     "Monitor",
     "ShrinkAndPerturb",
     "__version__",
+    "record",
     "utility",
 ]
 
 # Torch takes a second or two to load, and `upgd --help` does not need it: each name is looked up when it is first used.
 _MODULES = ("curvature", "monitor", "noise", "optim", "rules", "utility")
-_HOMES = {"HesScale": "upgd.curvature", "Monitor": "upgd.monitor"}
+_HOMES = {
+    "HesScale": "upgd.curvature",
+    "Monitor": "upgd.monitor",
+    "open": "upgd.experiments.stores",  # not in __all__: a star import must not replace Python's own
+    "record": "upgd.experiments.stores",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"upgd.{name}")
-    if name not in __all__:
+    if name not in __all__ and name not in _HOMES:
         raise AttributeError(f"module 'upgd' has no attribute {name!r}")
     globals()[name] = value = getattr(import_module(_HOMES.get(name, "upgd.optim")), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*globals(), *__all__, *_HOMES, *_MODULES})

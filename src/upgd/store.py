@@ -139,6 +139,7 @@ class Record:
         diagnostics: what looks inside the learner have shown, ``"step"`` and every figure by name, each a list with one
             entry (a number, a list, or None) for each look; None if nobody looked.
         id: the row in the store; None if it comes from none.
+        source: the store it was read from, where several are compared; not stored.
     """
 
     key: Key
@@ -154,6 +155,7 @@ class Record:
     finished: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     diagnostics: Mapping[str, list[Any]] | None = None
     id: int | None = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         for name in ("loss", "accuracy"):
@@ -181,7 +183,7 @@ class Record:
 
 
 _KEY_COLUMNS = tuple(f.name for f in fields(Key))
-_OWN_COLUMNS = tuple(f.name for f in fields(Record) if f.name not in ("key", "id"))
+_OWN_COLUMNS = tuple(f.name for f in fields(Record) if f.name not in ("key", "id", "source"))
 _COLUMNS = (*_KEY_COLUMNS, *_OWN_COLUMNS)
 _SUMMED = tuple(sorted(("id", "digest", *_COLUMNS)))  # what a checksum covers
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from upgd.cli.options import Execution, Json, Steps, load_torch, one_store, read_seeds, store_path
+from upgd.cli.options import Execution, Json, Steps, load_torch, read_seeds, store_files
 from upgd.cli.results import Filter
 from upgd.cli.running import computed, estimate_text, estimated
 
@@ -64,14 +64,15 @@ def confirm(
     from upgd.experiments.layout import terminal_width
 
     wanted = None if seeds is None else read_seeds(seeds)
-    execution = replace(execution, store=one_store(store_file, execution.store))
+    (path,) = store_files([store_file] if store_file else [], execution.store)
+    execution = replace(execution, store=path)
     which = Filter(problem=problem, methods=methods, network=network, steps=steps, store=execution.store)
     experiments, left_out = confirmations(which.results().records, wanted)
     for sentence in left_out:
         print(f"upgd: {sentence}", file=sys.stderr)
     if dry_run:
         facts = [estimated(experiment, execution) for experiment in experiments]
-        text = "\n\n".join(estimate_text(one, store_path(execution.store)) for one in facts)
+        text = "\n\n".join(estimate_text(one, path) for one in facts)
         print(json.dumps(facts, indent=2) if as_json else text)
         return 0
     for experiment in experiments:

@@ -22,11 +22,11 @@ __all__ = [
     "StorePath",
     "UsageError",
     "load_torch",
-    "one_store",
     "read_options",
     "read_seeds",
     "read_steps",
     "read_values",
+    "store_files",
     "store_path",
 ]
 
@@ -189,12 +189,12 @@ def store_path(given: Path | None) -> Path:
     return given or Path(os.environ.get("UPGD_STORE") or "upgd.db")
 
 
-def one_store(named: Path | None, option: Path | None) -> Path:
-    """The store that a command is about: named as ``upgd table a.db``, by ``--store``, or by ``UPGD_STORE``."""
+def store_files(named: Sequence[Path], option: Path | None) -> list[Path]:
+    """The stores that a command is about: named as ``upgd table a.db``, by ``--store``, or by ``UPGD_STORE``."""
     everywhere = os.environ.get("UPGD_STORE")  # stands for the option, but is not said to this command alone
-    if named is not None and option is not None and not (everywhere and option == Path(everywhere)):
-        raise UsageError(f"two stores are named, {named} and --store {option}; leave one of them out.")
-    return store_path(named or option)
+    if named and option is not None and not (everywhere and option == Path(everywhere)):
+        raise UsageError(f"two stores are named, {named[0]} and --store {option}; leave one of them out.")
+    return list(named) or [store_path(option)]
 
 
 def read_values(option: str, text: str) -> list[Any]:

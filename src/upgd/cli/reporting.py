@@ -6,36 +6,47 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from upgd.cli.options import store_path
+from upgd.cli.options import StorePath, store_files, store_path
 
 __all__ = ["report", "watch"]
 
 
 def report(
-    store: Path | None = None,
-    *,
+    *stores: Path,
+    store: StorePath = None,
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("report.html"),
     problem: str | None = None,
+    title: str | None = None,
     open_it: Annotated[bool, Parameter(name="--open", negative="")] = False,
 ) -> None:
     """Write one page about all results: tables, interactive curves, hyperparameters, divergences, commands.
 
     The page is a single file that opens without a network.
 
+    Examples:
+
+        upgd report upgd.db -o report.html --title "Permuted digits"
+
+        upgd report before.db after.db
+
     Parameters
     ----------
+    stores
+        The file that has the results; several files are compared. The same as --store.
     store
         The file that has the results; upgd.db in this folder if neither this nor UPGD_STORE says otherwise.
     output
         Where the page goes.
     problem
         Only the results of this problem.
+    title
+        The page's title; by default the names of the files.
     open_it
         Open the page in the browser.
     """
     from upgd.report import write
 
-    path = write(store_path(store), output, problem=problem)
+    path = write(store_files(stores, store), output, problem=problem, title=title)
     print(f"wrote {path}", file=sys.stderr)  # the page may go to the standard output
     if open_it:
         import webbrowser

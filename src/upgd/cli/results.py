@@ -3,17 +3,18 @@
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from upgd.cli.options import Json, Steps, StorePath, UsageError, read_seeds, store_path
+from upgd.cli.options import Json, Steps, StorePath, UsageError, read_seeds, store_files, store_path
 
 if TYPE_CHECKING:
     from upgd.experiments import Results
-    from upgd.store import Record, Store
+    from upgd.store import Record
 
 __all__ = ["best", "export", "runs", "table"]
 
@@ -46,36 +47,42 @@ class Filter:
     seeds: str | None = None
     store: StorePath = None
 
-    def records(self) -> "list[Record]":
-        """What is in the store of it."""
-        from upgd.store import Store
+    def records(self, stores: Sequence[Path] = ()) -> "Sequence[Record]":
+        """What is in the store of it; or in the stores that the command was given by name."""
+        from upgd.experiments.stores import open as open_stores
 
         seeds = None if self.seeds is None else read_seeds(self.seeds)
-        with Store.read(store_path(self.store)) as store:
-            return store.records(
-                problem=self.problem,
-                methods=None if self.methods is None else _methods(self.methods, store),
-                network=self.network,
-                steps=self.steps,
-                seeds=range(seeds) if isinstance(seeds, int) else seeds,
-            )
+        paths = store_files(stores, self.store)
+        return open_stores(
+            *paths,
+            problem=self.problem,
+            methods=None if self.methods is None else _methods(self.methods, paths),
+            network=self.network,
+            steps=self.steps,
+            seeds=range(seeds) if isinstance(seeds, int) else seeds,
+        ).records
 
-    def results(self) -> "Results":
+    def results(self, stores: Sequence[Path] = ()) -> "Results":
         """The same, or an error if there is nothing."""
         from upgd.experiments import Results
 
-        records = self.records()
+        records = self.records(stores)
         if not records:
-            raise ValueError(f"{store_path(self.store)} has no results of that kind; `upgd runs` lists what it has")
+            paths = store_files(stores, self.store)
+            names, verb = " and ".join(map(str, paths)), "has" if len(paths) == 1 else "have"
+            raise ValueError(f"{names} {verb} no results of that kind; `upgd runs` lists what it has")
         return Results(records)
 
 
-def _methods(text: str, store: "Store") -> list[str]:
+def _methods(text: str, stores: Sequence[Path]) -> list[str]:
     """The names in a list with commas; that of a method that no longer exists is known to stores that have some of it."""
+    from upgd.experiments.stores import open as open_stores
     from upgd.experiments.variants import LABELS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in LABELS and not store.records(methods=[name])]
+    if unknown := [name for name in names if name not in LABELS]:
+        there = {record.key.method for record in open_stores(*stores, methods=unknown).records}
+        unknown = [name for name in unknown if name not in there]
     if unknown:
         raise ValueError(
             f"--methods {text}: there is no method {' and no method '.join(map(repr, unknown))}; choose among "
@@ -84,7 +91,7 @@ def _methods(text: str, store: "Store") -> list[str]:
     return names
 
 
-def best(*, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B008
+def best(*stores: Path, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B008
     """The best setting of every method, by the area under its online curve, and how flat the optimum is.
 
     Variants of a method (--wise, --scaling, --order, --noise) have a best setting each. A setting of which fewer
@@ -92,6 +99,8 @@ def best(*, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B
 
     Parameters
     ----------
+    stores
+        The file that has the results; the same as --store. Several files are compared.
     as_json
         Print JSON, for other programs.
     """
@@ -99,7 +108,7 @@ def best(*, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B
     from upgd.experiments.results import best_text
     from upgd.experiments.variants import best_of_variants
 
-    chosen = [(c, one) for c in which.results().comparisons() for one in best_of_variants(c).values()]
+    chosen = [(c, one) for c in which.results(stores).comparisons() for one in best_of_variants(c).values()]
     if as_json:
         print(json.dumps([_best_facts(c, b) for c, b in chosen], indent=2))
     else:
@@ -107,7 +116,7 @@ def best(*, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B
 
 
 def table(
-    *,
+    *stores: Path,
     which: Filter = Filter(),  # noqa: B008
     all_settings: Annotated[bool, Parameter(name="--all", negative="")] = False,
     against: str | None = None,
@@ -121,6 +130,8 @@ def table(
 
     Parameters
     ----------
+    stores
+        The file that has the results; the same as --store. Several files are compared.
     all_settings
         All settings, not only the best of each method and variant.
     against
@@ -136,7 +147,7 @@ def table(
         raise UsageError(
             f"--pairs compares all methods with one another; leave out {'--all' if all_settings else '--against'}."
         )
-    results = which.results()
+    results = which.results(stores)
     lines = results.pairs() if pairs else results.table(all_settings=all_settings, against=against)
     print(json.dumps(list(lines.lines), indent=2) if as_json else lines.text(terminal_width()))
 
@@ -147,6 +158,7 @@ def export(
     which: Filter = Filter(),  # noqa: B008
     format: Literal["csv", "parquet"] | None = None,
     curves: Annotated[bool, Parameter(negative="")] = False,
+    looks: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Write results as CSV or Parquet, one row for each learner.
 
@@ -158,6 +170,8 @@ def export(
         csv or parquet; by default what the file's name ends with.
     curves
         One row for each window of each learner.
+    looks
+        One row for each look inside each learner, with all that --look-every has recorded.
     """
     from upgd import writing
     from upgd.experiments.exports import write_csv, write_parquet
@@ -166,17 +180,21 @@ def export(
     chosen = format or _format(file)
     if chosen == "parquet" and file is None:
         raise UsageError("Parquet needs a file to go to: upgd export results.parquet.")
+    if curves and looks:
+        raise UsageError("--curves and --looks have rows of their own; leave one of them out.")
     if file is not None:
         writing.check(file)
     results = which.results()
+    if looks and not any(record.diagnostics for record in results.records):
+        raise ValueError("nobody looked inside these learners; run them with --look-every 1000, into another store")
     if chosen == "parquet":
         assert file is not None
-        write_parquet(results, file, curves=curves)
+        write_parquet(results, file, curves=curves, looks=looks)
     elif file is None:
-        write_csv(results, sys.stdout, curves=curves)
+        write_csv(results, sys.stdout, curves=curves, looks=looks)
     else:
         with writing.text(file) as stream:
-            write_csv(results, stream, curves=curves)
+            write_csv(results, stream, curves=curves, looks=looks)
     if file is not None:
         print(f"{plural(len(results), 'learner')} → {file}", file=sys.stderr)
 

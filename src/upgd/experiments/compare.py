@@ -64,6 +64,7 @@ class Entry:
     method: str
     settings: Mapping[str, Any]
     records: Mapping[int, Record] = field(repr=False)
+    source: str = ""  #: the store that they come from, where several are compared
 
     def on(self, seeds: Iterable[int]) -> "Entry":
         """The same with these of its seeds alone."""
@@ -289,10 +290,10 @@ def holm(chances: Sequence[float | None]) -> list[float | None]:
 
 def _comparison(records: list[Record]) -> Comparison:
     key = records[0].key
-    entries: dict[str, tuple[str, Mapping[str, Any], dict[int, Record]]] = {}
+    entries: dict[str, tuple[str, Mapping[str, Any], dict[int, Record], str]] = {}
     for record in records:
-        name = repr((record.key.method, sorted(record.key.settings.items())))
-        own = entries.setdefault(name, (record.key.method, record.key.settings, {}))
+        name = repr((record.key.method, sorted(record.key.settings.items()), record.source))
+        own = entries.setdefault(name, (record.key.method, record.key.settings, {}, record.source))
         own[2][record.key.seed] = record
     metric: Metric = "loss" if records[0].accuracy is None else "accuracy"
     found = tuple(Entry(*entry) for entry in entries.values())
@@ -337,7 +338,14 @@ def _search_seeds(entries: Sequence[Entry], compared: Sequence[int]) -> tuple[in
 
 
 def _tie_break(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(_hashable(value) for _, value in sorted(settings.items(), key=_lr_first))
+    return tuple(_sortable(value) for _, value in sorted(settings.items(), key=_lr_first))
+
+
+def _sortable(value: Any) -> tuple[int, Any]:
+    """Settings of somebody's own method may be of any kind: numbers before lists, text and what is not there."""
+    if isinstance(value, int | float):
+        return (0, value)
+    return (1, [_sortable(part) for part in value]) if isinstance(value, list | tuple) else (2, str(value))
 
 
 def _lr_first(item: tuple[str, Any]) -> tuple[bool, str]:
@@ -356,25 +364,27 @@ def _surroundings(
     neighbours: dict[str, dict[Any, float]] = {}
     edges = []
     for name in chosen:
-        everywhere = {_hashable(settings[name]) for settings in tried}
-        there_is_more = len(everywhere) > 1 and isinstance(chosen[name], float) and chosen[name] != 0
-        if there_is_more and chosen[name] in (min(everywhere), max(everywhere)):
+        everywhere = {_hashable(settings[name]) for settings in tried if name in settings}
+        numbers = [value for value in everywhere if isinstance(value, int | float)]
+        there_is_more = len(numbers) > 1 and isinstance(chosen[name], float) and chosen[name] != 0
+        if there_is_more and chosen[name] in (min(numbers), max(numbers)):
             edges.append(name)
         line = {
             _hashable(settings[name]): score
             for settings, score in zip(tried, scores, strict=True)
-            if all(settings[other] == chosen[other] for other in chosen if other != name)
+            if settings.keys() == chosen.keys()
+            and all(settings[other] == chosen[other] for other in chosen if other != name)
         }
         if len(line) < 2:
             continue
-        values = sorted(line)
+        values = sorted(line, key=_sortable)
         at = values.index(_hashable(chosen[name]))
         neighbours[name] = {values[i]: line[values[i]] for i in (at - 1, at + 1) if 0 <= i < len(values)}
     return neighbours, tuple(edges)
 
 
 def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def _table_row(entry: Entry, test: Pair | None, metric: Metric, evaluation: Evaluation) -> Row:

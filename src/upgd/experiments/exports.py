@@ -10,15 +10,15 @@ from upgd.experiments.results import Results
 __all__ = ["write_csv", "write_parquet"]
 
 
-def write_csv(results: Results, stream: TextIO, *, curves: bool = False) -> None:
-    """One line for each learner, or for each window of each learner; what a method does not have is empty."""
-    columns = results.columns(curves=curves)
+def write_csv(results: Results, stream: TextIO, *, curves: bool = False, looks: bool = False) -> None:
+    """One line for each learner, for each window of it, or for each look inside it; what a method does not have is empty."""
+    columns = results.columns(curves=curves, looks=looks)
     writer = csv.writer(stream)
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
 
 
-def write_parquet(results: Results, path: Path, *, curves: bool = False) -> None:
+def write_parquet(results: Results, path: Path, *, curves: bool = False, looks: bool = False) -> None:
     """The same as a Parquet file; needs pyarrow."""
     try:
         import pyarrow
@@ -26,4 +26,4 @@ def write_parquet(results: Results, path: Path, *, curves: bool = False) -> None
     except ModuleNotFoundError:
         raise ValueError("Parquet needs a package that is not here: pip install pyarrow; or use --format csv") from None
     with writing.output(path) as file:
-        pyarrow.parquet.write_table(pyarrow.table(results.columns(curves=curves)), file)
+        pyarrow.parquet.write_table(pyarrow.table(results.columns(curves=curves, looks=looks)), file)

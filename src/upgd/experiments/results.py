@@ -59,11 +59,46 @@ class Results:
         """One row for each window of each learner: ``step`` is where it ends. In the form of :meth:`frame`."""
         return _framed(self.columns(curves=True))
 
-    def columns(self, *, curves: bool = False) -> dict[str, list[Any]]:
-        """What :meth:`frame`, or :meth:`curves`, has, as plain lists."""
+    def looks(self) -> Any:
+        """One row for each look inside each learner (``look_every``): ``step`` is when. In the form of :meth:`frame`.
+
+        Every figure has a column; one that is a list, such as a histogram, has a column for each of its entries
+        (``gate_histogram/0[3]``).
+        """
+        return _framed(self.columns(looks=True))
+
+    def columns(self, *, curves: bool = False, looks: bool = False) -> dict[str, list[Any]]:
+        """What :meth:`frame`, or :meth:`curves`, or :meth:`looks`, has, as plain lists."""
+        if curves and looks:
+            raise ValueError("curves and looks have rows of their own; ask for one of them")
         if curves:
             return _columns([row for record in self.records for row in _windows(record)])
+        if looks:
+            return _columns([row for record in self.records for row in _moments(record)])
         return _columns([_summary(record) for record in self.records])
+
+    def select(
+        self,
+        *,
+        problem: str | None = None,
+        methods: str | Collection[str] | None = None,
+        network: str | None = None,
+        steps: int | None = None,
+        seeds: Collection[int] | None = None,
+    ) -> "Results":
+        """The learners that match all that is given; None matches everything."""
+        names = [methods] if isinstance(methods, str) else methods
+        return Results(
+            [
+                record
+                for record in self.records
+                if problem in (None, record.key.problem)
+                and (names is None or record.key.method in names)
+                and network in (None, record.key.network)
+                and steps in (None, record.key.steps)
+                and (seeds is None or record.key.seed in seeds)
+            ]
+        )
 
     def comparisons(self) -> list[Comparison]:
         """The learners sorted into what can be compared: same problem, network and steps."""
@@ -204,7 +239,7 @@ def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         return "–" if value is None else format(value, sign + spec)
 
     columns: dict[str, list[str]] = {
-        "method": [line["method"] for line in lines],
+        "method": [line["method"] + (f" ({line['source']})" if line["source"] else "") for line in lines],
         "settings": [settings_text(line["settings"], line.get("edges") or ()) for line in lines],
         "mean ± s.e.": [f"{number(line['mean'])} ± {number(line['standard_error'])}" for line in lines],
         "first quarter": [number(line["first_quarter"]) for line in lines],
@@ -247,8 +282,14 @@ AT_EDGE = "* the smallest or largest value that was tried: a wider grid may find
 
 def settings_text(settings: Mapping[str, Any], edges: Collection[str] = ()) -> str:
     """Settings in a few letters; what a method does unless told otherwise is left out. Those at an ``edge`` are marked."""
-    names = [name for name in SETTINGS if name in settings and SWITCHES.get(name) != settings[name]]
+    names = [name for name in in_order(settings) if name not in SWITCHES or SWITCHES[name] != settings[name]]
     return ", ".join(f"{_SHORT.get(name, name)} {_text(settings[name])}{'*' * (name in edges)}" for name in names)
+
+
+def in_order(settings: Iterable[str]) -> list[str]:
+    """The names of settings: those of our methods in their order, then those that only somebody's own method has."""
+    given = list(settings)
+    return [name for name in SETTINGS if name in given] + [name for name in given if name not in SETTINGS]
 
 
 def short_names(names: Iterable[str]) -> str:
@@ -264,8 +305,9 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
         score = f"{comparison.metric} {one.score:.4f}, mean of {seeds}"
         if math.isnan(one.score):
             score = f"diverged with {seeds}"
+        source = f" ({one.entry.source})" if one.entry.source else ""
         lines = [
-            f"  {one.entry.method}: {settings_text(one.entry.settings)}",
+            f"  {one.entry.method}{source}: {settings_text(one.entry.settings)}",
             f"    {score}; {plural(one.tried, 'setting')} tried, {one.flat:.0%} within 1 % of the best",
         ]
         if one.diverged_settings:
@@ -320,6 +362,7 @@ def _line(comparison: Comparison, row: Row, against: str | None, best: Best | No
     """A line of a table; for the ``best`` setting of a method it says how it was found."""
     return {
         **_where(comparison, row.evaluation),
+        "source": row.entry.source or None,
         "method": row.entry.method,
         "settings": dict(row.entry.settings),
         "mean": _number(row.mean),
@@ -367,16 +410,47 @@ def _windows(record: Record) -> list[dict[str, Any]]:
     ]
 
 
+def _moments(record: Record) -> list[dict[str, Any]]:
+    """A row for each look inside a learner."""
+    found = record.diagnostics or {"step": []}
+    identity = _identity(record)
+    rows: list[dict[str, Any]] = []
+    for i, step in enumerate(found["step"]):
+        row = {**identity, "step": step}
+        for name in (name for name in found if name != "step"):
+            row |= _spread(name, found[name][i])
+        rows.append(row)
+    return rows
+
+
+def _spread(name: str, figure: Any) -> dict[str, Any]:
+    if not isinstance(figure, list):
+        return {name: figure}
+    return {key: value for i, part in enumerate(figure) for key, value in _spread(f"{name}[{i}]", part).items()}
+
+
 def _identity(record: Record) -> dict[str, Any]:
     key = record.key
     options = {f"option_{name}": value for name, value in key.options.items()}
-    settings = {name: key.settings[name] for name in SETTINGS if name in key.settings}
-    if "betas" in settings:
-        settings["beta1"], settings["beta2"] = settings.pop("betas")
+    settings = {name: key.settings[name] for name in in_order(key.settings)}
+    if isinstance(betas := settings.get("betas"), list | tuple) and len(betas) == 2:
+        del settings["betas"]
+        settings["beta1"], settings["beta2"] = betas
+    # A setting of somebody's own method may have the name of a column.
+    settings = {f"setting_{name}" if name in _COLUMNS else name: value for name, value in settings.items()}
     return {
+        **({"source": record.source} if record.source else {}),
         **{"problem": key.problem, "network": key.network, "steps": key.steps, **options},
         **{"method": key.method, **settings, "seed": key.seed},
     }
+
+
+#: The names that columns have besides those of settings.
+_COLUMNS = {
+    *("source", "problem", "network", "steps", "method", "seed", "step", "loss", "accuracy", "diverged_at", "device"),
+    *("backend", "seconds", "finished"),
+    *(f"{metric}_{which}_quarter" for metric in ("loss", "accuracy") for which in ("first", "last")),
+}
 
 
 def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

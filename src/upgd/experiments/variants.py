@@ -3,14 +3,15 @@
 A variant is no hyperparameter: nobody asks for the best of them, but for the best setting of each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from upgd.experiments.compare import Best, Comparison, Entry, Evaluation, Row, best, rows
 from upgd.experiments.settings import SWITCHES
 
-__all__ = ["LABELS", "Variant", "best_of_variants", "by_variant", "evaluated", "table_rows", "variant"]
+__all__ = ["LABELS", "Variant", "best_of_variants", "by_variant", "dashes", "evaluated", "table_rows", "variant"]
 
 LABELS = {
     "upgd": "UPGD",
@@ -24,24 +25,27 @@ LABELS = {
     "anti-pgd": "Anti-PGD",
     "shrink-and-perturb": "Shrink & Perturb",
 }
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 #: What is worth saying about a variant: everything but the usual.
 _WORDS = {"feature": "feature-wise", "local": "local", 2: "2nd order", "anticorrelated": "anticorrelated"}
 
 
 class Variant(NamedTuple):
-    """A method with its switches."""
+    """A method with its switches; and the store that its results come from, where several are compared."""
 
     method: str
     wise: str = "weight"
     scaling: str = "global"
     order: int = 1
     noise: str = "white"
+    source: str = ""
 
     @property
     def label(self) -> str:
         """The method's name for people, with what is unusual about it."""
-        words = [_WORDS[switch] for switch in self[1:] if switch in _WORDS]
-        return ", ".join([LABELS.get(self.method, self.method), *words])
+        words = [_WORDS[switch] for switch in self[1:5] if switch in _WORDS]
+        name = ", ".join([LABELS.get(self.method, self.method), *words])
+        return f"{name} ({Path(self.source).with_suffix('')})" if self.source else name
 
     @property
     def dash(self) -> str:
@@ -55,7 +59,17 @@ class Variant(NamedTuple):
 
 def variant(entry: Entry) -> Variant:
     """The variant that an entry is a setting of."""
-    return Variant(entry.method, *(entry.settings.get(name, usual) for name, usual in SWITCHES.items()))
+    switches: dict[str, Any] = {name: entry.settings.get(name, usual) for name, usual in SWITCHES.items()}
+    # Settings of somebody's own method may have these names, and any values.
+    switches = {name: value if isinstance(value, str | int) else str(value) for name, value in switches.items()}
+    return Variant(entry.method, **switches, source=entry.source)
+
+
+def dashes(variants: Iterable[Variant]) -> dict[Variant, str]:
+    """How the lines of variants are drawn side by side: the same method from another store gets another dash."""
+    listed = list(variants)
+    sources = list(dict.fromkeys(one.source for one in listed))
+    return {one: _DASHES[(_DASHES.index(one.dash) + sources.index(one.source)) % len(_DASHES)] for one in listed}
 
 
 def by_variant(comparison: Comparison) -> dict[Variant, Comparison]:

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from upgd.experiments.bands import interval, of_seeds
-from upgd.experiments.compare import Best, Comparison, Entry, Row, area, comparisons
+from upgd.experiments.compare import OWN_LOOP, Best, Comparison, Entry, Row, area, comparisons
 from upgd.experiments.layout import number_format
-from upgd.experiments.results import CAVEAT, settings_text
+from upgd.experiments.results import CAVEAT, in_order, settings_text
 from upgd.experiments.settings import SETTINGS, SWITCHES
-from upgd.experiments.variants import Variant, best_of_variants, by_variant, table_rows
+from upgd.experiments.variants import Variant, best_of_variants, by_variant, dashes, table_rows
 from upgd.experiments.variants import variant as variant_of
 from upgd.report.colours import Colours, colours
 from upgd.store import Record
@@ -84,6 +84,11 @@ class Section:
         return {one: tints[one.method] for one in self.best}
 
     @cached_property
+    def dashes(self) -> dict[Variant, str]:
+        """How the variants' lines are drawn."""
+        return dashes(self.best)
+
+    @cached_property
     def looks(self) -> dict[Variant, dict[str, Any]]:
         """What looks inside the learners of the best settings have shown; without the variants that nobody looked into."""
         found = {one: _inside(self.best[one].shown) for one in self.ranked}
@@ -134,6 +139,8 @@ class Section:
         own = by_variant(self.comparison)
         for variant in self.ranked:
             best, entries = self.best[variant], own[variant].entries
+            if any(record.backend == OWN_LOOP for record in best.entry.records.values()):
+                continue  # no command runs it
             again = self._command("run --method", [best.entry], sorted(best.entry.records), store)
             lines.append((f"{variant.label}, best setting", again))
             if len(entries) > 1:
@@ -149,11 +156,11 @@ class Section:
         steps, values = of_seeds(self.best[variant].shown, self.comparison.metric, _POINTS)
         mean, low, high = interval(values, self.comparison.metric) if len(values) else (values,) * 3
         own = [setting for setting in self.settings if setting.variant == variant]
-        names = [name for name in SETTINGS if name in own[0].settings and name not in SWITCHES]
+        names = [name for name in in_order(own[0].settings) if name not in SWITCHES]
         return {
             "name": variant.label,
             **self.colours[variant]._asdict(),
-            "dash": variant.dash,
+            "dash": self.dashes[variant],
             "seeds": len(values),
             "setting": settings_text(self.best[variant].entry.settings),
             "x": [int(step) for step in steps],
@@ -163,7 +170,7 @@ class Section:
             "names": names,
             "tried": [
                 [
-                    *(_value(setting.settings[name]) for name in names),
+                    *(_value(setting.settings.get(name)) for name in names),
                     *_rounded([setting.score, setting.diverged / setting.seeds]),
                 ]
                 for setting in own
@@ -183,7 +190,7 @@ class Section:
         words += ["--steps", str(comparison.steps), "--network", comparison.network]
         for name, value in comparison.options.items():
             words += ["--option", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
-        return shlex.join([*words, "--store", store])
+        return shlex.join([*words, "--store", first.source or store])
 
 
 def sections(records: Iterable[Record]) -> list[Section]:
@@ -239,7 +246,10 @@ def _rounded(values: ArrayLike) -> list[Any]:
 
 
 def _value(value: Any) -> Any:
-    return "/".join(map(str, value)) if isinstance(value, list | tuple) else value
+    """As a chart shows it: a number, or text."""
+    if isinstance(value, list | tuple):
+        return "/".join(map(str, value))
+    return str(value) if value is None or isinstance(value, bool) else value
 
 
 def _typed(value: Any) -> str:

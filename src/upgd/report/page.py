@@ -16,9 +16,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from upgd import writing
+from upgd.experiments.stores import read
 from upgd.report.content import Section, sections
 from upgd.report.parts import overview, section
-from upgd.store import Record, Store
+from upgd.store import Record
 
 __all__ = ["content", "plotly", "render", "write"]
 
@@ -50,36 +51,55 @@ _SWEEP = """\
 """
 
 
-def write(store: str | os.PathLike[str], path: str | os.PathLike[str], *, problem: str | None = None) -> Path:
-    """Write the page about a file of results.
+def write(
+    store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str],
+    *,
+    problem: str | None = None,
+    title: str | None = None,
+) -> Path:
+    """Write the page about a file of results, or about several that are compared.
 
     Args:
-        store: the file of results.
+        store: the file of results, or a list of files.
         path: where the page goes, such as ``report.html``.
         problem: only the results of this problem.
+        title: the page's title; by default the names of the files.
 
     Returns:
         The path.
     """
-    with Store.read(Path(store)) as opened:
-        records, damage = opened.records(problem=problem), opened.damage
+    stores = [Path(store)] if isinstance(store, str | os.PathLike) else [Path(one) for one in store]
+    records, damage = read(*stores, problem=problem)
     if not records:
         of_problem = f" of {problem!r}" if problem else ""
-        raise ValueError(f"{store} has no results{of_problem}; `upgd run` and `upgd sweep` make some")
+        names = " and ".join(map(str, stores))
+        raise ValueError(
+            f"{names} {'has' if len(stores) == 1 else 'have'} no results{of_problem}; `upgd run` and `upgd sweep` make some"
+        )
     target = Path(path)
     writing.check(target)
-    page = render(records, Path(store), damage=damage)
+    if title is None and len(stores) > 1:
+        title = " and ".join(one.name for one in stores)
+    page = render(records, stores[0], damage=damage, title=title)
     with writing.text(target) as file:
         file.write(page)
     return target
 
 
-def render(records: Sequence[Record], store: Path, *, news: str | None = None, damage: Sequence[str] = ()) -> str:
+def render(
+    records: Sequence[Record],
+    store: Path,
+    *,
+    news: str | None = None,
+    damage: Sequence[str] = (),
+    title: str | None = None,
+) -> str:
     """The whole page; a live one, which says from which news it was made, gets plotly and further news from its server."""
-    return page_around(content(records, store, damage), store, news=news)
+    return page_around(content(records, store, damage, title), store, news=news, title=title)
 
 
-def page_around(content: str, store: Path, *, news: str | None = None) -> str:
+def page_around(content: str, store: Path, *, news: str | None = None, title: str | None = None) -> str:
     """The whole page, with this content."""
     live = news is not None
     programs = [_resource("page.js"), _resource("live.js")] if live else [plotly(), _resource("page.js")]
@@ -92,7 +112,7 @@ def page_around(content: str, store: Path, *, news: str | None = None) -> str:
     tags = ['<script src="plotly.js"></script>'] if live else []
     return _PAGE.format(
         policy=policy,
-        title=escape(f"{store.name}: results"),
+        title=escape(title or f"{store.name}: results"),
         style=_resource("page.css"),
         sweep=_SWEEP if live else "",
         news="" if news is None else f' data-news="{escape(news)}"',
@@ -101,14 +121,14 @@ def page_around(content: str, store: Path, *, news: str | None = None) -> str:
     )
 
 
-def content(records: Sequence[Record], store: Path, damage: Sequence[str] = ()) -> str:
+def content(records: Sequence[Record], store: Path, damage: Sequence[str] = (), title: str | None = None) -> str:
     """What changes while a sweep runs: all text and tables, and the charts' data; and what is damaged in the store."""
     found = sections(records)
     anchors = [f"comparison-{number}" for number in range(1, len(found) + 1)]
     parts = [section(one, anchor, str(store)) for one, anchor in zip(found, anchors, strict=True)]
     charts = {anchor: one.chart() for one, anchor in zip(found, anchors, strict=True)}
     return (
-        f"<header>{overview(records, found, store)}{_damage(damage)}</header>"
+        f"<header>{overview(records, found, title or store.name)}{_damage(damage)}</header>"
         f"{_contents(found, anchors)}"
         f'<main id="content" tabindex="-1">{"".join(parts) or _NOTHING}</main>'
         f"<footer>{_footer(records)}</footer>"

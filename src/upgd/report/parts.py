@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 from html import escape
-from pathlib import Path
 
 from upgd.experiments.compare import Row
 from upgd.experiments.layout import number_format, p_text
@@ -17,7 +16,7 @@ from upgd.store import Record
 __all__ = ["overview", "section"]
 
 
-def overview(records: Sequence[Record], found: Sequence[Section], store: Path) -> str:
+def overview(records: Sequence[Record], found: Sequence[Section], title: str) -> str:
     """The top of the page: what there is, in a few numbers."""
     settings = sum(len(one.settings) for one in found)
     diverged = sum(record.diverged_at is not None for record in records)
@@ -31,7 +30,7 @@ def overview(records: Sequence[Record], found: Sequence[Section], store: Path) -
     ]
     numbers = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles)
     return (
-        f'<p class="brand">upgd</p><h1>{escape(store.name)}</h1><p class="lead">{escape(_lead(records, found))}</p>'
+        f'<p class="brand">upgd</p><h1>{escape(title)}</h1><p class="lead">{escape(_lead(records, found))}</p>'
         f'<p id="news" class="note" role="status" aria-live="polite"></p><dl class="tiles">{numbers}</dl>'
     )
 
@@ -113,7 +112,7 @@ def _table(one: Section) -> str:
 def _swatch(one: Section, variant: Variant) -> str:
     """A piece of the variant's line."""
     light, dark = one.colours[variant]
-    return f'<span class="swatch {variant.dash}" style="--light: {light}; --dark: {dark}" aria-hidden="true"></span>'
+    return f'<span class="swatch {one.dashes[variant]}" style="--light: {light}; --dark: {dark}" aria-hidden="true"></span>'
 
 
 def _row(label: str, row: Row, edges: Sequence[str], spec: str, diverged: bool) -> list[str]:
@@ -214,7 +213,9 @@ def _commands(one: Section, store: str) -> str:
         f'<div class="command"><span>{escape(what)}</span><pre tabindex="0"><code>{escape(command)}</code></pre></div>'
         for what, command in one.commands(store)
     )
-    return f'<h3>Do it again</h3><details class="on-paper"><summary>Commands</summary>{lines}</details>'
+    return (
+        f'<h3>Do it again</h3><details class="on-paper"><summary>Commands</summary>{lines}</details>' if lines else ""
+    )
 
 
 def _tabular(
