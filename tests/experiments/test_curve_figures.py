@@ -12,6 +12,7 @@ from upgd.experiments import Results, figures
 from upgd.experiments.bands import band, interval, of_seeds, student
 from upgd.experiments.compare import comparisons
 from upgd.experiments.variants import Variant, best_of_variants, by_variant, variant
+from upgd.store import Store
 
 matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
 matplotlib.use("agg")
@@ -168,3 +169,132 @@ def test_axes_are_saved_with_their_figure_under_any_ending(tmp_path, monkeypatch
 
 def test_no_two_methods_have_one_colour():
     assert len(set(figures.COLOURS.values())) == len(figures.COLOURS)
+
+
+def figure_axes():
+    from matplotlib.figure import Figure
+
+    return Figure().subplots()
+
+
+FOUR = [*seeds(3, "sgd"), *seeds(3, "upgd", level=0.7), *seeds(3, "upgd", {"scaling": "local"}), *seeds(3, "mine")]
+
+
+def test_a_plot_shows_the_methods_that_are_asked_for_in_their_order():
+    ax = Results(FOUR).plot(ax=figure_axes(), methods=["mine", "UPGD, local", "sgd"])
+    assert [line.get_label() for line in ax.lines] == ["mine", "UPGD, local", "SGD"]
+    ax = Results(FOUR).plot(ax=figure_axes(), methods="upgd")
+    assert [line.get_label() for line in ax.lines] == ["UPGD", "UPGD, local"]
+    with pytest.raises(ValueError, match=r"there is no 'adamw' in .*; choose among SGD; UPGD; UPGD, local; mine"):
+        Results(FOUR).plot(methods=["adamw"])
+
+
+def test_a_legend_replaces_the_names_at_the_ends():
+    def names(ax):
+        return {text.get_text() for text in ax.texts} & {"SGD", "UPGD", "mine"}
+
+    ax = Results(FOUR).plot(ax=figure_axes())
+    assert (names(ax), ax.get_legend()) == ({"SGD", "UPGD", "mine"}, None)
+    ax = Results(FOUR).plot(ax=figure_axes(), legend=True, title="Mine")
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["SGD", "UPGD", "UPGD, local", "mine"]
+    assert (names(ax), ax.get_title(loc="left")) == (set(), "Mine")
+    ax = Results(FOUR).plot(ax=figure_axes(), legend=False)
+    assert (names(ax), ax.get_legend()) == (set(), None)
+
+
+def test_bands_are_what_they_are_called():
+    values = np.array([r.accuracy for r in FOUR[:3]], np.float64)
+    mean, spread = values.mean(0), values.std(0, ddof=1)
+    reaches = {"sd": (mean - spread, mean + spread), "range": (values.min(0), values.max(0))}
+    for kind, (low, high) in reaches.items():
+        ax = Results(FOUR[:3]).plot(ax=figure_axes(), band=kind)
+        path = ax.collections[0].get_paths()[0].vertices
+        drawn = [sorted(y for x, y in path if x == step) for step in (10, 20, 30, 40)]
+        assert [ys[0] for ys in drawn] == pytest.approx(low)
+        assert [ys[-1] for ys in drawn] == pytest.approx(high)
+    for nothing in (None, False):
+        ax = Results(FOUR[:3]).plot(ax=figure_axes(), band=nothing)
+        assert not ax.collections
+        assert "online accuracy, mean of 3 seeds" in {text.get_text() for text in ax.texts}
+    with pytest.raises(ValueError, match="band must be 'ci', 'sd', 'range' or None, not 'se'"):
+        Results(FOUR[:3]).plot(band="se")
+
+
+def test_plots_follow_the_rc_params_of_the_user():
+    mpl = matplotlib
+    from matplotlib import pyplot as plt
+
+    own = {
+        "figure.figsize": (3, 2),
+        "lines.linewidth": 5,
+        "axes.titlesize": 30,
+        "axes.titlelocation": "right",
+        "text.color": "#ff0000",
+        "xtick.color": "#00ff00",
+        "axes.prop_cycle": mpl.cycler(color=["#111111", "#222222", "#333333"]),
+        "font.size": 20,
+    }
+    with mpl.rc_context(own):
+        ax = Results(FOUR).plot()
+        assert tuple(ax.figure.get_size_inches()) == (3, 2)
+        assert [line.get_linewidth() for line in ax.lines] == [5] * 4
+        assert [line.get_color() for line in ax.lines] == ["#111111", "#222222", "#222222", "#333333"]
+        assert ax.get_title(loc="right") == "output-permuted-digits"
+        assert {text.get_color() for text in ax.texts if "online" in text.get_text()} == {"#ff0000"}
+        assert ax.xaxis.get_ticklabels()[0].get_color() == "#00ff00"
+        assert {text.get_fontsize() for text in ax.texts if text.get_text() == "SGD"} == {20}
+    plain = Results(FOUR).plot()
+    assert tuple(plain.figure.get_size_inches()) == (7.2, 4.2)
+    assert plain.lines[0].get_linewidth() == 2
+    plt.close("all")
+
+
+@pytest.mark.parametrize("background", ["white", "black", "#808080", "none"])
+@pytest.mark.parametrize("colour", ["#0072B2", "#ffffff", "#000000", "#E69F00"])
+def test_names_can_be_read_on_any_background(colour, background):
+    from matplotlib.colors import to_hex, to_rgba
+
+    from upgd.report.colours import contrast
+
+    ground = "#ffffff" if background == "none" else to_hex(to_rgba(background))
+    assert contrast(figures.readable(colour, background), ground) >= 4.45  # 4.5, but for the rounding to eight bits
+
+
+def test_panels_have_a_figure_for_several_problems():
+    records = [*seeds(3, "sgd"), *seeds(3, "sgd", problem="other")]
+    figure = figures.panels(Results(records).comparisons(), title="Both")
+    assert [ax.get_title(loc="left").split(",")[0] for ax in figure.axes] == ["output-permuted-digits", "other"]
+    assert figure.get_suptitle() == "Both"
+    (ax,) = figures.panels(Results(records[:3]).comparisons(), title="One").axes
+    assert ax.get_title(loc="left") == "One"
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF"), ("a", b"\x89PNG")]
+)
+def test_the_plot_command(upgd, tmp_path, monkeypatch, name, begins):
+    monkeypatch.chdir(tmp_path)
+    with Store.write("a.db") as store:
+        store.add([*FOUR, *seeds(3, "sgd", problem="other")])
+    code, out, err = upgd(
+        "plot", "a.db", "-o", name, "--methods", "sgd,upgd", "--legend", "--band", "none", "--title", "x"
+    )
+    assert (code, out, err) == (0, "", f"wrote {name}\n")
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_the_plot_command_names_mistakes_and_spares_stores(upgd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Store.write("a.db") as store:
+        store.add(FOUR)
+    before = (tmp_path / "a.db").read_bytes()
+    code, _, err = upgd("plot", "a.db", "-o", "curves.gif")
+    assert (code, "curves.gif must end with .png, .svg or .pdf" in err) == (2, True)
+    (tmp_path / "link.png").symlink_to("a.db")
+    code, _, err = upgd("plot", "a.db", "-o", "link.png")
+    assert (code, "link.png is a store" in err) == (1, True)
+    assert (tmp_path / "a.db").read_bytes() == before
+    code, _, err = upgd("plot", "a.db", "--problem", "nothing")
+    assert (code, "no results of that kind" in err) == (1, True)
+    assert upgd("plot", "--store", "a.db", "--no-legend")[0] == 0
+    assert (tmp_path / "curves.png").exists()

@@ -22,6 +22,7 @@ from upgd import __version__
 from upgd.cli.confirming import confirm
 from upgd.cli.data import data
 from upgd.cli.options import UsageError
+from upgd.cli.plotting import plot
 from upgd.cli.reporting import report, watch
 from upgd.cli.reproducing import reproduce
 from upgd.cli.results import best, export, runs, table
@@ -37,7 +38,23 @@ app = App(
     version=__version__,
     suppress_keyboard_interrupt=False,  # or it would end the process without a word
 )
-for command in (demo, run, sweep, confirm, best, table, report, watch, reproduce, export, runs, store, data, bench):
+for command in (
+    demo,
+    run,
+    sweep,
+    confirm,
+    best,
+    table,
+    plot,
+    report,
+    watch,
+    reproduce,
+    export,
+    runs,
+    store,
+    data,
+    bench,
+):
     app.command(command)
 
 

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +13,16 @@ from numpy.typing import NDArray
 from upgd import writing
 from upgd.experiments.bands import interval, of_seeds
 from upgd.experiments.compare import Comparison, Entry, Metric
-from upgd.experiments.variants import LABELS, best_of_variants, variant
+from upgd.experiments.variants import LABELS, best_of_variants, dashes, variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "LABELS", "Look", "curves", "save"]
+__all__ = ["COLOURS", "LABELS", "Band", "Look", "curves", "panels", "save", "write"]
+
+#: What is drawn around a mean: its 95 % confidence interval, one standard deviation of the seeds, all of them, or nothing.
+Band = Literal["ci", "sd", "range"] | None
 
 #: A colour for each method, everywhere the same; after Okabe & Ito and Tol, which colour-blind people can tell apart.
 COLOURS = {
@@ -34,6 +38,36 @@ COLOURS = {
     "shrink-and-perturb": "#E69F00",
 }
 _INK, FAINT = "#333333", "#e6e6e6"
+#: For methods that have no colour of their own.
+_OTHERS = (_INK, "#44AA99", "#AA4499", "#999933", "#117733", "#661100", "#6699CC")
+#: What figures look like where the user's rcParams are matplotlib's own defaults. Font sizes are for a font.size of 10.
+_HOUSE: dict[str, Any] = {
+    "figure.figsize": (7.2, 4.2),
+    "lines.linewidth": 2,
+    "lines.solid_capstyle": "round",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.edgecolor": "#999999",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": FAINT,
+    "grid.linewidth": 0.9,
+    "axes.axisbelow": True,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "axes.labelcolor": "#555555",
+    "axes.labelsize": 9.5,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": _INK,
+    "text.color": "#666666",
+}
 _POINTS = 80
 #: How far apart two labels are at least, as a share of the height of the panel.
 _LABEL_DISTANCE = 0.062
@@ -81,8 +115,12 @@ def curves(
     looks: Sequence[Look] | None = None,
     limits: tuple[float, float] | None = None,
     points: int = _POINTS,
+    legend: bool | None = None,
+    band: Band | bool = "ci",
 ) -> "Axes":
-    """Draw online curves: the mean over seeds, with its 95 % confidence band.
+    """Draw online curves: the mean over seeds, with a band around it from three seeds on.
+
+    Sizes, colours, grid and spines follow matplotlib's rcParams wherever these differ from matplotlib's own defaults.
 
     Args:
         comparison: the learners of one problem.
@@ -92,32 +130,75 @@ def curves(
         looks: what the entries' curves are called and look like; by default as their methods.
         limits: of the vertical axis; by default what the curves need.
         points: a curve has at most so many; each is then the mean of several windows.
+        legend: True draws a legend, False nothing; by default every curve's name stands at its end.
+        band: ``"ci"``, the 95 % confidence interval of the mean; ``"sd"``, one standard deviation of the seeds to either
+            side; ``"range"``, from the smallest to the largest; None or False, nothing.
     """
     check()
+    band = _checked_band(band)
+    style = _style()
     if ax is None:
         import matplotlib.pyplot as plt
 
-        _, ax = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+        _, ax = plt.subplots(figsize=style["figure.figsize"], layout="constrained")
     if entries is None:
         entries = [one.shown for one in best_of_variants(comparison).values()]
-    styles = looks or [_look(entry, entries) for entry in entries]
+    styles = looks or _looks(entries)
     drawn = [(look, *of_seeds(entry, comparison.metric, points)) for look, entry in zip(styles, entries, strict=True)]
     drawn = [(look, steps, values) for look, steps, values in drawn if len(values)]
     for look, steps, values in drawn:
-        _draw(ax, look, steps, values, comparison.metric)
-    _furnish(ax, comparison, [values for *_, values in drawn])
+        _draw(ax, look, steps, values, comparison.metric, band, style)
+    _furnish(ax, comparison, [values for *_, values in drawn], style)
     if limits is not None:
         ax.set_ylim(limits)
-    _label(ax, [(look, values[:, -1].mean()) for look, _, values in drawn])
-    ax.set_title(title or comparison.problem, loc="left", fontsize=12, fontweight="bold", color=_INK, pad=22)
+    if legend:
+        ax.legend()
+    elif legend is None:
+        _label(ax, [(look, values[:, -1].mean()) for look, _, values in drawn])
+    ax.set_title(
+        title or comparison.problem,
+        loc=style["axes.titlelocation"],
+        fontsize=style["axes.titlesize"],
+        fontweight=style["axes.titleweight"],
+        color=None if style["axes.titlecolor"] == "auto" else style["axes.titlecolor"],
+        pad=22,
+    )
     seeds = max((len(values) for *_, values in drawn), default=0)
     noun = "accuracy" if comparison.metric == "accuracy" else "squared error"
-    shown = ", " if seeds == 1 else ", mean of " if seeds < _LEAST_FOR_A_BAND else ", mean and 95 % band of "
+    shown = ", " if seeds == 1 else ", mean of " if seeds < _LEAST_FOR_A_BAND else f", {_BAND_WORDS[band]} of "
     subtitle = f"online {noun}{shown}{seeds} seed{'s' * (seeds != 1)}"
     if any(record.diverged_at is not None for entry in entries for record in entry.records.values()):
         subtitle += ", without those that diverged"
-    ax.text(0, 1.02, subtitle, transform=ax.transAxes, fontsize=9.5, color="#666666")
+    ax.text(0, 1.02, subtitle, transform=ax.transAxes, fontsize=_size(9.5), color=style["text.color"])
     return ax
+
+
+def panels(
+    comparisons: Sequence[Comparison],
+    *,
+    title: str | None = None,
+    legend: bool | None = None,
+    band: Band | bool = "ci",
+) -> "Figure":
+    """A figure with the curves of several comparisons, one below the other.
+
+    Args:
+        comparisons: what to draw.
+        title: of the figure; by default each panel has its problem's name.
+        legend, band: see :func:`curves`.
+    """
+    check()
+    from matplotlib.figure import Figure
+
+    width, height = _style()["figure.figsize"]
+    figure = Figure(figsize=(width, height * len(comparisons)), layout="constrained")
+    axes = figure.subplots(len(comparisons), 1, squeeze=False)[:, 0]
+    for ax, comparison in zip(axes, comparisons, strict=True):
+        own = title if len(comparisons) == 1 else comparison.title
+        curves(comparison, ax=ax, title=own, legend=legend, band=band)
+    if title is not None and len(comparisons) > 1:
+        figure.suptitle(title)
+    return figure
 
 
 def save(figure: "Figure | Axes", path: str | os.PathLike[str]) -> list[Path]:
@@ -127,47 +208,121 @@ def save(figure: "Figure | Axes", path: str | os.PathLike[str]) -> list[Path]:
         figure: what ``result.plot()`` gives, or a figure.
         path: where; an ending ``.png``, ``.svg`` or ``.pdf`` may be left out, all three are written.
     """
-    import matplotlib
     from matplotlib.figure import Figure
 
     drawn = figure if isinstance(figure, Figure) else cast("Figure", figure.figure)
     stem = Path(path)
     stem = stem.with_suffix("") if stem.suffix in (".png", ".svg", ".pdf") else stem
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg", "pdf")]
-    dateless = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with matplotlib.rc_context({"svg.hashsalt": "upgd"}):
-        for path in paths:
-            ending = path.suffix[1:]
-            with writing.output(path) as file:
-                drawn.savefig(file, format=ending, dpi=150, metadata=dateless[ending])
+    for path in paths:
+        write(drawn, path, path.suffix[1:])
     return paths
 
 
-def _draw(ax: "Axes", look: Look, steps: NDArray[Any], values: NDArray[Any], metric: Metric) -> None:
+def write(figure: "Figure", path: Path, kind: str) -> None:
+    """Write a figure in one format: png, svg or pdf."""
+    import matplotlib
+
+    dateless = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    dpi = matplotlib.rcParams["savefig.dpi"]
+    with matplotlib.rc_context({"svg.hashsalt": "upgd"}), writing.output(path) as file:
+        figure.savefig(file, format=kind, dpi=150 if dpi == "figure" else dpi, metadata=dateless[kind])
+
+
+_BAND_WORDS: dict[Band, str] = {
+    "ci": "mean and 95 % band",
+    "sd": "mean ± standard deviation",
+    "range": "mean and range",
+    None: "mean",
+}
+
+
+def _checked_band(band: Band | bool) -> Band:
+    if isinstance(band, bool):
+        return "ci" if band else None
+    if band not in _BAND_WORDS:
+        raise ValueError(f"band must be 'ci', 'sd', 'range' or None, not {band!r}")
+    return band
+
+
+def _style() -> dict[str, Any]:
+    """What the user's rcParams say; our own look where they say what matplotlib says to everybody."""
+    from matplotlib import rcParams, rcParamsDefault
+
+    sizes = ("xtick.labelsize", "ytick.labelsize", "axes.labelsize", "axes.titlesize")
+    house = {name: _size(value) if name in sizes else value for name, value in _HOUSE.items()}
+    given, usual = cast("Mapping[str, Any]", rcParams), cast("Mapping[str, Any]", rcParamsDefault)
+    own = {name for name in house if given[name] != usual[name]}
+    style = {name: given[name] if name in own else value for name, value in house.items()}
+    if "text.color" in own and "axes.titlecolor" not in own:
+        style["axes.titlecolor"] = style["text.color"]  # as matplotlib does
+    if own & {"grid.color", "grid.linewidth"}:
+        style["axes.grid"] = given["axes.grid"]  # our grid is faint; theirs need not be
+    return style
+
+
+def _size(points: float) -> float:
+    """A font size that grows with the user's."""
+    from matplotlib import rcParams, rcParamsDefault
+
+    return points * float(rcParams["font.size"]) / float(rcParamsDefault["font.size"])
+
+
+def _reach(values: NDArray[Any], metric: Metric, band: Band) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """The mean, and both ends of the band."""
     mean, low, high = interval(values, metric)
-    if len(values) >= _LEAST_FOR_A_BAND:
+    if band == "range":
+        return mean, values.min(0), values.max(0)
+    if band == "sd":
+        spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+        most = 1.0 if metric == "accuracy" else np.inf
+        return mean, np.maximum(mean - spread, 0), np.minimum(mean + spread, most)
+    return mean, low, high
+
+
+def _draw(
+    ax: "Axes",
+    look: Look,
+    steps: NDArray[Any],
+    values: NDArray[Any],
+    metric: Metric,
+    band: Band,
+    style: Mapping[str, Any],
+) -> None:
+    mean, low, high = _reach(values, metric, band)
+    if band is not None and len(values) >= _LEAST_FOR_A_BAND:
         ax.fill_between(steps, low, high, color=look.colour, alpha=0.16, linewidth=0)
     marker = "o" if len(steps) == 1 else None
     ax.plot(
         *(steps, mean),
         color=look.colour,
-        linewidth=2,
+        linewidth=style["lines.linewidth"],
         linestyle=_STYLES[look.dash],
-        solid_capstyle="round",
+        solid_capstyle=style["lines.solid_capstyle"],
         marker=marker,
+        label=look.name,
     )
 
 
-def _furnish(ax: "Axes", comparison: Comparison, values: Iterable[NDArray[Any]]) -> None:
+def _furnish(ax: "Axes", comparison: Comparison, values: Iterable[NDArray[Any]], style: Mapping[str, Any]) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.spines["bottom"].set_color("#999999")
-    ax.grid(axis="y", color=FAINT, linewidth=0.9)
-    ax.set_axisbelow(True)
-    ax.tick_params(colors="#555555", length=0, labelsize=9.5)
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(style[f"axes.spines.{side}"])
+    for spine in ax.spines.values():
+        spine.set_color(style["axes.edgecolor"])
+    if style["axes.grid"]:
+        ax.grid(axis=style["axes.grid.axis"], color=style["grid.color"], linewidth=style["grid.linewidth"])
+    ax.set_axisbelow(style["axes.axisbelow"])
+    for axis in ("x", "y"):
+        ax.tick_params(
+            axis=axis,
+            colors=style[f"{axis}tick.color"],
+            length=style[f"{axis}tick.major.size"],
+            labelsize=style[f"{axis}tick.labelsize"],
+        )
     ax.xaxis.set_major_formatter(FuncFormatter(lambda step, _: _steps(step)))
-    ax.set_xlabel("step", color="#555555", fontsize=9.5)
+    ax.set_xlabel("step", color=style["axes.labelcolor"], fontsize=style["axes.labelsize"])
     ax.set_xlim(0, comparison.steps)
     if comparison.metric == "loss" and _spans_decades(values):
         ax.set_yscale("log")
@@ -203,8 +358,8 @@ def _label(ax: "Axes", ends: Sequence[tuple[Look, float]]) -> None:
             xytext=(1.025, where),
             xycoords="axes fraction",
             textcoords="axes fraction",
-            color=readable(look.colour),
-            fontsize=10,
+            color=readable(look.colour, ax.get_facecolor()),
+            fontsize=_size(10),
             fontweight="bold",
             va="center",
             annotation_clip=False,
@@ -212,13 +367,18 @@ def _label(ax: "Axes", ends: Sequence[tuple[Look, float]]) -> None:
         )
 
 
-def readable(colour: str) -> str:
-    """The colour, as much darker as text on white needs (a contrast of 4.5 to 1, as WCAG has it)."""
-    from matplotlib.colors import to_hex, to_rgb
+def readable(colour: str, background: Any = "white") -> str:
+    """The colour, as much darker or lighter as text on the background needs (a contrast of 4.5 to 1, as WCAG has it)."""
+    from matplotlib.colors import to_hex, to_rgb, to_rgba
 
-    rgb = np.array(to_rgb(colour))
-    while 1.05 / (luminance(rgb) + 0.05) < 4.5:
-        rgb *= 0.97
+    rgb, behind = np.array(to_rgb(colour)), np.array(to_rgba(background))
+    ground = luminance(behind[:3] * behind[3] + 1 - behind[3]) + 0.05  # what is transparent lies on white
+    end = np.zeros(3) if ground >= 0.05 * 4.5 else np.ones(3)
+    for _ in range(200):
+        low, high = sorted((luminance(rgb) + 0.05, ground))
+        if high / low >= 4.5:
+            break
+        rgb = end + (rgb - end) * 0.97
     return to_hex(rgb.tolist())
 
 
@@ -262,9 +422,18 @@ def _touch(groups: Sequence[Sequence[int]], centres: Sequence[float], distance: 
     return centres[1] - centres[0] < reach
 
 
-def _look(entry: Entry, others: Sequence[Entry]) -> Look:
-    dash = variant(entry).dash if entry.method in LABELS else "solid"
-    return Look(_name(entry, others), COLOURS.get(entry.method, _INK), dash)
+def _looks(entries: Sequence[Entry]) -> list[Look]:
+    from matplotlib import rcParams, rcParamsDefault
+
+    drawn = dashes([variant(entry) for entry in entries])
+    methods = list(dict.fromkeys(entry.method for entry in entries))
+    colours: Mapping[str, str] = COLOURS | dict(
+        zip((method for method in methods if method not in COLOURS), cycle(_OTHERS), strict=False)
+    )
+    if rcParams["axes.prop_cycle"] != rcParamsDefault["axes.prop_cycle"]:
+        own = rcParams["axes.prop_cycle"].by_key().get("color")
+        colours = dict(zip(methods, cycle(own), strict=False)) if own else colours
+    return [Look(_name(entry, entries), colours[entry.method], drawn[variant(entry)]) for entry in entries]
 
 
 def _name(entry: Entry, others: Sequence[Entry]) -> str:

@@ -27,6 +27,8 @@ from upgd.store import Record
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from upgd.experiments.figures import Band
+
 __all__ = ["Results", "Table"]
 
 
@@ -143,13 +145,47 @@ class Results:
             ]
         )
 
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """The online curves of all methods and variants at their best settings, of the first comparison, with bands."""
+    def plot(
+        self,
+        ax: "Axes | None" = None,
+        *,
+        methods: str | Sequence[str] | None = None,
+        legend: bool | None = None,
+        band: "Band | bool" = "ci",
+        title: str | None = None,
+    ) -> "Axes":
+        """The online curves of methods and variants at their best settings, of the first comparison, with bands.
+
+        The figure follows matplotlib's rcParams wherever these differ from matplotlib's own defaults.
+
+        Args:
+            ax: where to draw; by default a new figure.
+            methods: which methods, or labels of variants (``"UPGD, local"``), in which order; by default all.
+            legend: True draws a legend, False nothing; by default every curve's name stands at its end.
+            band: ``"ci"``, the 95 % confidence interval of the mean; ``"sd"``, one standard deviation of the seeds to either
+                side; ``"range"``, from the smallest to the largest; None or False, nothing. From three seeds on.
+            title: by default the problem's name.
+        """
         from upgd.experiments import figures
 
         if not self.records:
             raise ValueError("there is nothing to plot: no learner is in these results")
-        return figures.curves(self.comparisons()[0], ax=ax)
+        comparison = self.comparisons()[0]
+        entries = None if methods is None else _chosen(comparison, [methods] if isinstance(methods, str) else methods)
+        return figures.curves(comparison, entries, ax=ax, legend=legend, band=band, title=title)
+
+
+def _chosen(comparison: Comparison, methods: Sequence[str]) -> list[Entry]:
+    """The best settings of these methods or variants, in this order."""
+    best = best_of_variants(comparison)
+    found: list[Entry] = []
+    for name in methods:
+        own = [one.shown for variant, one in best.items() if name in (variant.method, variant.label)]
+        if not own:
+            labels = "; ".join(variant.label for variant in best)
+            raise ValueError(f"methods: there is no {name!r} in {comparison.title}; choose among {labels}")
+        found += [entry for entry in own if not any(entry.settings is other.settings for other in found)]
+    return found
 
 
 @dataclass(frozen=True, repr=False)
