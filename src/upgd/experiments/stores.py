@@ -116,6 +116,8 @@ def record(
         >>> upgd.record(":memory:", problem="mine", method="sgd", seed=0, loss=[0.5, 0.25], settings={"lr": 0.1})
         True
     """
+    from upgd.experiments.units import ENGINE  # needs torch, which those who only read can do without
+
     losses = _values("loss", loss)
     steps = len(losses) if steps is None else steps
     if window is None:
@@ -143,6 +145,7 @@ def record(
         settings=settings,
         seed=int(seed),
         steps=int(steps),
+        engine=ENGINE,  # or it would not be compared with what this version runs
     )
     one = Record(
         key,
