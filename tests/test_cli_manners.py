@@ -143,9 +143,11 @@ def test_seconds_between_snapshots_are_not_negative(upgd, seconds):
 
 
 def test_a_word_too_many(upgd):
-    code, _, err = upgd("best", "upgd", "sgd")
+    code, _, err = upgd("bench", "upgd", "sgd")
     assert (code, err.count("\n")) == (2, 1)
     assert "there is no use for 'upgd sgd' here" in err
+    code, _, err = upgd("best", "upgd", "sgd")
+    assert (code, err) == (2, "upgd: there is no store upgd; methods are chosen with --methods upgd,sgd.\n")
 
 
 @pytest.mark.parametrize("name", ["results.xlsx", "results"])

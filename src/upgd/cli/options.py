@@ -194,6 +194,11 @@ def store_files(named: Sequence[Path], option: Path | None) -> list[Path]:
     everywhere = os.environ.get("UPGD_STORE")  # stands for the option, but is not said to this command alone
     if named and option is not None and not (everywhere and option == Path(everywhere)):
         raise UsageError(f"two stores are named, {named[0]} and --store {option}; leave one of them out.")
+    if named:
+        from upgd.experiments.variants import LABELS
+
+        if methods := [str(path) for path in named if str(path) in LABELS and not path.exists()]:
+            raise UsageError(f"there is no store {methods[0]}; methods are chosen with --methods {','.join(methods)}.")
     return list(named) or [store_path(option)]
 
 
