@@ -1,21 +1,25 @@
 """The page of a running sweep: served to this machine alone, fresh, and ended by Ctrl-C."""
 
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from made_records import record, seeds
 
 from upgd.experiments.progress import ProgressFile
 from upgd.report import Watch
-from upgd.store import Store
+from upgd.report import watch as watch_module
+from upgd.store import DamagedStoreWarning, Store
 
 
 @pytest.fixture
@@ -62,6 +66,158 @@ def test_a_file_that_is_no_store_gets_a_sentence(watch):
         get(watch.address)
     assert error.value.code == 503
     assert "no store" in error.value.read().decode()
+
+
+def connected(watch, count, **options):
+    """Clients that are connected at the same time, and have asked for nothing yet."""
+    port = int(watch.address.rsplit(":", 1)[1].strip("/"))
+    clients = []
+    for _ in range(count):
+        client = socket.socket()
+        client.settimeout(60)
+        for name, value in options.items():
+            client.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        client.connect(("127.0.0.1", port))
+        clients.append(client)
+    return clients
+
+
+def ask(client, path):
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost:80\r\n\r\n".encode())
+
+
+def everything(client):
+    parts = []
+    with closing(client), suppress(ConnectionResetError):
+        while part := client.recv(1 << 20):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def rendered(watch, monkeypatch):
+    """How often the store has been read, and by which threads."""
+    records, times = watch.records, []
+
+    def counted():
+        times.append(threading.current_thread())
+        return records()
+
+    monkeypatch.setattr(watch, "records", counted)
+    return times
+
+
+def test_many_clients_at_once_get_one_page_that_is_made_once(watch, rendered):
+    with Store.write(watch.store) as store:
+        store.add(seeds(2, "sgd"))
+    before = threading.active_count()
+    clients = connected(watch, 200)
+    for client, path in zip(clients, itertools.cycle(("/", "/content")), strict=False):
+        ask(client, path)
+    assert threading.active_count() <= before + 1  # one that makes the page
+    answers = [everything(client) for client in clients]
+    assert all(answer.startswith(b"HTTP/1.1 200 ") and b"2 learners" in answer for answer in answers)
+    assert len(set(answers)) == 2
+    assert len(rendered) == 1
+
+
+def test_the_page_is_made_again_when_the_store_changes(watch, rendered):
+    with Store.write(watch.store) as store:
+        for learners in (2, 3):
+            store.add([record("sgd", seed=seed) for seed in range(learners)])
+            clients = connected(watch, 20)
+            for client in clients:
+                ask(client, "/content")
+            assert all(f"{learners} learners".encode() in everything(client) for client in clients)
+    assert len(rendered) == 2
+
+
+def test_clients_that_ask_while_the_page_is_made_see_what_was_stored_by_then(watch, monkeypatch):
+    records, begun, go_on, times = watch.records, threading.Event(), threading.Event(), []
+    latest, asked = watch._latest, []
+
+    def asking():
+        asked.append(None)
+        return latest()
+
+    def slow():
+        times.append(None)
+        found = records()
+        begun.set()
+        assert go_on.wait(60)
+        return found
+
+    monkeypatch.setattr(watch, "_latest", asking)
+    monkeypatch.setattr(watch, "records", slow)
+    monkeypatch.setattr(watch, "news", map(str, itertools.count()).__next__)  # a store that changes all the time
+    with Store.write(watch.store) as store:
+        store.add(seeds(2, "sgd"))
+        early, *late = connected(watch, 11)
+        ask(early, "/content")
+        assert begun.wait(60)
+        store.add([record("sgd", seed=2)])
+        for client in late:
+            ask(client, "/content")
+        wait_for(lambda: len(asked) == 11)
+        go_on.set()
+        assert b"2 learners" in everything(early)
+        assert all(b"3 learners" in everything(client) for client in late)
+    assert len(times) == 2
+
+
+def test_slow_clients_are_cut_off_and_keep_nobody_waiting(watch, monkeypatch):
+    monkeypatch.setattr(watch_module, "_PATIENCE_S", 2.0)
+    length = 50_000_000  # more than the system takes off our hands
+    monkeypatch.setattr(watch_module, "content", lambda *_: "x" * length)
+    talkers = connected(watch, 30)
+    for client in talkers:
+        client.sendall(b"GET / HTTP/1.1\r\nHo")  # and no end
+    (reader,) = connected(watch, 1, SO_RCVBUF=4096)
+    ask(reader, "/content")  # and does not read the answer
+    assert get(f"{watch.address}news") == ""
+    assert all(everything(client) == b"" for client in talkers)
+    wait_for(lambda: watch._clients == 0)
+    assert len(everything(reader)) < length
+
+
+def test_whatever_goes_wrong_gets_an_answer(watch, monkeypatch):
+    def fails():
+        raise KeyError("step")
+
+    monkeypatch.setattr(watch, "records", fails)
+    with pytest.raises(urllib.error.HTTPError) as error:
+        get(watch.address)
+    assert error.value.code == 500
+    assert error.value.read() == b"The page cannot be made (KeyError: 'step')."
+    assert get(f"{watch.address}news") == ""
+
+
+def test_the_page_says_what_is_damaged(watch):
+    with Store.write(watch.store) as store:
+        store.add(seeds(3, "sgd"))
+        store._connection.execute("UPDATE runs SET seconds = 9 WHERE id = 2")
+    with pytest.warns(DamagedStoreWarning):
+        page = watch.page()
+    assert "The store is damaged, and the damaged part is not shown:</strong> row 2 is not as written." in page
+    assert "2 learners" in page
+
+
+def test_only_requests_to_read_are_answered(watch):
+    for request, status in ((b"POST / HTTP/1.1\r\nHost: localhost:1", 405), (b"GET / HTTP/1.1", 403), (b"?", 403)):
+        (client,) = connected(watch, 1)
+        client.sendall(request + b"\r\n\r\n")
+        assert everything(client).startswith(f"HTTP/1.1 {status} ".encode())
+    (client,) = connected(watch, 1)
+    with suppress(ConnectionError):
+        client.sendall(b"GET /" + b"x" * 100_000)
+    assert everything(client) == b""
 
 
 def test_a_page_knows_which_news_it_was_made_from(watch, open_page, monkeypatch):

@@ -1,18 +1,51 @@
-"""The page while a sweep runs: served on this machine alone, refreshed by itself."""
+"""The page while a sweep runs: served on this machine alone, refreshed by itself.
 
+One thread talks to all clients, and another one renders the page, once for every change of the store and not once for every
+client. So neither many clients nor slow ones cost more than the bytes that are sent to them.
+"""
+
+import asyncio
+import concurrent.futures
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 from upgd.experiments.progress import ProgressFile
-from upgd.report.page import content, plotly, render
+from upgd.report.page import content, page_around, plotly
 from upgd.store import Record, Store, StoreError
 
 __all__ = ["Watch"]
+
+#: How many clients may wait to be accepted, and how many are served at a time; the others are told to come back.
+_BACKLOG = 256
+_CLIENTS = 512
+
+#: Seconds in which a client must have sent its request, and must take every piece of the answer.
+_PATIENCE_S = 10.0
+_PIECE = 64 * 1024
+_LONGEST_REQUEST = 16 * 1024
+
+
+@dataclass(frozen=True)
+class _View:
+    """What there is to show of one state of the store, ready to be sent.
+
+    Attributes:
+        begun: when its making began.
+        news: the news that it was made from.
+        page, content: the whole page, and the part of it that changes.
+    """
+
+    begun: float
+    news: str
+    page: bytes
+    content: bytes
 
 
 class Watch:
@@ -32,28 +65,33 @@ class Watch:
         self.store = Path(store)
         self.problem = problem
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+            self._socket = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
         except (OSError, OverflowError) as error:
             raise ValueError(
                 f"port {port} cannot be used ({error}); choose another with --port, or leave it out"
             ) from error
-        self._server.daemon_threads = True
+        self._address = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
+        self._stopped = threading.Event()
+        self._clients = 0
+        self._damage: list[str] = []
+        self._view: _View | None = None
+        self._rendering = asyncio.Lock()
 
     @property
     def address(self) -> str:
         """What to open in a browser."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+        return self._address
 
     def serve(self) -> None:
         """Answer until :meth:`stop` is called, or Ctrl-C."""
         try:
-            self._server.serve_forever(poll_interval=0.2)
+            asyncio.run(self._serve())
         finally:
-            self._server.server_close()
+            self._socket.close()
 
     def stop(self) -> None:
         """End :meth:`serve`, from another thread."""
-        self._server.shutdown()
+        self._stopped.set()
 
     def start(self) -> threading.Thread:
         """Serve in a thread of its own."""
@@ -63,15 +101,16 @@ class Watch:
 
     def records(self) -> list[Record]:
         """What has been finished so far; a store that is not there yet has nothing."""
+        self._damage = []
         if not self.store.exists():
             return []
         with Store.read(self.store) as store:
+            self._damage = store.damage
             return store.records(problem=self.problem)
 
     def page(self) -> str:
         """The whole page. What is stored while it is being made is news."""
-        news = self.news()
-        return render(self.records(), self.store, news=news)
+        return self._render().page.decode()
 
     def news(self) -> str:
         """A text that is another one when there is something new."""
@@ -79,52 +118,108 @@ class Watch:
         for path in (self.store, Path(f"{self.store}-wal")):
             with suppress(FileNotFoundError):  # a writer that ends takes the second away
                 mark = path.stat()
-                marks.append(f"{mark.st_mtime_ns}/{mark.st_size}")
+                if mark.st_size:  # a reader leaves an empty one there
+                    marks.append(f"{mark.st_mtime_ns}/{mark.st_size}")
         return " ".join(marks)
 
     def progress(self) -> str:
         """How far the sweep is, as JSON: see :meth:`ProgressFile.read`; null where none runs."""
         return json.dumps(ProgressFile.beside(self.store).read())
 
+    def _render(self) -> _View:
+        begun, news = time.monotonic(), self.news()
+        records = self.records()
+        inside = content(records, self.store, self._damage)
+        return _View(begun, news, page_around(inside, self.store, news=news).encode(), inside.encode())
 
-def _handler(watch: Watch) -> type[BaseHTTPRequestHandler]:
-    pages: dict[str, tuple[str, Callable[[], str]]] = {
-        "/": ("text/html", watch.page),
-        "/content": ("text/html", lambda: content(watch.records(), watch.store)),
-        "/news": ("text/plain", watch.news),
-        "/progress": ("application/json", watch.progress),
-        "/plotly.js": ("text/javascript", plotly),
-    }
+    async def _latest(self) -> _View:
+        """The view of what was stored when it was asked for. All who ask while it is made get the same one."""
+        asked = time.monotonic()
+        async with self._rendering:
+            if self._view is None or (self._view.begun < asked and self._view.news != self.news()):
+                self._view = await _in_thread(self._render)
+            return self._view
 
-    class Handler(BaseHTTPRequestHandler):
-        server_version, sys_version = "upgd", ""
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._talk, sock=self._socket, backlog=_BACKLOG, limit=_LONGEST_REQUEST)
+        try:
+            while not self._stopped.is_set():
+                await asyncio.sleep(0.2)
+        finally:
+            server.close()
 
-        def do_GET(self) -> None:
-            # Another site's page must not read results by giving this machine a name of its own.
-            if self.headers.get("Host", "").rpartition(":")[0] not in ("127.0.0.1", "localhost"):
-                return self._answer(403, "text/plain", "Open this page at 127.0.0.1 or localhost.")
-            kind, page = pages.get(self.path.partition("?")[0], ("", None))
-            if page is None:
-                return self._answer(404, "text/plain", "There is no such page; the results are at /.")
-            try:
-                return self._answer(200, kind, page())
-            except StoreError as error:
-                return self._answer(503, "text/plain", str(error))
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request, unless the client takes too long."""
+        self._clients += 1
+        writer.transport.set_write_buffer_limits(high=0)  # or draining would not wait for the last bytes
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                request = await reader.readuntil(b"\r\n\r\n")
+            status, kind, body = await self._answer(request.decode("latin-1"))
+            writer.write(_head(status, kind, len(body)))
+            for at in range(0, max(len(body), 1), _PIECE):
+                writer.write(memoryview(body)[at : at + _PIECE])
+                async with asyncio.timeout(_PATIENCE_S):
+                    await writer.drain()
+            writer.close()
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            writer.transport.abort()  # the client is too slow, or has gone, or sends no request
+        finally:
+            self._clients -= 1
 
-        def _answer(self, status: int, kind: str, text: str) -> None:
-            body = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("Cache-Control", "max-age=3600" if kind == "text/javascript" else "no-store")
-            self.end_headers()
-            try:
-                self.wfile.write(body)
-            except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True  # the reader has gone
+    async def _answer(self, request: str) -> tuple[HTTPStatus, str, bytes]:
+        first, *headers = request.split("\r\n")
+        method, _, rest = first.partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        named = [line.partition(":")[2].strip() for line in headers if line.lower().startswith("host:")]
+        # Another site's page must not read results by giving this machine a name of its own.
+        if [name.rpartition(":")[0] for name in named] not in (["127.0.0.1"], ["localhost"]):
+            return HTTPStatus.FORBIDDEN, "text/plain", b"Open this page at 127.0.0.1 or localhost."
+        if method != "GET":
+            return HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"This server only answers GET."
+        if self._clients > _CLIENTS:
+            return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"Too many clients at a time; try again."
+        try:
+            if path == "/":
+                return HTTPStatus.OK, "text/html", (await self._latest()).page
+            if path == "/content":
+                return HTTPStatus.OK, "text/html", (await self._latest()).content
+            if path == "/news":
+                return HTTPStatus.OK, "text/plain", self.news().encode()
+            if path == "/progress":
+                return HTTPStatus.OK, "application/json", self.progress().encode()
+            if path == "/plotly.js":
+                return HTTPStatus.OK, "text/javascript", plotly().encode()
+        except StoreError as error:
+            return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error).encode()
+        except Exception as error:  # whatever it is, the client gets an answer, and the server goes on
+            text = f"The page cannot be made ({type(error).__name__}: {error})."
+            return HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", text.encode(errors="replace")
+        return HTTPStatus.NOT_FOUND, "text/plain", b"There is no such page; the results are at /."
 
-        def log_message(self, *_: Any) -> None:
-            """Nobody wants a line for every look."""
 
-    return Handler
+def _head(status: HTTPStatus, kind: str, length: int) -> bytes:
+    lines = (
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {kind}; charset=utf-8",
+        f"Content-Length: {length}",
+        "X-Content-Type-Options: nosniff",
+        f"Cache-Control: {'max-age=3600' if kind == 'text/javascript' else 'no-store'}",
+        "Connection: close",
+    )
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+async def _in_thread(work: Callable[[], _View]) -> _View:
+    """Do it in a thread of its own; Ctrl-C does not wait for it, as it would for asyncio's threads."""
+    future: concurrent.futures.Future[_View] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="upgd-watch-page", daemon=True).start()
+    return await asyncio.wrap_future(future)
