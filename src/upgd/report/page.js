@@ -343,7 +343,7 @@
       const { width, words } = smoothing(`${section} looks`, method.inside.step);
       const lines = histogram ? shares(method, name) : shown(section).filter((one) => able.includes(one)).map((one) => ({
         name: plain(one.name), x: one.inside.step, y: smoothed(one.inside[name], width), mode: "lines+markers", hovertemplate: "%{y:.4g}",
-        line: { color: colour(one), width: 2.2, dash: one.dash }, marker: { color: colour(one), size: 5 },
+        line: { color: colour(one), width: 2.2, dash: one.dash }, marker: { color: colour(one), size: 5 }, cliponaxis: false,
       }));
       const yaxis = histogram
         ? { title: { text: "share of gates" }, range: [0, 1], tickformat: ".0%" }
