@@ -16,9 +16,9 @@ from unittest import mock
 from upgd.cli import app
 from upgd.data.sources import OFFICIAL
 from upgd.experiments import architecture, grids, paper
-from upgd.experiments.variants import LABELS
+from upgd.experiments.settings import known
+from upgd.methods import METHODS, Setting
 from upgd.networks import ACTIVATIONS
-from upgd.population import METHODS
 from upgd.streams import make, registry
 
 DOCS = Path(__file__).parent
@@ -57,17 +57,19 @@ def problems() -> str:
             "",
             "## Methods",
             "",
-            "c, p and q are the switches of the [rule](rules.md): whether the method follows the gradient, protects useful "
-            "weights from it, and protects them from the noise. AdamW has a rule of its own. A setting without a value has "
-            "no default.",
+            "A setting without a value has no default. [Rules](rules.md) explains the symbols.",
             "",
             *_table(
-                ["method", "name", "c", "p", "q", "settings and defaults"],
+                ["method", "label", "rule", "settings and defaults"],
                 [_method(name) for name in METHODS],
             ),
             "",
-            "`wise`, `scaling`, `order` and `noise` make variants of a method: "
-            "`weight` or `feature`, `global` or `local`, `1` or `2`, `white` or `anticorrelated`.",
+            "## Settings",
+            "",
+            *_table(
+                ["setting", "symbol", "what it is", "values"],
+                [_setting(name, setting) for name, setting in known().items()],
+            ),
             "",
             "## Short grids",
             "",
@@ -81,7 +83,7 @@ def problems() -> str:
                         str(prod(map(len, grid.values()))),
                         "; ".join(f"`{one}` {_list(grid[one])}" for one in grid),
                     ]
-                    for name, grid in grids.SHORT.items()
+                    for name, grid in ((name, grids.short(name)) for name in METHODS)
                 ],
             ),
             "",
@@ -113,10 +115,23 @@ def _problem(name: str) -> list[str]:
 
 def _method(name: str) -> list[str]:
     method = METHODS[name]
-    switches = ["–"] * 3 if method.rule == "adamw" else [f"{value:g}" for value in (method.c, method.p, method.q)]
-    settings = {"lr": ..., **method.settings}
+    rule = " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].split())
+    rule = re.sub(r":\w+:`([^`]*)`", r"`\1`", rule.replace("``", "`"))
+    settings = {one: setting.default for one, setting in method.settings.items() if not setting.quiet}
     words = [f"`{one}`" if value is ... else f"`{one}` {_value(value)}" for one, value in settings.items()]
-    return [f"`{name}`", LABELS[name], *switches, ", ".join(words)]
+    return [f"`{name}`", method.label, rule, ", ".join(words)]
+
+
+def _setting(name: str, setting: Setting) -> list[str]:
+    if setting.choices:
+        values = " or ".join(f"`{choice}`" for choice in setting.choices)
+    elif setting.text:
+        values = "text"
+    else:
+        low = "" if setting.least is None else f"≥ {setting.least:g}"
+        high = "" if setting.below is None else f"< {setting.below:g}"
+        values = ", ".join(filter(None, (low, high)))
+    return [f"`{name}`", setting.symbol or "–", setting.help, values]
 
 
 def _code(names: Iterable[str]) -> str:

@@ -285,8 +285,8 @@ def test_variants_that_were_asked_for_have_lines_of_their_own(upgd):
     arguments = ("output-permuted-digits", "--methods", "upgd", "--lr", "0.1,0.01", "--wise", "weight,feature")
     shown = upgd("sweep", *arguments, *SMALL, "--json")[1]
     for lines in (shown, upgd("table", "--json")[1], upgd("best", "--json")[1]):
-        assert sorted(line["settings"]["wise"] for line in json.loads(lines)) == ["feature", "weight"]
-    assert "wise feature" in upgd("table")[1]
+        assert sorted(line["settings"]["granularity"] for line in json.loads(lines)) == ["feature", "weight"]
+    assert "granularity feature" in upgd("table")[1]
 
 
 def test_numbers_that_are_not_there_are_told_and_nothing_is_deleted(filled):
@@ -436,9 +436,9 @@ def test_stores_are_put_together(filled, folder):
 @pytest.mark.parametrize("title", demo_module.EXPERIMENTS)
 def test_the_demo_gives_every_method_a_setting_of_its_own_grid(title):
     for method, settings in demo_module.EXPERIMENTS[title].methods.items():
-        assert settings.keys() == grids.SHORT[method].keys()
+        assert settings.keys() == grids.short(method).keys()
         for name, values in settings.items():
-            assert set(values) <= set(grids.SHORT[method][name]), f"{name} of {method}"
+            assert set(values) <= set(grids.short(method)[name]), f"{name} of {method}"
 
 
 def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):

@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from upgd import methods as methods
+    from upgd import rules as rules
     from upgd import utility
     from upgd.curvature import HesScale
     from upgd.experiments.stores import open as open
@@ -29,7 +31,7 @@ __all__ = [
 ]
 
 # Torch takes a second or two to load, and `upgd --help` does not need it: each name is looked up when it is first used.
-_MODULES = ("curvature", "monitor", "noise", "optim", "rules", "utility")
+_MODULES = ("curvature", "methods", "monitor", "noise", "optim", "rules", "utility")
 _HOMES = {
     "HesScale": "upgd.curvature",
     "Monitor": "upgd.monitor",

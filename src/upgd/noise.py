@@ -31,6 +31,7 @@ __all__ = [
     "normals",
     "philox",
     "uniforms",
+    "uniforms_at",
     "white_",
     "words",
 ]
@@ -48,6 +49,8 @@ class Purpose(IntEnum):
     TASK = 2
     SAMPLE_ORDER = 3
     INPUTS = 4
+    RESET = 5
+    UNITS = 6
 
 
 def white_(out: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -215,6 +218,13 @@ def learner_normals_at(keys: Tensor, index: Tensor, *, dtype: torch.dtype = torc
     # cos πy = sin π(½ − |y|) where |y| ≤ ½: one function for both entries of a pair.
     size = _radius(uniform.to(dtype)) * _sine(torch.where((index & 1) == 1, half_turns, 0.5 - half_turns.abs()))
     return torch.where((angle_word & ~index & 1) == 1, -size, size)
+
+
+def uniforms_at(keys: Tensor, index: Tensor) -> Tensor:
+    """Uniform numbers in (0, 1], float32, each computed on its own from four keys; see :func:`learner_normals_at`."""
+    k0, k1, k2, k3 = (key.view(-1, *(1,) * index.ndim) for key in keys.unbind(-1))
+    radius_word, _ = _mixed(k0, k1, k2, k3, index)
+    return (_shifted(radius_word, 1) | 1).to(torch.float32) * 2.0**-31
 
 
 def _radius(uniform: Tensor) -> Tensor:

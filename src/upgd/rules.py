@@ -33,7 +33,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["gate", "global_scale", "local_scale", "trace", "unbiased", "update", "utility"]
+__all__ = ["gate", "global_scale", "largest", "local_scale", "trace", "unbiased", "update", "utility"]
 
 #: A hyperparameter or switch: one number, or one per learner.
 Value = float | Tensor
@@ -62,10 +62,15 @@ def global_scale(utilities: Iterable[Tensor], learner_dims: int = 0) -> Tensor:
     sigmoid(0) = ½ and a negative one 0; never a division by zero, never a flipped sign. A parameter tensor that has an
     infinite or undefined utility does not take part, so that its accident stays its own.
     """
-    maxima = [_maximum(u, learner_dims) for u in utilities if u.numel()]
-    finite = [torch.where(torch.isfinite(m), m, 0) for m in maxima]
-    largest = torch.stack(finite).amax(0)
-    return largest.clamp(min=torch.finfo(largest.dtype).tiny)
+    found = largest(utilities, learner_dims)
+    return found.clamp(min=torch.finfo(found.dtype).tiny)
+
+
+def largest(values: Iterable[Tensor], learner_dims: int = 0) -> Tensor:
+    """The largest entry of all tensors; one with an infinite or undefined maximum counts as zero."""
+    maxima = [_maximum(v, learner_dims) for v in values if v.numel()]
+    device = maxima[0].device
+    return torch.stack([torch.where(torch.isfinite(m), m, 0).to(device) for m in maxima]).amax(0)
 
 
 def local_scale(utility: Tensor, learner_dims: int = 0) -> Tensor:

@@ -115,11 +115,13 @@ class Key:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", {name: _plain(value) for name, value in self.options.items()})
+        object.__setattr__(self, "settings", {_PRESENT.get(name, name): value for name, value in self.settings.items()})
 
     @cached_property
     def digest(self) -> str:
         """The key in 64 letters; equal for equal keys on every machine."""
-        return hashlib.sha256(_json(asdict(self)).encode()).hexdigest()
+        values = {**asdict(self), "settings": _stored(self.settings)}
+        return hashlib.sha256(_json(values).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -598,7 +600,7 @@ def _row(record: Record) -> dict[str, Any]:
     key = record.key
     values: dict[str, Any] = {name: getattr(key, name) for name in _KEY_COLUMNS}
     values |= {name: getattr(record, name) for name in _OWN_COLUMNS}
-    values |= {name: _json(values[name]) for name in ("options", "settings")}
+    values |= {"options": _json(values["options"]), "settings": _json(_stored(values["settings"]))}
     values |= {name: _blob(values[name]) for name in ("loss", "accuracy")}
     values["diagnostics"] = None if record.diagnostics is None else _json(record.diagnostics)
     values |= {"window": int(record.window), "seconds": float(record.seconds)}
@@ -653,6 +655,16 @@ def _record(row: Mapping[str, Any]) -> Record:
     values["diagnostics"] = None if values["diagnostics"] is None else json.loads(values["diagnostics"])
     key = Key(**{name: values.pop(name) for name in _KEY_COLUMNS})
     return Record(key, **values)
+
+
+#: The present name of a setting, by the one that stores have.
+_PRESENT = {"wise": "granularity"}
+
+
+def _stored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the names that stores have always had, so that an old result is found under its key."""
+    names = {present: old for old, present in _PRESENT.items()}
+    return {names.get(name, name): value for name, value in settings.items()}
 
 
 def _blob(curve: NDArray[Any] | None) -> bytes | None:

@@ -12,6 +12,7 @@ from upgd.networks import MLP, ConvNet, reset
 from upgd.noise import Purpose, normals, words
 from upgd.population import Learner, Population
 from upgd.population.choose import choose
+from upgd.population.spec import groups
 from upgd.streams import Chunk, make
 
 CPU = torch.device("cpu")
@@ -67,7 +68,7 @@ def runnable(backend: str, network, learners=EVERY_KIND) -> list[Learner]:
     able = []
     for learner in learners:
         try:
-            choose(backend, network, learner.kind, CPU, torch.float32)
+            choose(backend, network, groups([learner], [0])[0][0], CPU, torch.float32)
         except ValueError:
             continue
         able.append(learner)

@@ -31,7 +31,7 @@ def record(
     steps = windows * window if steps is None else steps
     given = {"lr": 0.1, **(settings or {})}
     if method in METHODS:
-        needed = {name: 0.1 for name, value in METHODS[method].settings.items() if value is ...}
+        needed = {name: 0.1 for name, setting in METHODS[method].settings.items() if setting.default is ...}
         given = Learner(method=method, **{**needed, **given}).settings()
     curve = np.linspace(level / 2, level, windows) + seed / 100
     if diverged_at is not None:

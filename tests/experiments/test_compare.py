@@ -290,7 +290,7 @@ def test_results_at_a_prompt_are_a_line_and_not_all_their_numbers():
 
 
 def test_variants_are_curves_of_their_own_in_best_table_and_plot():
-    switches = ({}, {"wise": "feature"}, {"scaling": "local"}, {"order": 2}, {"noise": "anticorrelated"})
+    switches = ({}, {"granularity": "feature"}, {"scaling": "local"}, {"order": 2}, {"noise": "anticorrelated"})
     records = [
         record(0.5 + i / 10 + lr / 10, seed=seed, lr=lr, **switch)
         for i, switch in enumerate(switches)

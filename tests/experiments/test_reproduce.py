@@ -98,7 +98,7 @@ def test_features_have_a_star_around_their_own_best_too():
         if arm.method == "upgd"
     )
     own = paper.FEATURES["output-permuted-emnist"]["upgd"]
-    assert [settings | {"wise": "feature"} for settings in weights] == features[: len(weights)]
+    assert [settings | {"granularity": "feature"} for settings in weights] == features[: len(weights)]
     assert {name: features[len(weights)][name] for name in own} == own
     assert own not in [{name: settings[name] for name in own} for settings in weights]
 

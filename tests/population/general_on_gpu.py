@@ -141,7 +141,7 @@ def long_runs_of_moments_and_features(device: str) -> str:
 @check
 def compiled_steps_of_a_convnet(device: str) -> str:
     """White noise, global scaling, first order, with convolutions; and the same, bit for bit, when it is compiled again."""
-    learners = [learner for learner in utility_learners("weight", 1) if learner.kind[2:] == ("global", 1, "white")]
+    learners = [learner for learner in utility_learners("weight", 1) if learner.kind[2:5] == ("global", 1, "white")]
     with compiling(True):
         words = _held(PROBLEMS["ConvNet"], learners, device)
         once, again = (on_the_device(PROBLEMS["ConvNet"], learners, 8, device, "torch").population for _ in range(2))

@@ -193,7 +193,7 @@ def parts(run: Run) -> dict[str, dict[int, list[Tensor]]]:
     for number, (group, own) in enumerate(groups(population.learners, [0] * len(population.learners))):
         for part in ("parameters", *_PARTS[group.kind.rule]):
             names = [name for name in now if name.startswith(f"group.{number}.{part}.")]
-            assert names or (part == "utility" and group.kind.wise == "feature"), f"no {part} of {group.kind}"
+            assert names or (part == "utility" and group.kind.granularity == "feature"), f"no {part} of {group.kind}"
             for row, learner in enumerate(own):
                 found.setdefault(part, {})[learner] = [now[name][row].double() for name in names]
                 if part == "parameters":

@@ -133,6 +133,6 @@ def optimizer_of(model: nn.Module, criterion: nn.Module, learner: Learner) -> to
     options |= {"noise": learner.noise, "curvature": HesScale(model, criterion) if learner.order == 2 else None}
     if learner.method != "ups":
         options |= {"protect_gradient": learner.method == "upgd", **decay}
-    if learner.wise == "feature":
+    if learner.granularity == "feature":
         return (FeatureUPS if learner.method == "ups" else FeatureUPGD)(model, learner.lr, **options)
     return (UPS if learner.method == "ups" else UPGD)(params, learner.lr, **options)

@@ -193,7 +193,7 @@ def test_the_cpu_is_refused() -> None:
     assert "CUDA" in reason
 
 
-@pytest.mark.parametrize("kind", [Kind("adamw"), Kind("utility", wise="feature"), Kind("utility", order=2)])
+@pytest.mark.parametrize("kind", [Kind("adamw"), Kind("utility", granularity="feature"), Kind("utility", order=2)])
 def test_other_rules_are_refused(kind: Kind) -> None:
     reason = unsupported(MLP((4, 3, 2)), kind, torch.device("cuda"), torch.float32)
     assert reason is not None
@@ -265,9 +265,10 @@ def test_a_compiled_kernel_is_kept(tmp_path, monkeypatch) -> None:
 
 def test_what_does_not_fit_on_chip_goes_to_graphs_and_one_line_says_why(caplog) -> None:
     network, cuda = MLP((4, 3, 2)), torch.device("cuda")
+    ((group, _),) = groups([Learner(method="adamw", lr=0.1)], [0])
     with caplog.at_level("INFO", "upgd.population"):
-        assert choose("auto", network, Kind("adamw"), cuda, torch.float32) == ("torch", GraphedBackend)
+        assert choose("auto", network, group, cuda, torch.float32) == ("torch", GraphedBackend)
     assert len(caplog.records) == 1
     assert "weight-wise first-order methods alone" in caplog.text
     with pytest.raises(ValueError, match="backend='kernel' cannot be used, because it runs the weight-wise"):
-        choose("kernel", network, Kind("adamw"), cuda, torch.float32)
+        choose("kernel", network, group, cuda, torch.float32)

@@ -147,10 +147,12 @@ def test_accuracy_is_nan_after_divergence_too():
 
 
 def test_an_infinite_weight_behind_a_dead_unit_is_seen_when_the_window_ends():
-    start = {name: p[None].clone() for name, p in NETWORK.named_parameters()}
-    start["layers.0.bias"][0, 0] = -torch.inf
-    crowd = population(parameters=start)
+    crowd = population()
     assert np.isfinite(crowd.run(STREAM, 19).loss).all()
+    state = crowd.state()
+    state["group.0.parameters.layers.0.bias"][0, 0] = -torch.inf
+    crowd.restore(state)
+    assert crowd.diverged_at.tolist() == [-1]
     result = crowd.run(STREAM, 30)
     assert result.diverged_at.tolist() == [19]
     assert np.isnan(result.loss).all()
@@ -164,14 +166,17 @@ def test_an_infinite_weight_behind_a_dead_unit_is_seen_when_the_window_ends():
     [
         ({"learners": []}, "learners must be one or more"),
         ({"learners": ["sgd"]}, "learners must be one or more"),
-        ({"backend": "numpy"}, "backend must be 'auto', 'torch' or 'kernel', not 'numpy'"),
+        ({"backend": "numpy"}, "backend must be 'auto', 'torch', 'kernel' or a class, not 'numpy'"),
         ({"dtype": torch.int64}, "dtype must be torch.float32 or torch.float64, not torch.int64"),
         ({"dtype": torch.bfloat16}, "dtype must be torch.float32 or torch.float64, not torch.bfloat16"),
-        ({"network": Residual(6, 3), "learners": [Learner(method="upgd", lr=0.1, order=2)]}, "order=2 must know the network"),
+        (
+            {"network": Residual(6, 3), "learners": [Learner(method="upgd", lr=0.1, order=2)]},
+            "upgd .* must know curvature and so the network",
+        ),
         (
             {"network": nn.Sequential(nn.Linear(6, 3), nn.GELU(), nn.Linear(3, 3)),
              "learners": [Learner(method="ups", lr=0.1, wise="feature")]},
-            "wise='feature' must know .*'1' is a GELU",
+            "ups .* must know the hidden units .*'1' is a GELU",
         ),
     ],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_records import record, seeds
 
+from upgd.methods import METHODS
 from upgd.report import write
 from upgd.report.colours import colours, contrast
 from upgd.report.content import _rounded, sections
@@ -223,9 +224,7 @@ def test_mistakes_get_a_sentence(tmp_path, problem, folder):
 
 
 def test_colours_can_be_seen_on_both_pages():
-    from upgd.experiments.figures import COLOURS
-
-    for pair in colours([*COLOURS, "mine", "yours"]).values():
+    for pair in colours([*METHODS, "mine", "yours"]).values():
         assert contrast(pair.light, "#ffffff") >= 2
         assert contrast(pair.dark, "#12161c") >= 5
     assert contrast("#000000", "#ffffff") == pytest.approx(21)

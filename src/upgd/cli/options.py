@@ -7,13 +7,13 @@ import threading
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
-from upgd.experiments.settings import MOST_LEARNERS, SETTINGS
+from upgd.experiments.settings import ALIASES, MOST_LEARNERS, known
 
 __all__ = [
     "Declaration",
@@ -56,54 +56,10 @@ def _steps(_: Any, tokens: Sequence[Token]) -> int:
 Steps = Annotated[int | None, Parameter(converter=_steps)]
 
 
-@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Declaration:
-    """Of what is run.
+class _Declared:
+    """What is run. The settings of all methods are added below; they are fields, too."""
 
-    Parameters
-    ----------
-    lr
-        Learning rate; several values to try are separated by commas, here and below.
-    beta_utility
-        β, how long utility remembers.
-    sigma
-        σ, the standard deviation of the perturbation.
-    weight_decay
-        Decoupled weight decay.
-    wise
-        Whose utility is looked at: weight or feature.
-    scaling
-        Next to whom: global or local.
-    order
-        1, or 2 for utility with curvature.
-    noise
-        white or anticorrelated.
-    betas
-        AdamW's two, joined by a slash: 0.9/0.999.
-    eps
-        AdamW's.
-    seeds
-        How many (20), or which (0,5,7). By default as many as the paper has: 20, or 10 on CIFAR-10.
-    steps
-        How many samples each learner sees. By default as in the paper, 1e6; on the embedded digits 30,000.
-    network
-        Hidden sizes such as 300-150 (300-150:tanh for another activation), linear, conv, conv-authors. By default the
-        paper's.
-    option
-        An option of the problem, such as task_length=500; may be given several times.
-    """
-
-    lr: str | None = None
-    beta_utility: str | None = None
-    sigma: str | None = None
-    weight_decay: str | None = None
-    wise: str | None = None
-    scaling: str | None = None
-    order: str | None = None
-    noise: str | None = None
-    betas: str | None = None
-    eps: str | None = None
     seeds: str | None = None
     steps: Steps = None
     network: str | None = None
@@ -111,10 +67,8 @@ class Declaration:
 
     def settings(self) -> dict[str, list[Any]]:
         """The settings that were given, as lists of values."""
-        given = {name: getattr(self, name) for name in SETTINGS}
-        return {
-            name: read_values(f"--{name.replace('_', '-')}", text) for name, text in given.items() if text is not None
-        }
+        given = {name: getattr(self, name) for name in known()}
+        return {name: read_values(name, text) for name, text in given.items() if text is not None}
 
     def rest(self) -> dict[str, Any]:
         """The other arguments of an experiment."""
@@ -126,6 +80,50 @@ class Declaration:
         if self.seeds is not None:
             given["seeds"] = read_seeds(self.seeds)
         return {name: value for name, value in given.items() if value is not None}
+
+
+_OTHER_HELP = {
+    "seeds": "How many (20), or which (0,5,7). By default as many as the paper has: 20, or 10 on CIFAR-10.",
+    "steps": "How many samples each learner sees. By default as in the paper, 1e6; on the embedded digits 30,000.",
+    "network": "Hidden sizes such as 300-150 (300-150:tanh for another activation), linear, conv, conv-authors, or "
+    "the name of a registered network. By default the paper's.",
+    "option": "An option of the problem, such as task_length=500; may be given several times.",
+}
+
+
+def option_name(setting: str) -> str:
+    """The option of the command line that sets it."""
+    return f"--{setting.replace('_', '-')}"
+
+
+def _field(name: str) -> tuple[str, Any, Any]:
+    older = [option_name(old) for old, present in ALIASES.items() if present == name]
+    annotated = Annotated[str | None, Parameter(name=[option_name(name), *older])]
+    return name, annotated, field(default=None)
+
+
+def _documentation() -> str:
+    """The text from which ``--help`` is made."""
+    lines = {name: setting.help for name, setting in known().items()}
+    lines["lr"] = "Learning rate; several values to try are separated by commas, here and below."
+    parts = [f"{name}\n    {text or 'See the method.'}" for name, text in {**lines, **_OTHER_HELP}.items()]
+    return "Of what is run.\n\nParameters\n----------\n" + "\n".join(parts)
+
+
+if TYPE_CHECKING:
+    Declaration = _Declared
+else:
+    # One option for every setting of every method that is registered, plug-ins included.
+    Declaration = Parameter(name="*")(
+        make_dataclass(
+            "Declaration",
+            [_field(name) for name in known()],
+            bases=(_Declared,),
+            namespace={"__doc__": _documentation(), "__module__": __name__},
+            frozen=True,
+            kw_only=True,
+        )
+    )
 
 
 @Parameter(name="*")
@@ -195,31 +193,36 @@ def store_files(named: Sequence[Path], option: Path | None) -> list[Path]:
     if named and option is not None and not (everywhere and option == Path(everywhere)):
         raise UsageError(f"two stores are named, {named[0]} and --store {option}; leave one of them out.")
     if named:
-        from upgd.experiments.variants import LABELS
+        from upgd.methods import METHODS
 
-        if methods := [str(path) for path in named if str(path) in LABELS and not path.exists()]:
+        if methods := [str(path) for path in named if str(path) in METHODS and not path.exists()]:
             raise UsageError(f"there is no store {methods[0]}; methods are chosen with --methods {','.join(methods)}.")
     return list(named) or [store_path(option)]
 
 
-def read_values(option: str, text: str) -> list[Any]:
-    """Values separated by commas: numbers, words, or two numbers joined by a slash."""
-    values = [_value(option, part.strip()) for part in text.split(",")]
-    if option == "--betas" and not all(isinstance(value, tuple) for value in values):
-        raise UsageError(f"--betas takes two numbers joined by a slash, such as 0.9/0.999, not {text!r}.")
-    return values
+def read_values(setting: str, text: str) -> list[Any]:
+    """Values of a setting separated by commas: numbers, words, or two numbers joined by a slash."""
+    return [_value(setting, part.strip()) for part in text.split(",")]
 
 
-def _value(option: str, text: str) -> Any:
+def _value(name: str, text: str) -> Any:
+    option, setting = option_name(name), known()[name]
     if not text:
-        raise UsageError(f"{option} needs a value, or several separated by commas, such as 0.1,0.01.")
-    if option in ("--wise", "--scaling", "--noise"):
+        raise UsageError(f"{option} needs a value, or several separated by commas, such as {setting.example}.")
+    if setting.choices:
+        return next((choice for choice in setting.choices if str(choice) == text), text)  # a wrong one is refused later
+    if setting.text:
         return text
     try:
-        if "/" in text:
-            return tuple(float(part) for part in text.split("/"))
-        return int(text) if option == "--order" else float(text)
+        if setting.pair:
+            one, other = text.split("/")
+            return float(one), float(other)
+        return float(text)
     except ValueError:
+        if setting.pair:
+            raise UsageError(
+                f"{option} takes two numbers joined by a slash, such as 0.9/0.999, not {text!r}."
+            ) from None
         raise UsageError(f"{option} takes numbers separated by commas, such as 0.1,0.01; not {text!r}.") from None
 
 

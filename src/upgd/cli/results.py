@@ -77,16 +77,16 @@ class Filter:
 def _methods(text: str, stores: Sequence[Path]) -> list[str]:
     """The names in a list with commas; that of a method that no longer exists is known to stores that have some of it."""
     from upgd.experiments.stores import open as open_stores
-    from upgd.experiments.variants import LABELS
+    from upgd.methods import METHODS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in LABELS]:
+    if unknown := [name for name in names if name not in METHODS]:
         there = {record.key.method for record in open_stores(*stores, methods=unknown).records}
         unknown = [name for name in unknown if name not in there]
     if unknown:
         raise ValueError(
             f"--methods {text}: there is no method {' and no method '.join(map(repr, unknown))}; choose among "
-            f"{', '.join(LABELS)}"
+            f"{', '.join(METHODS)}"
         )
     return names
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from upgd.experiments import paper
 from upgd.experiments.declare import listed
-from upgd.experiments.variants import LABELS
+from upgd.experiments.variants import label
 
 __all__ = ["GRIDS", "SCALES", "STUDIES", "UTILITY_QUALITY", "Arm", "GridName", "Panel", "Scale", "Study", "settings_of"]
 
@@ -47,7 +47,7 @@ class Arm:
     def name(self) -> str:
         """What the curve is called in its panel."""
         order = ", 2nd order" if ("order", (2,)) in self.fixed else ""
-        return (self.label or LABELS[self.method]) + order
+        return (self.label or label(self.method)) + order
 
     @property
     def colour(self) -> str | None:
@@ -145,7 +145,7 @@ def settings_of(arm: Arm, grid: GridName, centres: Iterable[Mapping[str, Any]] =
         for name, choices in paper.grid(arm.problem, arm.method).items()
     }
     values |= {name: choices for name, choices in fixed.items() if name not in values}
-    known = paper.known(arm.problem, arm.method, *fixed.get("wise", ()))
+    known = paper.known(arm.problem, arm.method, *fixed.get("granularity", ()))
     if grid in ("star", "climb") and known:
         for name, also in paper.values_known(arm.problem).items():
             if name in values and name not in fixed:
@@ -217,7 +217,7 @@ def _panels(problem: str, baselines: Iterable[Arm], keys: Iterable[str] = _WISE,
         wise, scaling = key.split("-")
         orders = fixed.get("order", (1,))
         ours = [
-            _arm(problem, method, **fixed | {"wise": wise, "scaling": scaling, "order": order})
+            _arm(problem, method, **fixed | {"granularity": wise, "scaling": scaling, "order": order})
             for method in ("upgd", "upgd-nonprotecting")
             for order in orders
         ]
@@ -240,10 +240,10 @@ def _search() -> Study:
     panels = []
     for noise, wise in product(("anticorrelated", "white"), ("weight", "feature")):
         arms = [
-            _arm("stationary-mnist", "ups", label=f"UPS, {scaling}", noise=noise, wise=wise, scaling=scaling)
+            _arm("stationary-mnist", "ups", label=f"UPS, {scaling}", noise=noise, granularity=wise, scaling=scaling)
             for scaling in ("global", "local")
         ]
-        arms.append(_arm("stationary-mnist", "ups-even", noise=noise, wise=wise))
+        arms.append(_arm("stationary-mnist", "ups-even", noise=noise, granularity=wise))
         panels.append(Panel(f"{wise}-{noise}", f"{wise.capitalize()}-wise, {noise} noise", tuple(arms)))
     about = (
         "Search without gradients: weights or features are perturbed the more, the less useful they are. The control "

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from upgd.experiments import architecture, grids, paper
-from upgd.experiments.settings import MOST_LEARNERS, SETTINGS
-from upgd.population import METHODS, Learner
+from upgd.experiments.settings import MOST_LEARNERS, canonical, known
+from upgd.methods import METHODS
+from upgd.population import Learner
 from upgd.streams import Stream, make
 
-__all__ = ["SETTINGS", "Experiment", "Listed", "listed", "placeholders", "which_it_has"]
+__all__ = ["Experiment", "Listed", "listed", "placeholders", "which_it_has"]
 
 Values = tuple[Any, ...]
 Grid = Mapping[str, Any]
@@ -157,7 +158,7 @@ def _values(
         _check_shared(shared, named)
     values = {}
     for method, own in named.items():
-        Learner(method=method, lr=0.1, **placeholders(method))  # a word about an unknown method before all else
+        Learner(method=method, **placeholders(method))  # a word about an unknown method before all else
         if shared == "paper":
             common = paper.grid(problem, method)
         elif shared == "short":
@@ -165,10 +166,11 @@ def _values(
         else:
             assert not isinstance(shared, str)
             common = (grids.needed(method) if by_name else {}) | which_it_has(method, shared or {})
+        own = {canonical(name): choices for name, choices in own.items()}
         values[method] = {name: listed(name, choices) for name, choices in {**common, **own}.items()}
         for name in values[method]:
-            if name not in SETTINGS:
-                raise ValueError(f"there is no setting {name!r} (of {method}); settings are {', '.join(SETTINGS)}")
+            if name not in known():
+                raise ValueError(f"there is no setting {name!r} (of {method}); settings are {', '.join(known())}")
         if "lr" not in values[method]:
             raise ValueError(f"method {method!r} needs lr: one value, such as 0.01, or several to try")
     return values
@@ -176,29 +178,32 @@ def _values(
 
 def which_it_has(method: str, shared: Grid) -> dict[str, Any]:
     """Those of the settings that the method has; all of them for a method that does not exist."""
-    own = METHODS[method].settings if method in METHODS else shared
-    return {name: value for name, value in shared.items() if name == "lr" or name in own}
+    renamed = {canonical(name): value for name, value in shared.items()}
+    own = METHODS[method].settings if method in METHODS else renamed
+    return {name: value for name, value in renamed.items() if name in own}
 
 
 def _check_shared(shared: Grid, methods: Mapping[str, Any]) -> None:
-    for name in shared:
-        if name not in SETTINGS:
-            raise ValueError(f"there is no setting {name!r}; settings are {', '.join(SETTINGS)}")
+    for name in map(canonical, shared):
+        if name not in known():
+            raise ValueError(f"there is no setting {name!r}; settings are {', '.join(known())}")
         if name != "lr" and not any(name in METHODS[method].settings for method in methods if method in METHODS):
             raise ValueError(f"none of {', '.join(methods)} has the setting {name!r}; leave it out")
 
 
 def placeholders(method: str) -> dict[str, Any]:
     """Values for what a method needs, to try out others."""
-    return {name: 0.1 for name, value in METHODS[method].settings.items() if value is ...} if method in METHODS else {}
+    own = METHODS[method].settings if method in METHODS else {}
+    return {name: setting.example for name, setting in own.items() if setting.default is ...}
 
 
 def listed(name: str, choices: Any) -> Values:
-    """A list or an array of values to try; a single value is a list of one, and so are the two numbers of ``betas``."""
+    """A list or an array of values to try; a single value is a list of one, and so are two numbers of a setting such as
+    ``betas``."""
     if isinstance(choices, np.ndarray | np.generic):
         choices = choices.tolist()
     if not isinstance(choices, list | tuple) or (
-        name == "betas" and not any(isinstance(c, list | tuple) for c in choices)
+        name in known() and known()[name].pair and not any(isinstance(c, list | tuple) for c in choices)
     ):
         choices = (choices,)
     if not choices:

@@ -15,7 +15,7 @@ from upgd.experiments import figures
 from upgd.experiments.declare import Experiment
 from upgd.experiments.results import Results, Table
 from upgd.experiments.running import run
-from upgd.experiments.variants import LABELS
+from upgd.experiments.variants import label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -171,7 +171,7 @@ def _words(results: Results) -> str:
     noun = "accuracy" if accuracy else "squared error"
 
     def name(line: Mapping[str, Any]) -> str:
-        return str(LABELS.get(line["method"], line["method"]))
+        return label(line["method"])
 
     def number(value: float) -> str:
         return f"{value:.0%}" if accuracy else f"{value:.3g}"

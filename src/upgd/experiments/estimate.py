@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from heapq import heapreplace
 from typing import Any
 
@@ -58,7 +57,7 @@ def learner_steps_per_second(
 
     They hardly move: what has diverged is not computed any more, so that a grid with large steps would seem fast.
     """
-    population = Population(network, [replace(learner, lr=1e-9) for learner in learners], device, backend)
+    population = Population(network, [learner.but(lr=1e-9) for learner in learners], device, backend)
     population.run(stream, 4)
     steps, best = 8, 0.0
     began = time.perf_counter()

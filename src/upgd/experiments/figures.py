@@ -13,33 +13,19 @@ from numpy.typing import NDArray
 from upgd import writing
 from upgd.experiments.bands import interval, of_seeds
 from upgd.experiments.compare import Comparison, Entry, Metric
-from upgd.experiments.variants import LABELS, best_of_variants, dashes, variant
+from upgd.experiments.variants import best_of_variants, dashes, variant
+from upgd.methods import colours as of_methods
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "LABELS", "Band", "Look", "curves", "panels", "save", "write"]
+__all__ = ["Band", "Look", "curves", "panels", "save", "write"]
 
 #: What is drawn around a mean: its 95 % confidence interval, one standard deviation of the seeds, all of them, or nothing.
 Band = Literal["ci", "sd", "range"] | None
 
-#: A colour for each method, everywhere the same; after Okabe & Ito and Tol, which colour-blind people can tell apart.
-COLOURS = {
-    "upgd": "#0072B2",
-    "upgd-nonprotecting": "#56B4E9",
-    "ups": "#332288",
-    "ups-even": "#777777",
-    "sgd": "#555555",
-    "sgdw": "#D55E00",
-    "adamw": "#009E73",
-    "pgd": "#CC79A7",
-    "anti-pgd": "#882255",
-    "shrink-and-perturb": "#E69F00",
-}
 _INK, FAINT = "#333333", "#e6e6e6"
-#: For methods that have no colour of their own.
-_OTHERS = (_INK, "#44AA99", "#AA4499", "#999933", "#117733", "#661100", "#6699CC")
 #: What figures look like where the user's rcParams are matplotlib's own defaults. Font sizes are for a font.size of 10.
 _HOUSE: dict[str, Any] = {
     "figure.figsize": (7.2, 4.2),
@@ -426,13 +412,10 @@ def _looks(entries: Sequence[Entry]) -> list[Look]:
     from matplotlib import rcParams, rcParamsDefault
 
     drawn = dashes([variant(entry) for entry in entries])
-    methods = list(dict.fromkeys(entry.method for entry in entries))
-    colours: Mapping[str, str] = COLOURS | dict(
-        zip((method for method in methods if method not in COLOURS), cycle(_OTHERS), strict=False)
-    )
+    colours = of_methods.colours(entry.method for entry in entries)
     if rcParams["axes.prop_cycle"] != rcParamsDefault["axes.prop_cycle"]:
         own = rcParams["axes.prop_cycle"].by_key().get("color")
-        colours = dict(zip(methods, cycle(own), strict=False)) if own else colours
+        colours = dict(zip(colours, cycle(own), strict=False)) if own else colours
     return [Look(_name(entry, entries), colours[entry.method], drawn[variant(entry)]) for entry in entries]
 
 

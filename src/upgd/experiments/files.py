@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from upgd.experiments import architecture
-from upgd.experiments.declare import SETTINGS, Experiment, listed, placeholders
-from upgd.population import METHODS, Learner
+from upgd.experiments.declare import Experiment, listed, placeholders
+from upgd.experiments.settings import ALIASES, canonical, known
+from upgd.methods import METHODS
+from upgd.population import Learner
 from upgd.streams import make
 
 __all__ = ["load"]
@@ -135,20 +137,20 @@ def _check_options(problem: str, options: dict[str, Any]) -> None:
 def _check_methods(methods: dict[str, dict[str, Any]] | list[str], grid: dict[str, Any] | str) -> None:
     own = methods if isinstance(methods, dict) else {}
     for method, settings in own.items():
-        _check_keys(f"methods.{method}.", settings, ("lr", *METHODS[method].settings))
+        _check_keys(f"methods.{method}.", settings, (*METHODS[method].settings, *ALIASES))
         for name, value in settings.items():
             _check_values(f"methods.{method}.{name}", method, name, value)
     if isinstance(grid, dict):
-        _check_keys("grid.", grid, SETTINGS)
+        _check_keys("grid.", grid, (*known(), *ALIASES))
         for name, value in grid.items():
             for method in methods:
-                if name == "lr" or name in METHODS[method].settings:
+                if canonical(name) in METHODS[method].settings:
                     _check_values(f"grid.{name}", method, name, value)
 
 
 def _check_values(key: str, method: str, name: str, value: Any) -> None:
     for one in listed(name, value):
         try:
-            Learner(**{"method": method, "lr": 0.1, **placeholders(method), name: one})
+            Learner(**{"method": method, **placeholders(method), name: one})
         except (ValueError, TypeError) as error:
             raise ValueError(f"{key} = {value!r}: {error}") from error

@@ -18,6 +18,7 @@ from upgd.experiments.notes import filled
 from upgd.experiments.progress import duration
 from upgd.experiments.reproduce import Finding, Plan, Reproduction
 from upgd.experiments.results import settings_text, short_names
+from upgd.methods.colours import colour
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,7 +104,7 @@ def draw(found: Reproduction) -> "dict[str, Figure]":
 def _look(arm: Arm) -> figures.Look:
     """Within a panel only the order of the utility sets variants apart, or its scaling where UPS is searched."""
     dash = "dash" if ("order", (2,)) in arm.fixed or arm.name.endswith(", local") else "solid"
-    return figures.Look(arm.name, arm.colour or figures.COLOURS[arm.method], dash)
+    return figures.Look(arm.name, arm.colour or colour(arm.method), dash)
 
 
 def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str, tuple[float, float] | None]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from upgd.population import METHODS
+from upgd.methods import METHODS
 
 __all__ = ["BEST_KNOWN", "FEATURES", "PROBLEMS", "Defaults", "defaults", "grid", "known", "values_known"]
 
@@ -149,9 +149,14 @@ def grid(problem: str, method: str) -> dict[str, Values]:
     """
     own = METHODS[method].settings
     if method in ("ups", "ups-even"):
-        return {name: choices for name, choices in _UPS.items() if name == "lr" or name in own}
+        return {name: choices for name, choices in _UPS.items() if name in own}
     shared = defaults(problem).grid
-    values = {name: choices for name, choices in shared.items() if name == "lr" or name in own}
+    values = {
+        name: setting.grid
+        for name, setting in own.items()
+        if setting.grid and name not in shared and name not in _ADAMW
+    }
+    values = {name: choices for name, choices in shared.items() if name in own} | values
     if "weight_decay" in values and METHODS[method].rule != "utility" and shared is _STATIONARY:
         values["weight_decay"] = tuple(decay for decay in shared["weight_decay"] if decay)
-    return values | (_ADAMW if method == "adamw" else {})
+    return values | {name: choices for name, choices in _ADAMW.items() if name in own}

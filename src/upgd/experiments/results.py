@@ -20,7 +20,7 @@ from upgd.experiments.compare import (
     quarter,
 )
 from upgd.experiments.layout import laid_out, number_format, p_text, terminal_width, wrapped
-from upgd.experiments.settings import SETTINGS, SWITCHES
+from upgd.experiments.settings import is_usual, ordered, symbol
 from upgd.experiments.variants import best_of_variants, evaluated, table_rows, variant
 from upgd.store import Record
 
@@ -309,28 +309,19 @@ def _html(rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-_SHORT = {"beta_utility": "β", "sigma": "σ", "weight_decay": "wd", "eps": "ε", "betas": "β₁β₂"}
-
-
 #: What the mark of :func:`settings_text` means.
 AT_EDGE = "* the smallest or largest value that was tried: a wider grid may find better"
 
 
 def settings_text(settings: Mapping[str, Any], edges: Collection[str] = ()) -> str:
     """Settings in a few letters; what a method does unless told otherwise is left out. Those at an ``edge`` are marked."""
-    names = [name for name in in_order(settings) if name not in SWITCHES or SWITCHES[name] != settings[name]]
-    return ", ".join(f"{_SHORT.get(name, name)} {_text(settings[name])}{'*' * (name in edges)}" for name in names)
-
-
-def in_order(settings: Iterable[str]) -> list[str]:
-    """The names of settings: those of our methods in their order, then those that only somebody's own method has."""
-    given = list(settings)
-    return [name for name in SETTINGS if name in given] + [name for name in given if name not in SETTINGS]
+    names = [name for name in ordered(settings) if not is_usual(name, settings[name])]
+    return ", ".join(f"{symbol(name)} {_text(settings[name])}{'*' * (name in edges)}" for name in names)
 
 
 def short_names(names: Iterable[str]) -> str:
     """Settings' names as the tables have them."""
-    return " and ".join(_SHORT.get(name, name) for name in names)
+    return " and ".join(map(symbol, names))
 
 
 def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = None) -> str:
@@ -355,7 +346,7 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
             lines.append(f"    on {plural(len(one.fresh_seeds), 'fresh seed')}: {comparison.metric} {_text(fresh)}")
         for name, near in one.neighbours.items():
             scores = ", ".join(f"{_text(value)} → {'diverged' if s != s else f'{s:.4f}'}" for value, s in near.items())
-            lines.append(f"    next to it: {_SHORT.get(name, name)} {scores}")
+            lines.append(f"    next to it: {symbol(name)} {scores}")
         if one.edges:
             lines.append(f"    {short_names(one.edges)} at the edge of what was tried: a wider grid may find better")
         parts.setdefault(comparison.title, []).extend(lines)
@@ -468,7 +459,7 @@ def _spread(name: str, figure: Any) -> dict[str, Any]:
 def _identity(record: Record) -> dict[str, Any]:
     key = record.key
     options = {f"option_{name}": value for name, value in key.options.items()}
-    settings = {name: key.settings[name] for name in in_order(key.settings)}
+    settings = {name: key.settings[name] for name in ordered(key.settings)}
     if isinstance(betas := settings.get("betas"), list | tuple) and len(betas) == 2:
         del settings["betas"]
         settings["beta1"], settings["beta2"] = betas

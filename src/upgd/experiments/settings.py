@@ -1,12 +1,56 @@
-"""What a learner may have besides a method and a seed.
+"""Settings by name, across all methods: their order, symbols and defaults in tables, options and files.
 
-These are :class:`upgd.population.Learner`'s, written out, so that those who only read results need not load torch.
+What is in a store may be of a method that is not loaded; then a setting is known by its name alone.
 """
 
-__all__ = ["MOST_LEARNERS", "SETTINGS", "SWITCHES"]
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-SETTINGS = ("lr", "beta_utility", "sigma", "weight_decay", "wise", "scaling", "order", "noise", "betas", "eps")
-#: Those that make a variant of a method, each with what it is unless somebody says otherwise.
-SWITCHES = {"wise": "weight", "scaling": "global", "order": 1, "noise": "white"}
+from upgd.methods import METHODS, Setting
+
+__all__ = ["ALIASES", "MOST_LEARNERS", "canonical", "hyperparameters", "is_usual", "known", "ordered", "symbol"]
+
+#: Older names of settings, which scripts, commands and stores may have.
+ALIASES = {"wise": "granularity"}
 #: The most learners of one experiment, and so the most seeds: to list and plan these takes half a minute.
 MOST_LEARNERS = 200_000
+#: The first settings in tables; those of other methods follow.
+_FIRST = ("lr", "beta_utility", "sigma", "weight_decay", "granularity", "scaling", "order", "noise", "betas", "eps")
+
+
+def known() -> dict[str, Setting]:
+    """All settings that some method has, in the order of tables."""
+    found: dict[str, Setting] = {}
+    for method in METHODS.values():
+        for name, setting in method.settings.items():
+            found.setdefault(name, setting)
+    return {name: found[name] for name in (*_FIRST, *(name for name in found if name not in _FIRST))}
+
+
+def canonical(name: str) -> str:
+    """The present name of a setting."""
+    return ALIASES.get(name, name)
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Names of settings in the order of tables; those that no loaded method has come last."""
+    order = {name: place for place, name in enumerate(known())}
+    return sorted(names, key=lambda name: order.get(name, len(order)))
+
+
+def symbol(name: str) -> str:
+    """What tables call a setting."""
+    setting = known().get(name)
+    return setting.symbol or name if setting is not None else name
+
+
+def is_usual(name: str, value: Any) -> bool:
+    """Whether it is a variant's default, which tables leave out."""
+    setting = known().get(name)
+    return setting is not None and setting.is_switch and value == setting.default
+
+
+def hyperparameters(settings: Mapping[str, Any]) -> list[str]:
+    """The settings that are searched, in the order of tables; not those that select a variant of the method."""
+    every = known()
+    return [name for name in ordered(settings) if not (name in every and every[name].is_switch)]

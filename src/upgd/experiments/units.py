@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -75,7 +75,9 @@ class Unit:
         return f"{methods} × {len(self.learners)}"
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        learners = [{"method": one.method, "seed": one.seed, **dict(one.values)} for one in self.learners]
+        fields = ("problem", "options", "network", "steps")
+        return json.dumps({**{name: getattr(self, name) for name in fields}, "learners": learners})
 
     @classmethod
     def from_json(cls, text: str) -> "Unit":

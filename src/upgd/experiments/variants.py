@@ -9,60 +9,56 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from upgd.experiments.compare import Best, Comparison, Entry, Evaluation, Row, best, rows
-from upgd.experiments.settings import SWITCHES
+from upgd.experiments.settings import is_usual, known, ordered
+from upgd.methods import METHODS
 
-__all__ = ["LABELS", "Variant", "best_of_variants", "by_variant", "dashes", "evaluated", "table_rows", "variant"]
+__all__ = ["Variant", "best_of_variants", "by_variant", "dashes", "evaluated", "label", "table_rows", "variant"]
 
-LABELS = {
-    "upgd": "UPGD",
-    "upgd-nonprotecting": "UPGD, non-protecting",
-    "ups": "UPS",
-    "ups-even": "even search",
-    "sgd": "SGD",
-    "sgdw": "SGDW",
-    "adamw": "AdamW",
-    "pgd": "PGD",
-    "anti-pgd": "Anti-PGD",
-    "shrink-and-perturb": "Shrink & Perturb",
-}
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-#: What is worth saying about a variant: everything but the usual.
-_WORDS = {"feature": "feature-wise", "local": "local", 2: "2nd order", "anticorrelated": "anticorrelated"}
+#: How lines of a variant are drawn, by the switches that are not at their default; in plotly's words.
+_BY_SWITCHES = {(): "solid", ("scaling",): "longdash", ("granularity",): "dot", ("granularity", "scaling"): "dashdot"}
 
 
 class Variant(NamedTuple):
-    """A method with its switches; and the store that its results come from, where several are compared."""
+    """A method with those of its switches that are not at their default, as pairs of name and value; and the store that its
+    results come from, where several are compared."""
 
     method: str
-    wise: str = "weight"
-    scaling: str = "global"
-    order: int = 1
-    noise: str = "white"
+    switches: tuple[tuple[str, Any], ...] = ()
     source: str = ""
 
     @property
     def label(self) -> str:
         """The method's name for people, with what is unusual about it."""
-        words = [_WORDS[switch] for switch in self[1:5] if switch in _WORDS]
-        name = ", ".join([LABELS.get(self.method, self.method), *words])
+        words = [_word(name, value) for name, value in self.switches]
+        name = ", ".join([label(self.method), *filter(None, words)])
         return f"{name} ({Path(self.source).with_suffix('')})" if self.source else name
 
     @property
     def dash(self) -> str:
-        """How its lines are drawn, so that variants with one colour can be told apart; in plotly's words."""
-        if self.order == 2:
-            return "dash"
-        return {("weight", "global"): "solid", ("weight", "local"): "longdash", ("feature", "global"): "dot"}.get(
-            (self.wise, self.scaling), "dashdot"
-        )
+        """How its lines are drawn."""
+        names = tuple(name for name, _ in self.switches)
+        return "dash" if "order" in names else _BY_SWITCHES.get(tuple(n for n in names if n != "noise"), "dashdot")
+
+
+def label(method: str) -> str:
+    """What tables and figures call a method; its name if it is not loaded."""
+    return METHODS[method].label if method in METHODS else method
+
+
+def _word(name: str, value: Any) -> str:
+    setting = known().get(name)
+    return f"{name} {value}" if setting is None else setting.words.get(value, f"{name} {value}")
 
 
 def variant(entry: Entry) -> Variant:
     """The variant that an entry is a setting of."""
-    switches: dict[str, Any] = {name: entry.settings.get(name, usual) for name, usual in SWITCHES.items()}
+    every = known()
+    names = [name for name in ordered(entry.settings) if name in every and every[name].is_switch]
+    switches = ((name, entry.settings[name]) for name in names if not is_usual(name, entry.settings[name]))
     # Settings of somebody's own method may have these names, and any values.
-    switches = {name: value if isinstance(value, str | int) else str(value) for name, value in switches.items()}
-    return Variant(entry.method, **switches, source=entry.source)
+    plain = ((name, value if isinstance(value, str | int) else str(value)) for name, value in switches)
+    return Variant(entry.method, tuple(plain), entry.source)
 
 
 def dashes(variants: Iterable[Variant]) -> dict[Variant, str]:

@@ -27,11 +27,12 @@ What every backend owes:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from upgd.methods import Method
 from upgd.streams.contract import Chunk, Loss
 
 __all__ = ["Backend", "Group", "Kind", "Loss", "Tally"]
@@ -40,40 +41,40 @@ __all__ = ["Backend", "Group", "Kind", "Loss", "Tally"]
 class Kind(NamedTuple):
     """What decides the shape of a learner's computation; learners of one kind run side by side.
 
-    Settings that the rule does not look at have the default written first, so that equal computations have equal kinds.
+    Settings that the rule does not have are at the default written first, so that equal computations have equal kinds.
     """
 
-    rule: Literal["plain", "utility", "adamw"]  #: plain: p = q = 0, no utility (SGD, PGD, Shrink & Perturb …)
-    wise: Literal["weight", "feature"] = "weight"  #: utility only
-    scaling: Literal["global", "local"] = "global"  #: utility only
-    order: Literal[1, 2] = 1  #: utility only
-    noise: Literal["none", "white", "anticorrelated"] = "none"  #: none where σ = 0, and for adamw
+    rule: str  #: :attr:`upgd.methods.Method.rule`: ``plain`` (SGD, PGD …), ``utility`` (UPGD, UPS …), ``adamw``, or another
+    granularity: Literal["weight", "feature"] = "weight"
+    scaling: Literal["global", "local"] = "global"
+    order: Literal[1, 2] = 1
+    noise: Literal["none", "white", "anticorrelated"] = "none"  #: none where σ = 0
+    normalize: bool = False  #: whether inputs are normalized online
+    gated: str = "all"  #: which layers have gates
+    others: tuple[tuple[str, Any], ...] = ()  #: the method's other settings that are no numbers
+
+    @property
+    def is_common(self) -> bool:
+        """Whether the methods' own settings are all there is: nothing is normalized, and all layers are gated."""
+        return not self.normalize and self.gated == "all" and not self.others
 
 
 @dataclass(frozen=True)
 class Group:
-    """Learners of one kind: settings as vectors with one entry per learner, float64 on the CPU (seeds and rows: int64).
-
-    Switches and hyperparameters are those of :mod:`upgd.rules`; ``beta1``, ``beta2`` and ``eps`` are AdamW's and
-    zero for the other rules. Feature-wise: the output layer has c = 1, p = q = 0 and σ = 0, whatever these say.
-    """
+    """Learners of one kind: settings as vectors with one entry per learner, float64 on the CPU (seeds and rows: int64)."""
 
     kind: Kind
+    method: Method  #: the rule, in the variant that the kind says
     seeds: Tensor
     rows: Tensor  #: the learner sees row ``rows[i]`` of every chunk (learners with the same seed share a row)
-    lr: Tensor
-    beta: Tensor
-    sigma: Tensor
-    weight_decay: Tensor
-    c: Tensor
-    p: Tensor
-    q: Tensor
-    beta1: Tensor
-    beta2: Tensor
-    eps: Tensor
+    values: Mapping[str, Tensor]  #: what the rule sees as ``h``: numeric settings and constants by name
 
     def __len__(self) -> int:
         return len(self.seeds)
+
+    def value(self, name: str, otherwise: float = 0.0) -> Tensor:
+        """A setting of all learners; ``otherwise`` where the method does not have it."""
+        return self.values[name] if name in self.values else torch.full((len(self),), otherwise, dtype=torch.float64)
 
 
 @dataclass
@@ -131,9 +132,9 @@ class Backend(Protocol):
         """Everything needed to go on, as copies, each ``(learners, …)`` in the backend's dtype.
 
         The names are the same for all backends, so that one may go on where another stopped:
-        ``parameters.NAME`` for every parameter; ``utility.NAME``, the trace u: of every parameter (weight-wise), or of
-        the features whose incoming weights are ``NAME``, ``(learners, units)`` (feature-wise: hidden layers' weights
-        only); ``first_moment.NAME`` and ``second_moment.NAME`` (adamw).
+        ``parameters.NAME`` for every parameter; and for every tensor of the method's state, such as ``utility``,
+        ``utility.NAME``: of the parameter ``NAME``, or, if units have it, of the units whose incoming weights are ``NAME``,
+        ``(learners, units)``. Where inputs are normalized: ``normalizer.mean`` and ``normalizer.variance``.
         """
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

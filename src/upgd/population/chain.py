@@ -17,12 +17,14 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from upgd.methods.units import Units
 from upgd.networks import MLP, ConvNet
 from upgd.population.backend import Loss
 
@@ -43,6 +45,9 @@ class Derivatives:
     curvature: dict[str, Tensor] = field(default_factory=dict)
     gate_gradient: dict[str, Tensor] = field(default_factory=dict)
     gate_curvature: dict[str, Tensor] = field(default_factory=dict)
+    #: By the weight that enters the features: their values and the loss's gradient, ``(learners, features, positions)``.
+    features: dict[str, Tensor] = field(default_factory=dict)
+    feature_gradient: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Back(NamedTuple):
@@ -82,6 +87,9 @@ class Chain:
                 self._gates[_activation_of(at, self._layers)] = layer.weight
                 self._owners |= {layer.weight: layer.weight, layer.bias: layer.weight}
         self.output_weight = self._gates.pop(max(self._gates))  # the output layer has no features
+        weighted = [layer for layer in self._layers if isinstance(layer, Dense | Convolution)]
+        self._next = {one.weight: other for one, other in pairwise(weighted)}
+        self._biases = {layer.weight: layer.bias for layer in weighted}
 
     @staticmethod
     def unsupported(network: nn.Module) -> str | None:
@@ -99,6 +107,25 @@ class Chain:
     def owner(self, parameter: str) -> str:
         """The weight of the layer that the parameter (that weight, or the bias) belongs to."""
         return self._owners[parameter]
+
+    def units(self, weight: str, parameters: Parameters, found: Derivatives) -> Units:
+        """The hidden units that a weight enters."""
+        bias, activation = self._biases[weight], found.features[weight]
+        leaving = parameters[self._next[weight].weight]
+        return Units(
+            activation=activation,
+            gradient=found.feature_gradient[weight],
+            gate_gradient=found.gate_gradient[weight],
+            gate_curvature=found.gate_curvature.get(weight),
+            incoming=parameters[weight].flatten(2),
+            bias=None if bias is None else parameters[bias],
+            outgoing=leaving.reshape(*leaving.shape[:2], activation.shape[1], -1),
+        )
+
+    def around(self, weight: str) -> tuple[str | None, str, str | None]:
+        """Of the units that a weight enters: their bias, and weight and bias of the next layer."""
+        following = self._next[weight]
+        return self._biases[weight], following.weight, following.bias
 
     def derivatives(self, parameters: Parameters, x: Tensor, target: Tensor, loss: Loss) -> Derivatives:
         """All that one sample per learner says.
@@ -134,6 +161,8 @@ class Chain:
         return x.flatten(1) if isinstance(self._layers[0], Dense) else x.unsqueeze(1) if x.ndim == 3 else x
 
     def _look_at_gates(self, weight: str, features: int, h: Tensor, back: Back, into: Derivatives) -> None:
+        into.features[weight] = h.reshape(len(h), features, -1)
+        into.feature_gradient[weight] = back.gradient.reshape(len(h), features, -1)
         into.gate_gradient[weight] = _over_positions(back.gradient * h, features)
         if back.curvature is not None:
             into.gate_curvature[weight] = _over_positions(back.curvature * h**2, features)

@@ -3,39 +3,48 @@
 import importlib
 import logging
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
 
 from upgd.population import torch_backend
-from upgd.population.backend import Backend, Kind
+from upgd.population.backend import Backend, Group, Kind
 from upgd.population.chain import Chain
 from upgd.population.graphed import GraphedBackend
 
-__all__ = ["BackendName", "choose", "mute_slow_backend", "say_slow_backend"]
+__all__ = ["BackendChoice", "BackendName", "choose", "mute_slow_backend", "say_slow_backend"]
 
 log = logging.getLogger("upgd.population")
 
 BackendName = Literal["auto", "torch", "kernel"]
+#: One of ours by name, or a class of the form of :class:`upgd.population.backend.Backend`.
+BackendChoice: TypeAlias = BackendName | type[Backend]
 
 
 def choose(
-    wanted: BackendName, network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype
+    wanted: BackendChoice, network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype
 ) -> tuple[str, type[Backend]]:
     """The name and the class of the backend.
 
     ``"auto"`` takes the kernel where it applies, and says in the log (``upgd.population``, level info) why where it does not.
+    A class of one's own is taken as it is; it may have a static method ``unsupported(network, group, device, dtype)`` that
+    gives the reason why it cannot run something, or None.
     """
+    if isinstance(wanted, type):
+        unsupported = getattr(wanted, "unsupported", None)
+        if unsupported is not None and (reason := unsupported(network, group, device, dtype)):
+            raise ValueError(f"backend={wanted.__name__} cannot be used, because {reason}")
+        return wanted.__name__, wanted
     if wanted not in ("auto", "torch", "kernel"):
-        raise ValueError(f"backend must be 'auto', 'torch' or 'kernel', not {wanted!r}")
-    if reason := torch_backend.unsupported(network, kind, device, dtype):
+        raise ValueError(f"backend must be 'auto', 'torch', 'kernel' or a class, not {wanted!r}")
+    if reason := torch_backend.unsupported(network, group, device, dtype):
         raise ValueError(f"network cannot be used with these learners, because {reason}")
     if wanted == "torch":
         return "torch", _torch(device)
     missing = False
     try:
-        kernel, reason = _kernel(network, kind, device, dtype)
+        kernel, reason = _kernel(network, group.kind, device, dtype)
     except ImportError as error:  # numba also refuses versions of numpy that it does not know
         missing, kernel = True, None
         what = f"{error.name} is not installed" if isinstance(error, ModuleNotFoundError) else str(error)
@@ -44,7 +53,7 @@ def choose(
         return "kernel", kernel
     if wanted == "kernel":
         raise ValueError(f"backend='kernel' cannot be used, because {reason}; use backend='auto' or 'torch'")
-    log.info("backend 'torch' for %s, because %s", kind, reason)
+    log.info("backend 'torch' for %s (%s), because %s", group.method.name, group.kind, reason)
     if missing and Chain.unsupported(network) is None:
         say_slow_backend(reason)
     return "torch", _torch(device)

@@ -16,7 +16,7 @@ from upgd.monitor import sample_plasticity
 from upgd.networks import initial_parameters
 from upgd.population.backend import Backend, Loss, Tally
 from upgd.population.blocks import Pace, Supply
-from upgd.population.choose import BackendName, choose
+from upgd.population.choose import BackendChoice, choose
 from upgd.population.diagnostics import Diagnostics, look, losses, stacked
 from upgd.population.interrupt import interrupts_wait
 from upgd.population.lanes import Lanes
@@ -39,7 +39,7 @@ class Population:
         learners: any mix of methods, settings and seeds.
         device: where to compute.
         backend: ``"torch"``, ``"kernel"`` (compiled loops on a CPU, on chip on a Hopper GPU), or ``"auto"``: the kernel where
-            it applies.
+            it applies. Or a class of your own; see :class:`upgd.population.backend.Backend`.
         dtype: the type of parameters and computation, ``torch.float32`` or ``torch.float64``.
         parameters: initial parameters, for each name of ``network.named_parameters()`` a tensor ``(learners, *shape)``.
 
@@ -63,7 +63,7 @@ class Population:
         network: nn.Module,
         learners: Sequence[Learner],
         device: torch.device | str = "cpu",
-        backend: BackendName = "auto",
+        backend: BackendChoice = "auto",
         dtype: torch.dtype = torch.float32,
         *,
         parameters: Mapping[str, Tensor] | None = None,
@@ -79,7 +79,7 @@ class Population:
         #: Where the learners of all groups, joined, find their places in the caller's order.
         self._order = torch.tensor([place for _, own in self._groups for place in own]).argsort()
 
-        chosen = [choose(backend, self._network, group.kind, self._device, dtype) for group, _ in self._groups]
+        chosen = [choose(backend, self._network, group, self._device, dtype) for group, _ in self._groups]
         initial = _initial(self._network, seeds, parameters)
         self._backends: list[Backend] = [
             make(self._network, group, {name: p[own] for name, p in initial.items()}, self._device, dtype)

@@ -12,7 +12,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +19,11 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from upgd import noise
+from upgd.methods._scalars import Scalar, Scalars, evaluate
+from upgd.methods.utility import Utility
 from upgd.noise import learner_keys, learner_normals_at
 from upgd.population.backend import Group, Loss, Tally
-from upgd.population.torch_backend import Named, TorchBackend, _of_learners
+from upgd.population.torch_backend import Named, TorchBackend
 from upgd.streams.contract import Chunk
 
 __all__ = ["GraphedBackend"]
@@ -54,20 +55,15 @@ class GraphedBackend(TorchBackend):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(network, group, parameters, device, dtype)
-        # What the rule casts to the computation's type anyway, cast once; 1 − β and 1 − βᵗ need all bits of β.
-        cast = {
-            name: getattr(self._group, name).to(dtype) for name in ("lr", "sigma", "weight_decay", "c", "p", "q", "eps")
-        }
-        self._group = replace(self._group, **cast)
-        self._betas = {"plain": (), "utility": ("beta",), "adamw": ("beta1", "beta2")}[group.kind.rule]
-        #: β and 1 − β: what an average keeps of the old, and takes of the new.
-        self._shares = {
-            name: (getattr(self._group, name).to(dtype), (1 - getattr(self._group, name)).to(dtype))
-            for name in self._betas
-        }
+        self._h = Scalars(self._group.values, self._resolve, by_reciprocal=True)
+        if isinstance(self._method, Utility):
+            self._method.gate = _gate
+        #: The per-learner expressions that the rule uses, by key; known after the first step.
+        self._expressions: dict[str, Scalar] = {}
+        self._constant: Named = {}  #: those that do not change from step to step, in the computation's type
         self._device = device
         self._fixed: Named = {}
-        self._now: Named = {}  #: the same, while a step is being traced
+        self._places_now: Named = {}  #: the same, while a step is being traced
         self._source: Tensor | None = None
         self._white = 255
         self._loss: Loss | None = None
@@ -95,6 +91,9 @@ class GraphedBackend(TorchBackend):
         for part, named in self._state.items():
             for name, tensor in named.items():
                 tensor.copy_(state[f"{part}.{name}"])
+        if self._kind.normalize and "normalizer.mean" in state and "normalizer" not in self._state:
+            like = next(iter(self._parameters.values()))
+            self._state["normalizer"] = {n: state[f"normalizer.{n}"].to(like, copy=True) for n in ("mean", "variance")}
 
     # ------------------------------------------------------------------------------------------------ the fixed places
 
@@ -102,6 +101,8 @@ class GraphedBackend(TorchBackend):
         """Make places for chunks like this one, and graphs that know them; how many steps fit."""
         stretch = max(_UNROLLED, min(_STRETCH, _BYTES // self._bytes_per_step(chunk)))
         tasks = self._room_for_tasks(chunk)
+        if not self._expressions:
+            self._find_expressions(chunk, loss)
         shapes = {name: t.shape for name, t in self._places(chunk, stretch, tasks).items()}
         same = self._source is chunk.source and self._white == chunk.white and self._loss == loss
         if same and all(name in self._fixed and self._fixed[name].shape == shape for name, shape in shapes.items()):
@@ -112,8 +113,25 @@ class GraphedBackend(TorchBackend):
         self._replays = self._recorded()
         return stretch
 
+    def _find_expressions(self, chunk: Chunk, loss: Loss) -> None:
+        """Take a step of the plain backend to see which per-learner expressions the rule uses, and take it back."""
+        before = {part: {name: t.clone() for name, t in named.items()} for part, named in self._state.items()}
+        tally = Tally.empty(len(self._group), self._device)
+        TorchBackend.advance(self, chunk.narrow(0, 1), loss, tally)
+        for part, named in self._state.items():
+            for name, tensor in named.items():
+                if part in before:
+                    named[name] = before[part][name]
+                else:  # the normalizer, which the first sample has brought
+                    named[name] = tensor.fill_(0.0 if name == "mean" else 1.0)
+        self._constant = {
+            key: evaluate(scalar, self._group.values, self._group.seeds).to(self._dtype)
+            for key, scalar in self._expressions.items()
+            if not scalar.changes
+        }
+
     def _room_for_tasks(self, chunk: Chunk) -> int:
-        """For more tasks than this chunk has, lest one that has more is a reason to compile again."""
+        """For more tasks than this chunk has, which avoids recompilation when one has more."""
         if chunk.permutation is None:
             return 0
         room = _BYTES // (len(self._group) * chunk.permutation[0, 0].nbytes)
@@ -131,8 +149,10 @@ class GraphedBackend(TorchBackend):
         places: Named = {"loss": totals.loss, "correct": totals.correct, "diverged_at": totals.diverged_at}
         for name in ("offset", "start"):
             places[name] = torch.zeros(1, dtype=torch.long, device=self._device)
-        for name in self._betas:
-            places[f"unbias.{name}"] = torch.ones(stretch, learners, dtype=self._dtype, device=self._device)
+        for key, scalar in self._changing():
+            value = evaluate(scalar, {**self._group.values, "t": 1}, self._group.seeds)
+            dtype = value.dtype if value.dtype == torch.bool else self._dtype
+            places[f"scalar.{key}"] = torch.ones(stretch, learners, dtype=dtype, device=self._device)
         if self._kind.noise != "none":  # those of the step before, too
             places["keys"] = torch.zeros(stretch + 1, learners, 4, dtype=torch.int32, device=self._device)
         for name, tensor in (("targets", chunk.targets), ("dense", chunk.dense), ("index", chunk.index)):
@@ -154,8 +174,9 @@ class GraphedBackend(TorchBackend):
             self._fixed["permutation"][:, : chunk.permutation.shape[1]] = chunk.permutation[rows]
         start = chunk.start + begin
         taken = torch.arange(start, start + length + 1, device=self._device).unsqueeze(1)
-        for name in self._betas:
-            self._fixed[f"unbias.{name}"][:length] = 1 / (1 - getattr(self._group, name) ** taken[1:])
+        for key, scalar in self._changing():
+            values = {**self._group.values, "t": taken[1:]}
+            self._fixed[f"scalar.{key}"][:length] = evaluate(scalar, values, self._group.seeds)
         if self._kind.noise != "none":
             self._fixed["keys"][: length + 1] = learner_keys(self._group.seeds, taken)
         self._fixed["offset"].zero_()
@@ -193,23 +214,23 @@ class GraphedBackend(TorchBackend):
             log.warning("torch.compile failed (%s); steps are taken uncompiled, which is several times slower", reason)
             return self._take
 
-    def _trace(self, previous: Tensor, instant: Tensor, beta: str) -> Tensor:
-        kept, new = (_of_learners(share, previous) for share in self._shares[beta])
-        return kept * previous + new * instant
+    def _changing(self) -> list[tuple[str, Scalar]]:
+        return [(key, scalar) for key, scalar in self._expressions.items() if scalar.changes]
 
-    def _unbiased(self, traced: Tensor, beta: str, step: int) -> Tensor:
-        factor = self._now[f"unbias.{beta}"].index_select(0, self._now["offset"])
-        return traced * _of_learners(factor[0], traced)
-
-    def _gate(self, utility: Tensor, scale: Tensor) -> Tensor:
-        # A power of two is one instruction, and a division for each learner is less than one for each weight.
-        return 1 / (1 + torch.exp2(utility * _of_learners(-_LOG2_E / scale, utility)))
+    def _resolve(self, scalar: Scalar) -> Tensor:
+        """What was computed for the whole stretch beforehand: in a step it would be many tiny kernels."""
+        if self._places_now:
+            if not scalar.changes:
+                return self._constant[scalar.key]
+            return self._places_now[f"scalar.{scalar.key}"].index_select(0, self._places_now["offset"])[0]
+        self._expressions[scalar.key] = scalar
+        return super()._resolve(scalar)
 
     def _take(self, *tensors: Tensor) -> list[Tensor]:
         """One step, in place except for the utilities, which are the last tensors and are returned: gates wait until all of
         them are known, so a second pass reads them, and for that a compiler would write them a second time."""
         fixed = dict(zip(self._fixed, tensors, strict=False))
-        self._now = fixed
+        self._places_now = fixed
         state = iter(tensors[len(fixed) :])
         kept = {part: dict(named) for part, named in self._state.items()}
         places = {part: {name: next(state) for name in named} for part, named in kept.items()}
@@ -219,13 +240,14 @@ class GraphedBackend(TorchBackend):
         assert self._loss is not None
         x, target = self._sample(fixed)
         tally = Tally(fixed["loss"], fixed["correct"], fixed["diverged_at"])
-        self._step(x, target, self._loss, self._noises_now(clock), clock, tally)  # type: ignore[arg-type]
+        self._step(x, target, self._loss, self._noises_now(clock), clock, tally)
         utilities = list(self._state.get("utility", {}).values())
         for part, named in places.items():
             for name, place in named.items() if part != "utility" else ():
                 place.copy_(self._state[part][name])
             self._state[part].update(kept[part])
         fixed["offset"].add_(1)
+        self._places_now = {}
         return utilities
 
     def _sample(self, fixed: Named) -> tuple[Tensor, Tensor]:
@@ -241,8 +263,8 @@ class GraphedBackend(TorchBackend):
         """ξ by parameter; every entry on its own, which a compiler can fuse with its use."""
         if self._kind.noise == "none":
             return {}
-        offset = self._now["offset"]
-        before, keys = (self._now["keys"].index_select(0, offset + later)[0] for later in (0, 1))
+        offset = self._places_now["offset"]
+        before, keys = (self._places_now["keys"].index_select(0, offset + later)[0] for later in (0, 1))
         noises, begin = {}, 0
         for name, parameter in self._parameters.items():
             shape = parameter.shape[1:]
@@ -253,6 +275,11 @@ class GraphedBackend(TorchBackend):
                 previous = learner_normals_at(before, index, dtype=self._dtype)
                 noises[name] = noise.anticorrelated(noises[name], torch.where(clock > 0, previous, 0))
         return noises
+
+
+def _gate(utility: Tensor, scale: Tensor) -> Tensor:
+    # A power of two is one instruction, and a division for each learner is less than one for each weight.
+    return 1 / (1 + torch.exp2(utility * (-_LOG2_E / scale)))
 
 
 def _repeated(step: Step, tensors: Sequence[Tensor], count: int) -> Callable[[], None]:

@@ -1,84 +1,36 @@
 """What a learner is: a method, its settings and a seed. And which learners can be computed side by side."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from numbers import Real
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from upgd import methods
+from upgd.methods import METHODS, Method, Setting
 from upgd.population.backend import Group, Kind
 
 __all__ = ["METHODS", "Learner", "groups"]
 
-
-class Method(NamedTuple):
-    """One row of the table in :mod:`upgd.rules`: the switches, and the settings that the method has besides ``lr``.
-
-    A setting is written with its default; ``...`` means that it has none and must be given.
-    """
-
-    rule: Literal["plain", "utility", "adamw"]
-    c: float
-    p: float
-    q: float
-    settings: dict[str, Any]
+#: Older names of settings, which old scripts and stores have.
+ALIASES = {"wise": "granularity"}
 
 
-_UTILITY = {"beta_utility": 0.999, "wise": "weight", "scaling": "global", "order": 1, "sigma": 1e-3, "noise": "white"}
-
-#: The methods by name.
-METHODS: dict[str, Method] = {
-    "sgd": Method("plain", 1, 0, 0, {}),
-    "sgdw": Method("plain", 1, 0, 0, {"weight_decay": ...}),
-    "adamw": Method("adamw", 1, 0, 0, {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
-    "pgd": Method("plain", 1, 0, 0, {"sigma": ...}),
-    "anti-pgd": Method("plain", 1, 0, 0, {"sigma": ...}),
-    "shrink-and-perturb": Method("plain", 1, 0, 0, {"sigma": ..., "weight_decay": ...}),
-    "upgd": Method("utility", 1, 1, 1, {**_UTILITY, "weight_decay": 0.0}),
-    "upgd-nonprotecting": Method("utility", 1, 0, 1, {**_UTILITY, "weight_decay": 0.0}),
-    "ups": Method("utility", 0, 0, 1, _UTILITY),
-    # What UPS is compared with: it searches, too, but perturbs everything evenly, useful or not.
-    "ups-even": Method("utility", 0, 0, 0, {name: _UTILITY[name] for name in ("wise", "sigma", "noise")}),
-}
-
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "wise": ("weight", "feature"),
-    "scaling": ("global", "local"),
-    "order": (1, 2),
-    "noise": ("white", "anticorrelated"),
-}
-#: What a method that lacks the setting does anyway; to say so is no mistake.
-_WITHOUT = {"sigma": (0,), "weight_decay": (0,), "wise": ("weight",), "scaling": ("global",), "order": (1,)}
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False)
 class Learner:
     """One online learner: a method, its settings and a seed.
 
-    A setting that is left out takes the method's default. A setting that the method does not have is ``None`` afterwards,
-    and an error if it was given; so two learners that are equal compute the same.
+    A setting that is left out takes the method's default; one that the method does not have is an error. Two learners
+    that are equal compute the same. Settings are attributes: ``learner.lr``; one that the method does not have is ``None``.
 
     Args:
-        method: one of :data:`METHODS`: ``sgd``, ``sgdw``, ``adamw``, ``pgd``, ``anti-pgd``, ``shrink-and-perturb``,
-            ``upgd``, ``upgd-nonprotecting``, ``ups``, ``ups-even``.
-        lr: learning rate.
-        seed: what initial weights, stream and noise are a function of.
-        beta_utility: β, how long utility remembers.
-        sigma: σ, the standard deviation of the perturbation.
-        weight_decay: decoupled weight decay.
-        wise: ``"weight"`` or ``"feature"``: whose utility is looked at.
-        scaling: ``"global"`` or ``"local"``: next to whom.
-        order: 1, or 2 for utility with HesScale's curvature.
-        noise: ``"white"`` or ``"anticorrelated"``.
-        betas, eps: AdamW's.
+        method: one of :data:`upgd.methods.METHODS`, such as ``upgd``, ``sgdw`` or ``adamw``.
+        seed: determines initial weights, stream and noise.
+        settings: the method's settings by name, such as ``lr`` and ``sigma``.
 
     Example:
-        >>> Learner(method="upgd", lr=0.01, sigma=0.1).settings()["beta_utility"]
-        0.999
+        >>> Learner(method="upgd", lr=0.01, sigma=0.1).settings()["scaling"]
+        'global'
         >>> Learner(method="sgd", lr=0.01, sigma=0.1)
         Traceback (most recent call last):
         ...
@@ -86,68 +38,69 @@ class Learner:
     """
 
     method: str
-    lr: float
-    seed: int = 0
-    beta_utility: float | None = None
-    sigma: float | None = None
-    weight_decay: float | None = None
-    wise: Literal["weight", "feature"] | None = None
-    scaling: Literal["global", "local"] | None = None
-    order: Literal[1, 2] | None = None
-    noise: Literal["white", "anticorrelated"] | None = None
-    betas: tuple[float, float] | None = None
-    eps: float | None = None
+    seed: int
+    values: tuple[tuple[str, Any], ...]
 
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            near = get_close_matches(str(self.method), METHODS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(METHODS)}"
-            raise ValueError(f"there is no method={self.method!r}; {hint}")
-        own = METHODS[self.method].settings
-        self._set("lr", _at_least_zero("lr", self.lr))
-        self._set("seed", _seed(self.seed))
-        for name in (f.name for f in fields(self) if f.name not in ("method", "lr", "seed")):
-            value = getattr(self, name)
+    def __init__(
+        self,
+        *,
+        method: str,
+        seed: int = 0,
+        values: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+        **settings: Any,
+    ) -> None:
+        # `values` is what dataclasses.replace hands over; what it changes is among the settings.
+        shown = {ALIASES.get(name, name): name for name in (*dict(values), *settings)}
+        given = {ALIASES.get(name, name): value for name, value in {**dict(values), **settings}.items()}
+        own = methods.get(method).settings
+        for name, value in given.items():
             if name not in own:
-                self._refuse(name, value)
-                self._set(name, None)
-            elif value is None:
-                if own[name] is ...:
-                    raise ValueError(f"method={self.method!r} needs {name}; give it a number, such as {name}=0.01")
-                self._set(name, own[name])
-            else:
-                self._set(name, _checked(name, value))
+                _refuse(method, name, shown[name], value)
+        chosen = tuple(
+            (name, _chosen(method, shown.get(name, name), setting, given.get(name))) for name, setting in own.items()
+        )
+        for name, value in (("method", method), ("seed", _seed(seed)), ("values", chosen)):
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        values = dict(self.__dict__.get("values", ()))
+        name = ALIASES.get(name, name)
+        if name in values:
+            return values[name]
+        if not name.startswith("_") and any(name in method.settings for method in METHODS.values()):
+            return None
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        settings = "".join(f", {name}={value!r}" for name, value in self.settings().items())
+        return f"Learner(method={self.method!r}{settings}, seed={self.seed})"
+
+    def but(self, **changes: Any) -> "Learner":
+        """The same learner with another seed or other settings."""
+        return Learner(**{"method": self.method, "seed": self.seed, "values": self.values, **changes})
 
     def settings(self) -> dict[str, Any]:
         """The settings that the method has, ``lr`` first; not the seed. What names a learner's row in a table."""
-        return {"lr": self.lr, **{name: getattr(self, name) for name in METHODS[self.method].settings}}
+        own = METHODS[self.method].settings
+        return {name: value for name, value in self.values if not (own[name].quiet and value == own[name].default)}
+
+    @property
+    def variant(self) -> Method:
+        """The method, in the variant that the settings choose."""
+        return METHODS[self.method](**dict(self.values))
 
     @property
     def kind(self) -> Kind:
         """Which computation the learner needs."""
-        rule = METHODS[self.method].rule
-        noise = "none"
-        if self.sigma:
-            noise = "anticorrelated" if self.method == "anti-pgd" else self.noise or "white"
-        switches = {"wise": self.wise, "scaling": self.scaling, "order": self.order} if rule == "utility" else {}
-        utility = {name: value for name, value in switches.items() if value is not None}
-        return Kind(rule, noise=noise, **utility)  # type: ignore[arg-type]  # mypy does not see what the checks have shown
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def _refuse(self, name: str, value: Any) -> None:
-        own_noise = "anticorrelated" if self.method == "anti-pgd" else "white"
-        if value is None or value in _WITHOUT.get(name, ()) or (name == "noise" and value == own_noise):
-            return
-        takes = " and ".join(("lr", *METHODS[self.method].settings)) if METHODS[self.method].settings else "lr alone"
-        others = [m for m, method in METHODS.items() if name in method.settings]
-        relative = {"weight_decay": "sgdw", "sigma": "pgd"}.get(name, others[0])
-        if name == "noise" and self.method == "pgd":
-            relative = "anti-pgd"
-        raise ValueError(
-            f"{name}={value!r} has no meaning for method={self.method!r}, which takes {takes}; leave it out, "
-            f"or use method={relative!r}"
+        method, values = self.variant, dict(self.values)
+        words = {name: value for name, value in values.items() if isinstance(value, str | int) and name != "noise"}
+        known: dict[str, Any] = {name: words.pop(name) for name in Kind._fields if name in words}
+        return Kind(
+            method.rule,
+            noise=method.noise_of(values),
+            normalize=values["normalize"] > 0,
+            others=tuple(sorted(words.items())),
+            **known,
         )
 
 
@@ -168,59 +121,57 @@ def groups(learners: Sequence[Learner], rows: Sequence[int]) -> list[tuple[Group
 
 
 def _group(kind: Kind, learners: list[Learner], rows: list[int]) -> Group:
-    methods = [METHODS[learner.method] for learner in learners]
-    betas = [learner.betas or (0.0, 0.0) for learner in learners]
+    numbers = [_numbers(learner) for learner in learners]
     return Group(
         kind=kind,
+        method=learners[0].variant,
         seeds=torch.tensor([learner.seed for learner in learners]),
         rows=torch.tensor(rows),
-        lr=_vector([learner.lr for learner in learners]),
-        beta=_vector([learner.beta_utility for learner in learners]),
-        sigma=_vector([learner.sigma for learner in learners]),
-        weight_decay=_vector([learner.weight_decay for learner in learners]),
-        c=_vector([method.c for method in methods]),
-        p=_vector([method.p for method in methods]),
-        q=_vector([method.q for method in methods]),
-        beta1=_vector([beta1 for beta1, _ in betas]),
-        beta2=_vector([beta2 for _, beta2 in betas]),
-        eps=_vector([learner.eps for learner in learners]),
+        values={
+            name: torch.tensor([own.get(name, 0.0) for own in numbers], dtype=torch.float64)
+            for name in dict.fromkeys(name for own in numbers for name in own)
+        },
     )
 
 
-def _vector(values: Sequence[float | None]) -> Tensor:
-    return torch.tensor([value or 0.0 for value in values], dtype=torch.float64)
+def _numbers(learner: Learner) -> dict[str, float]:
+    """What the rule sees as ``h``: numeric settings, and the constants that stand in the place of others."""
+    method = METHODS[learner.method]
+    numbers = dict(method.constants)
+    for name, value in learner.values:
+        if pair := method.settings[name].pair:
+            numbers |= dict(zip(pair, value, strict=True))
+        elif isinstance(value, float):
+            numbers[name] = value
+    return numbers
 
 
-def _checked(name: str, value: Any) -> Any:
-    if name in _CHOICES:
-        if value not in _CHOICES[name]:
-            choices = " or ".join(repr(choice) for choice in _CHOICES[name])
-            raise ValueError(f"{name} must be {choices}, not {value!r}")
-        return _CHOICES[name][_CHOICES[name].index(value)]  # 2 and not 2.0, which is as good but has another name
-    if name == "betas":
-        if not isinstance(value, Sequence) or len(value) != 2:
-            raise ValueError(f"betas must be two numbers in [0, 1), such as (0.9, 0.999), not {value!r}")
-        return tuple(_share("betas", beta) for beta in value)
-    return _share(name, value) if name == "beta_utility" else _at_least_zero(name, value)
+def _chosen(method: str, name: str, setting: Setting, value: Any) -> Any:
+    if value is not None:
+        return setting.check(name, value)
+    if setting.default is ...:
+        raise ValueError(f"method={method!r} needs {name}; give it a value, such as {name}={setting.example!r}")
+    return setting.default
 
 
-def _at_least_zero(name: str, value: Any) -> float:
-    if not _is_number(value) or not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
-    return float(value)
-
-
-def _share(name: str, value: Any) -> float:
-    if not _is_number(value) or not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), not {value!r}; try 0.999")
-    return float(value)
+def _refuse(method: str, name: str, given_as: str, value: Any) -> None:
+    """Refuse a setting that the method does not have, unless the value says "without"."""
+    having = [cls for cls in METHODS.values() if name in cls.settings]
+    own = METHODS[method]
+    harmless = [getattr(own, name)] if hasattr(own, name) else [cls.settings[name].off for cls in having]
+    if value is None or value in harmless:
+        return
+    alike = [cls for cls in METHODS.values() if getattr(cls, name, None) == value or cls in having]
+    alike.sort(key=lambda cls: cls.rule != own.rule)  # those that differ in nothing else come first
+    takes = " and ".join(n for n, setting in own.settings.items() if not setting.quiet)
+    takes += " alone" if " " not in takes else ""
+    instead = f", or use method={alike[0].name!r}" if alike else ""
+    raise ValueError(
+        f"{given_as}={value!r} has no meaning for method={method!r}, which takes {takes}; leave it out{instead}"
+    )
 
 
 def _seed(value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() < 2**63:
         raise ValueError(f"seed must be an integer from 0 to 2⁶³ − 1, not {value!r}")
     return int(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

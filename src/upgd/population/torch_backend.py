@@ -1,19 +1,25 @@
 """The readable truth: every method, variant and network, in batched tensors on any device.
 
-One step is: what the sample says (:mod:`.chain` or :mod:`.functional`), then the rule (:mod:`upgd.rules`) with the learner
-dimension first and every setting a vector. Nothing here is clever; faster backends must equal it.
+One step is: what the sample says (:mod:`.chain` or :mod:`.functional`), then the method's rule (:mod:`upgd.methods`) with the
+learner dimension first and every setting a vector. Nothing here is clever; faster backends must equal it.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from upgd import noise, rules
+from upgd import noise, normalization
+from upgd.methods._scalars import Scalar, Scalars, evaluate
+from upgd.methods.reductions import reduced
+from upgd.methods.utility import Utility, gate_of
+from upgd.noise import Purpose
 from upgd.population import threads
-from upgd.population.backend import Group, Kind, Loss, Tally
+from upgd.population.backend import Group, Loss, Tally
 from upgd.population.chain import Chain, Derivatives
 from upgd.population.functional import Functional
 from upgd.streams.contract import Chunk
@@ -26,15 +32,40 @@ _NORMALS_AT_ONCE = 1 << 20
 Named = dict[str, Tensor]
 
 
-def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
+def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this backend cannot run the network so; ``None`` if it can."""
-    needs = [name for name, so in (("order=2", kind.order == 2), ("wise='feature'", kind.wise == "feature")) if so]
+    method = group.method
+    needs = [
+        name
+        for name, so in (("curvature", method.uses_curvature), ("the hidden units", method.uses_units))
+        if so and not (name == "curvature" and isinstance(method, Utility) and method.order == 1)
+    ]
     if needs and (reason := Chain.unsupported(network)):
         return (
-            f"{' and '.join(needs)} must know the network as a chain of layers, but {reason}; make it an nn.Sequential, or "
-            "use wise='weight' and order=1"
+            f"{method.name} with these settings must know {' and '.join(needs)} and so the network as a chain of layers, but "
+            f"{reason}; make it an nn.Sequential, or use first-order utility of weights"
         )
+    if method.uses_units and group.kind.gated not in ("all", "hidden"):
+        return f"gated={group.kind.gated!r} has no meaning for features, which are in hidden layers; use granularity='weight'"
+    try:
+        gated_parameters(network, group.kind.gated)
+    except ValueError as error:
+        return str(error)
     return None
+
+
+def gated_parameters(network: nn.Module, gated: str) -> frozenset[str]:
+    """The parameters that have gates: of all layers, of hidden layers, of the output layer, or of named layers."""
+    names = [name for name, _ in network.named_parameters()]
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    chosen = {"all": layers, "hidden": layers[:-1], "output": layers[-1:]}.get(gated)
+    if chosen is None:
+        chosen = gated.split("+")
+        if unknown := [name for name in chosen if name not in layers]:
+            raise ValueError(
+                f"gated={gated!r} names {unknown[0]!r}, which is no layer with parameters; there are {', '.join(layers)}"
+            )
+    return frozenset(name for name in names if name.rpartition(".")[0] in chosen)
 
 
 class TorchBackend:
@@ -51,17 +82,22 @@ class TorchBackend:
         dtype: torch.dtype,
     ) -> None:
         self._kind = group.kind
+        self._method = group.method
         self._group = _on(group, device)
         self._dtype = dtype
-        self._model = _model(network, group.kind, device, dtype)
+        self._model = _model(network, group, device, dtype)
+        self._gated = gated_parameters(network, group.kind.gated)
         self._parameters: Named = {name: p.to(device, dtype, copy=True) for name, p in parameters.items()}
         self._state: dict[str, Named] = {"parameters": self._parameters}
         self._goes_on = torch.ones(len(group), dtype=torch.bool, device=device)  #: who takes the current step
-        if group.kind.rule == "adamw":
-            self._state["first_moment"] = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
-            self._state["second_moment"] = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
-        elif group.kind.rule == "utility":
-            self._state["utility"] = {name: torch.zeros_like(judged) for name, judged in self._judged().items()}
+        for part, begins_as in self._method.state.items():
+            self._state[part] = {name: _beginning(begins_as, p) for name, p in self._parameters.items()}
+        for part, begins_as in self._method.unit_state.items():
+            of_units = {name: self._parameters[name].flatten(2)[..., 0] for name in self._hidden()}
+            self._state[part] = {name: _beginning(begins_as, row) for name, row in of_units.items()}
+        self._h = Scalars(self._group.values, self._resolve)
+        self._now: dict[str, Any] = {}  #: the settings and the step, for the current step
+        self._resolved: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
@@ -90,8 +126,15 @@ class TorchBackend:
         for part, named in self._state.items():
             for name, tensor in named.items():
                 named[name] = state[f"{part}.{name}"].to(tensor, copy=True)
+        if self._kind.normalize and "normalizer.mean" in state:  # the inputs' shape is known from the first sample on
+            like = next(iter(self._parameters.values()))
+            self._state["normalizer"] = {n: state[f"normalizer.{n}"].to(like, copy=True) for n in ("mean", "variance")}
 
-    def _step(self, x: Tensor, target: Tensor, loss: Loss, noises: Named, stream_step: int, tally: Tally) -> None:
+    def _step(self, x: Tensor, target: Tensor, loss: Loss, noises: Named, stream_step: Any, tally: Tally) -> None:
+        step = stream_step + 1
+        self._begin_step(step)
+        if self._kind.normalize:
+            x = self._normalized(x, step)
         found = self._model.derivatives(self._parameters, x, target, loss)
         tally.loss += found.loss
         tally.correct += found.correct
@@ -99,81 +142,181 @@ class TorchBackend:
         tally.diverged_at.copy_(torch.where(diverged, stream_step, tally.diverged_at))
         self._goes_on = tally.diverged_at < 0
 
-        step = stream_step + 1
-        adamw = self._kind.rule == "adamw"
-        changed = self._adamw(found, step) if adamw else self._perturbed_descent(found, noises, step)
-        for part, named in self._state.items():
-            named.update(changed[part])
+        of_units = self._observe_units(found)
+        observed, reductions = self._observe(found)
+        new = {}
+        for name, weight in self._parameters.items():
+            result = self._method.call(
+                "update",
+                w=weight,
+                g=found.gradient[name],
+                s=self._state_of(name),
+                h=self._h,
+                t=self._h.step,
+                o=observed.get(name),
+                r=reductions.get(name),
+                noise=noises.get(name, 0.0),
+                curvature=found.curvature.get(name),
+                unit=self._unit_of(name, of_units),
+            )
+            updated, changed = result if isinstance(result, tuple) else (result, {})
+            new[name] = self._unless_diverged(updated, weight)
+            self._keep(name, changed if isinstance(changed, Mapping) else {})
+        self._parameters.update(new)
+        if hasattr(self._method, "reset_units"):
+            self._reset_units(found, step)
+
+    # ----------------------------------------------------------------------------------------------- phases of a step
+
+    def _observe(self, found: Derivatives) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Run the first phase over all gated parameters: what was observed, and its reductions, by parameter."""
+        if not hasattr(self._method, "observe"):
+            return {}, {}
+        observed: dict[str, Mapping[str, Tensor]] = {}
+        for name, weight in self._parameters.items():
+            if name in self._gated:
+                changed, values = self._method.call(
+                    "observe",
+                    w=weight,
+                    g=found.gradient[name],
+                    s=self._state_of(name),
+                    h=self._h,
+                    t=self._h.step,
+                    curvature=found.curvature.get(name),
+                )
+                self._keep(name, changed)
+                observed[name] = values
+        return _namespaces(observed), _namespaces(reduced(self._method.reductions, observed, learner_dims=1))
+
+    def _observe_units(self, found: Derivatives) -> dict[str, SimpleNamespace]:
+        """Let the method look at the hidden units; what it says of them, by the weight that enters them."""
+        hidden = self._hidden()
+        if not hidden or not hasattr(self._method, "observe_units"):
+            return {}
+        assert isinstance(self._model, Chain)
+        observed: dict[str, Mapping[str, Tensor]] = {}
+        for name in hidden:
+            units = self._model.units(name, self._parameters, found)
+            changed, values = self._method.call(
+                "observe_units", units=units, s=self._state_of(name), h=self._h, t=self._h.step
+            )
+            self._keep(name, changed)
+            observed[name] = values
+        reductions = reduced(self._method.unit_reductions, observed, learner_dims=1)
+        return {
+            name: SimpleNamespace(o=observed[name], r=reductions[name], s=self._unit_state_of(name)) for name in hidden
+        }
+
+    def _reset_units(self, found: Derivatives, step: Any) -> None:
+        """Let the method reset hidden units, layer by layer."""
+        assert isinstance(self._model, Chain)
+        for number, name in enumerate(self._hidden()):
+            units = self._model.units(name, self._parameters, found)
+
+            def draw(number: int = number, size: int = units.gate_gradient.shape[1]) -> Tensor:
+                keys = noise.words(self._group.seeds, Purpose.UNITS, step, 4 * (number + 1))[:, -4:]
+                return noise.uniforms_at(
+                    keys.to(torch.int32), torch.arange(size, dtype=torch.int32, device=keys.device)
+                )
+
+            reset, changed = self._method.call(
+                "reset_units", units=units, s=self._state_of(name), h=self._h, t=self._h.step, draw=draw
+            )
+            self._keep(name, changed)
+            self._reset(name, number, reset, step)
+
+    def _reset(self, name: str, number: int, reset: Any, step: Any) -> None:
+        assert isinstance(self._model, Chain)
+        bias, following, next_bias = self._model.around(name)
+        mask = reset.units & self._goes_on.unsqueeze(1)
+        weight = self._parameters[name]
+        keys = noise.words(self._group.seeds, Purpose.RESET, step, 4 * (number + 1))[:, -4:].to(torch.int32)
+        index = torch.arange(weight[0].numel(), dtype=torch.int32, device=weight.device)
+        bound = weight[0, 0].numel() ** -0.5
+        fresh = (2 * noise.uniforms_at(keys, index).to(self._dtype) - 1).mul(bound).view_as(weight)
+        self._write_units(name, mask, fresh, 0)
+        if bias is not None:
+            self._write_units(bias, mask, torch.zeros_like(self._parameters[bias]), 0)
+        if reset.outgoing:
+            self._write_units(following, mask, torch.zeros_like(self._parameters[following]), 1)
+        if reset.next_bias is not None and next_bias is not None:
+            moved = self._parameters[next_bias] + reset.next_bias
+            self._parameters[next_bias] = self._unless_diverged(moved, self._parameters[next_bias])
+        for part, begins_as in self._method.unit_state.items():
+            fresh_state = _beginning(begins_as, self._state[part][name])
+            self._state[part][name] = torch.where(mask, fresh_state, self._state[part][name])
+
+    def _write_units(self, name: str, mask: Tensor, fresh: Tensor, side: int) -> None:
+        """Put fresh values where the units selected by a mask enter (side 0) or leave (side 1) a parameter, and let the
+        method's state of these entries begin again."""
+        old = self._parameters[name]
+        if side == 0:
+            where = mask.view(*mask.shape, *(1,) * (old.ndim - 2))
+        else:
+            where = mask.unsqueeze(1).repeat_interleave(old.shape[2] // mask.shape[1], 2)
+            where = where.view(*where.shape, *(1,) * (old.ndim - 3))
+        self._parameters[name] = torch.where(where, fresh, old)
+        for part, begins_as in self._method.state.items():
+            state = self._state[part][name]
+            self._state[part][name] = torch.where(where, _beginning(begins_as, fresh), state)
+
+    # ------------------------------------------------------------------------------------------------ what rules see
+
+    def _begin_step(self, step: Any) -> None:
+        self._now = {**self._group.values, "t": step}
+        self._resolved = {}
+
+    def _resolve(self, scalar: Scalar) -> Tensor:
+        """The values of a per-learner expression, computed once per step."""
+        if scalar.key not in self._resolved:
+            self._resolved[scalar.key] = evaluate(scalar, self._now, self._group.seeds)
+        return self._resolved[scalar.key]
+
+    def _state_of(self, name: str) -> SimpleNamespace:
+        parts = (*self._method.state, *self._method.unit_state)
+        return SimpleNamespace(**{part: self._state[part][name] for part in parts if name in self._state[part]})
+
+    def _unit_state_of(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(**{part: self._state[part][name] for part in self._method.unit_state})
+
+    def _keep(self, name: str, changed: Mapping[str, Tensor]) -> None:
+        for part, value in changed.items():
+            if part not in self._state:
+                raise ValueError(f"{self._method.name} changes a state {part!r} that it does not declare")
+            self._state[part][name] = self._unless_diverged(value, self._state[part][name])
+
+    def _unit_of(self, name: str, of_units: Mapping[str, SimpleNamespace]) -> SimpleNamespace | None:
+        """What the method has said of the unit that each entry of a parameter enters."""
+        if not of_units:
+            return None
+        assert isinstance(self._model, Chain)
+        unit = of_units.get(self._model.owner(name))
+        if unit is None:
+            return None
+        ndim = self._parameters[name].ndim
+
+        def spread(named: Mapping[str, Tensor]) -> SimpleNamespace:
+            return SimpleNamespace(**{key: v.reshape(v.shape + (1,) * (ndim - v.ndim)) for key, v in named.items()})
+
+        return SimpleNamespace(o=spread(unit.o), r=spread(unit.r), s=spread(vars(unit.s)))
+
+    def _hidden(self) -> tuple[str, ...]:
+        """The weights that enter hidden units, if the method looks at these."""
+        return self._model.features() if self._method.uses_units and isinstance(self._model, Chain) else ()
 
     def _unless_diverged(self, new: Tensor, old: Tensor) -> Tensor:
         return torch.where(_of_learners(self._goes_on, old), new, old)
 
-    # ---------------------------------------------------------------------------------------- the rule of upgd.rules
-
-    def _perturbed_descent(self, found: Derivatives, noises: Named, step: int) -> dict[str, Named]:
-        """The new parameters and traces."""
-        traces, gates = self._gates(found, step) if self._kind.rule == "utility" else ({}, {})
-        g = self._group
-        new = {}
-        for name, weight in self._parameters.items():
-            settings = {"lr": g.lr, "weight_decay": g.weight_decay}
-            gradient = found.gradient[name]
-            if self._is_output(name):
-                updated = rules.update(weight, gradient, **settings)
-            else:
-                settings |= {"sigma": g.sigma, "c": g.c, "p": g.p, "q": g.q}
-                updated = rules.update(weight, gradient, gates.get(name, 0.0), noises.get(name, 0.0), **settings)
-            new[name] = self._unless_diverged(updated, weight)
-        return {"parameters": new, "utility": traces}
-
-    def _gates(self, found: Derivatives, step: int) -> tuple[Named, Named]:
-        """The new traces, and how useful each entry of each parameter is held to be."""
-        feature_wise = self._kind.wise == "feature"
-        gradient = found.gate_gradient if feature_wise else found.gradient
-        curvature = found.gate_curvature if feature_wise else found.curvature
-        traces, unbiased = {}, {}
-        for name, judged in self._judged().items():
-            instant = rules.utility(judged, gradient[name], curvature.get(name))
-            # What is kept is what the gates look at, so that there is one tensor and not two.
-            old = self._state["utility"][name]
-            traces[name] = self._unless_diverged(self._trace(old, instant, "beta"), old)
-            unbiased[name] = self._unbiased(traces[name], "beta", step)
-        gates = _gates_of(unbiased, self._kind, self._gate)
-        return traces, self._spread(gates) if feature_wise else gates
-
-    def _trace(self, previous: Tensor, instant: Tensor, beta: str) -> Tensor:
-        """The running average with the group's setting of that name."""
-        return rules.trace(previous, instant, getattr(self._group, beta))
-
-    def _unbiased(self, traced: Tensor, beta: str, step: int) -> Tensor:
-        return rules.unbiased(traced, getattr(self._group, beta), step)
-
-    def _gate(self, utility: Tensor, scale: Tensor) -> Tensor:
-        return rules.gate(utility, scale)
-
-    def _judged(self) -> Named:
-        """Whose utility is looked at: the weights; or gates, constant 1, behind the features."""
-        if self._kind.wise == "weight":
-            return self._parameters
-        assert isinstance(self._model, Chain)
-        return {name: torch.ones_like(self._parameters[name].flatten(2)[..., 0]) for name in self._model.features()}
-
-    def _spread(self, gates: Named) -> Named:
-        """A feature's gate holds for all weights that enter it, and for its bias."""
-        assert isinstance(self._model, Chain)
-        spread = {}
-        for name, parameter in self._parameters.items():
-            if not self._is_output(name):
-                gate = gates[self._model.owner(name)]
-                spread[name] = gate.reshape(gate.shape + (1,) * (parameter.ndim - gate.ndim))
-        return spread
-
-    def _is_output(self, name: str) -> bool:
-        """Whether the parameter belongs to an output layer that gets plain gradient descent."""
-        if self._kind.wise == "weight":
-            return False
-        assert isinstance(self._model, Chain)
-        return self._model.owner(name) == self._model.output_weight
+    def _normalized(self, x: Tensor, step: Any) -> Tensor:
+        """The sample as the learner's running mean and variance of the inputs make it."""
+        state = self._state.setdefault("normalizer", {})
+        if not state:
+            state |= {"mean": torch.zeros_like(x), "variance": torch.ones_like(x)}
+        decay = normalization.decay(self._h.normalize, self._h.step)
+        normalized, state["mean"], state["variance"] = normalization.normalize(
+            x, state["mean"], state["variance"], decay
+        )
+        return normalized
 
     def _noises(self, start: int, length: int) -> Iterator[Named]:
         """ξ of the learners' steps start + 1 … start + length, each by parameter; nothing where nobody perturbs."""
@@ -205,50 +348,41 @@ class TorchBackend:
                 drawn[0] = 0  # ζ₀
             yield from drawn.unbind()
 
-    # ------------------------------------------------------------------------------------------------- torch's AdamW
-
-    def _adamw(self, found: Derivatives, step: int) -> dict[str, Named]:
-        """The new parameters and moments; see :class:`torch.optim.AdamW`."""
-        g = self._group
-        new: dict[str, Named] = {part: {} for part in self._state}
-        for name, weight in self._parameters.items():
-            gradient = found.gradient[name]
-            moments = self._state["first_moment"][name], self._state["second_moment"][name]
-            first = self._unless_diverged(self._trace(moments[0], gradient, "beta1"), moments[0])
-            second = self._unless_diverged(self._trace(moments[1], gradient**2, "beta2"), moments[1])
-            size = self._unbiased(second, "beta2", step).sqrt() + _of_learners(g.eps, weight)
-            # torch multiplies the weight by 1 − lr·wd, which is 1 in 32 bits if lr·wd is small; see rules.update.
-            decay = _of_learners(g.weight_decay, weight) * weight
-            updated = weight - _of_learners(g.lr, weight) * (self._unbiased(first, "beta1", step) / size + decay)
-            new["parameters"][name] = self._unless_diverged(updated, weight)
-            new["first_moment"][name], new["second_moment"][name] = first, second
-        return new
-
 
 def gates(group: Group, traces: Mapping[str, Tensor], step: int) -> Named:
-    """How useful everything that has a trace is held to be, after ``step`` steps."""
-    beta = group.beta.to(next(iter(traces.values())).device)
-    return _gates_of({name: rules.unbiased(trace, beta, step) for name, trace in traces.items()}, group.kind)
+    """The gate ū of everything that has a utility trace, after ``step`` steps."""
+    method = group.method
+    if not isinstance(method, Utility):
+        return {}
+    some = next(iter(traces.values()))
+    values = {name: value.to(some.device) for name, value in group.values.items()}
+    h = Scalars(values, lambda scalar: evaluate(scalar, {**values, "t": step}, values["lr"]))
+    unbiased = {name: {"scale": trace / (1 - h.beta_utility**h.step)} for name, trace in traces.items()}
+    reductions = method.reductions if method.by_weight else method.unit_reductions
+    scales = reduced(reductions, unbiased, learner_dims=1)
+    return {name: gate_of(method, own["scale"], scales[name]["scale"]) for name, own in unbiased.items()}
 
 
-def _gates_of(unbiased: Named, kind: Kind, gate: Callable[[Tensor, Tensor], Tensor] = rules.gate) -> Named:
-    if kind.scaling == "local":
-        return {name: gate(u, rules.local_scale(u, learner_dims=1)) for name, u in unbiased.items()}
-    if not unbiased:
-        return {}  # feature-wise, and no hidden layer
-    scale = rules.global_scale(unbiased.values(), learner_dims=1)
-    return {name: gate(u, scale) for name, u in unbiased.items()}
-
-
-def _model(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> Chain | Functional:
+def _model(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> Chain | Functional:
     if Chain.unsupported(network) is None:
-        return Chain(network, curvature=kind.order == 2, features=kind.wise == "feature")
+        return Chain(network, curvature=group.method.uses_curvature, features=group.method.uses_units)
     return Functional(copy.deepcopy(network).to(device, dtype))
 
 
+def _beginning(begins_as: str, parameter: Tensor) -> Tensor:
+    """The initial state of that kind."""
+    if begins_as not in ("zeros", "parameter"):
+        raise ValueError(f"state begins as 'zeros' or as a copy of the 'parameter', not as {begins_as!r}")
+    return parameter.clone() if begins_as == "parameter" else torch.zeros_like(parameter)
+
+
+def _namespaces(named: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    return {name: SimpleNamespace(**values) for name, values in named.items()}
+
+
 def _on(group: Group, device: torch.device) -> Group:
-    vectors = {f.name: getattr(group, f.name).to(device) for f in fields(group) if f.name != "kind"}
-    return replace(group, **vectors)
+    values = {name: value.to(device) for name, value in group.values.items()}
+    return replace(group, seeds=group.seeds.to(device), rows=group.rows.to(device), values=values)
 
 
 def _of_learners(value: Tensor, like: Tensor) -> Tensor:

@@ -3,26 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from upgd.experiments.figures import COLOURS
+from upgd.methods import colours as of_methods
 
 __all__ = ["Colours", "colours", "contrast"]
 
-#: For methods that have no colour of their own.
-_OTHERS = ("#44AA99", "#AA4499", "#999933", "#117733", "#DDCC77", "#661100", "#6699CC")
 _DARK_PAGE = "#12161c"
-#: The same hues on a dark page, far enough from it and from one another.
-_ON_DARK = {
-    "upgd": "#3d9be0",
-    "upgd-nonprotecting": "#a6d8f5",
-    "ups": "#9d8ff0",
-    "ups-even": "#cfcfcf",
-    "sgd": "#8f8f8f",
-    "sgdw": "#ee6a2c",
-    "adamw": "#14b287",
-    "pgd": "#f0b3d4",
-    "anti-pgd": "#d0679a",
-    "shrink-and-perturb": "#f2b52e",
-}
 
 
 class Colours(NamedTuple):
@@ -34,12 +19,10 @@ class Colours(NamedTuple):
 
 def colours(methods: Sequence[str]) -> dict[str, Colours]:
     """A pair of colours for each method."""
-    others = iter(_OTHERS * (1 + len(methods) // len(_OTHERS)))
-    chosen = {}
-    for method in dict.fromkeys(methods):
-        light = COLOURS.get(method) or next(others)
-        chosen[method] = Colours(light, _ON_DARK.get(method) or _lightened(light))
-    return chosen
+    return {
+        method: Colours(light, of_methods.dark_colour(method) or _lightened(light))
+        for method, light in of_methods.colours(methods).items()
+    }
 
 
 def contrast(one: str, other: str) -> float:

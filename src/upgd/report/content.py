@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 from upgd.experiments.bands import interval, of_seeds
 from upgd.experiments.compare import OWN_LOOP, Best, Comparison, Entry, Row, area, comparisons
 from upgd.experiments.layout import number_format
-from upgd.experiments.results import CAVEAT, in_order, settings_text
-from upgd.experiments.settings import SETTINGS, SWITCHES
+from upgd.experiments.results import CAVEAT, settings_text
+from upgd.experiments.settings import hyperparameters, ordered
 from upgd.experiments.variants import Variant, best_of_variants, by_variant, dashes, table_rows
 from upgd.experiments.variants import variant as variant_of
 from upgd.report.colours import Colours, colours
@@ -156,7 +156,7 @@ class Section:
         steps, values = of_seeds(self.best[variant].shown, self.comparison.metric, _POINTS)
         mean, low, high = interval(values, self.comparison.metric) if len(values) else (values,) * 3
         own = [setting for setting in self.settings if setting.variant == variant]
-        names = [name for name in in_order(own[0].settings) if name not in SWITCHES]
+        names = hyperparameters(own[0].settings)
         return {
             "name": variant.label,
             **self.colours[variant]._asdict(),
@@ -182,7 +182,7 @@ class Section:
         comparison, first = self.comparison, entries[0]
         command, option = verb.split()
         words = ["upgd", command, comparison.problem, option, first.method]
-        for name in (name for name in SETTINGS if name in first.settings):
+        for name in ordered(first.settings):
             values = dict.fromkeys(_typed(entry.settings[name]) for entry in entries)
             words += [f"--{name.replace('_', '-')}", ",".join(values)]
         first_ones = list(seeds) == list(range(len(seeds)))

@@ -56,8 +56,10 @@ def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: tor
     """Why the kernel cannot run this, to be read after "because"; ``None`` if it can."""
     if device.type != "cuda":
         return f"it runs on a CUDA device, not on {device}"
-    if kind.rule == "adamw" or kind.wise == "feature" or kind.order == 2:
+    if kind.rule not in ("plain", "utility") or kind.granularity == "feature" or kind.order == 2:
         return "it runs the weight-wise first-order methods alone"
+    if not kind.is_common:
+        return "it neither normalizes inputs nor gates single layers"
     if dtype != torch.float32:
         return f"it computes in torch.float32, not in {dtype}"
     layers = dense_layers(network)
@@ -216,12 +218,14 @@ def _pixels(white: int, device: torch.device) -> Tensor:
 
 def _settings(group: Group) -> NDArray[np.void]:
     made = np.zeros(len(group), _SETTINGS)
-    lr, wd = group.lr.numpy(), group.weight_decay.numpy()
-    made["lr_c"] = lr * group.c.numpy()
+    lr, wd, sigma, beta, p, q = (
+        group.value(name).numpy() for name in ("lr", "weight_decay", "sigma", "beta_utility", "p", "q")
+    )
+    made["lr_c"] = lr * group.value("c", 1.0).numpy()
     made["decay"] = lr * wd
-    made["noise"] = 2 * np.log(2) * (lr * group.sigma.numpy()) ** 2
-    made["beta"], made["rest"] = group.beta.numpy(), 1 - group.beta.numpy()
-    made["p"], made["q"] = group.p.numpy(), group.q.numpy()
+    made["noise"] = 2 * np.log(2) * (lr * sigma) ** 2
+    made["beta"], made["rest"] = beta, 1 - beta
+    made["p"], made["q"] = p, q
     made["row"], made["seed"] = group.rows.numpy(), group.seeds.numpy()
     return made
 

@@ -17,10 +17,17 @@ __all__ = ["KernelBackend", "unsupported"]
 
 _RULES = {"plain": PLAIN, "utility": UTILITY, "adamw": ADAMW}
 _NOISES = {"none": 0, "white": 1, "anticorrelated": 2}
+#: The kernels' name of a setting, and its value for methods that lack it.
+_NAMES = {"beta": "beta_utility"}
+_OTHERWISE = {"c": 1.0}
 
 
 def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the kernels cannot run this, to be read after "because"; ``None`` if they can. Every method is fine."""
+    """Why the kernels cannot run this, to be read after "because"; ``None`` if they can."""
+    if kind.rule not in _RULES:
+        return f"there is no kernel for the rule {kind.rule!r}"
+    if not kind.is_common:
+        return "it neither normalizes inputs nor gates single layers"
     if device.type != "cpu":
         return f"it runs on the CPU, not on {device}"
     if dtype != torch.float32:
@@ -53,7 +60,10 @@ class KernelBackend:
         self._rows = group.rows.tolist()
         self._methods = [_method(group, i) for i in range(len(group))]
         utility = group.kind.rule == "utility"
-        weight_wise, feature_wise = utility and group.kind.wise == "weight", utility and group.kind.wise == "feature"
+        weight_wise, feature_wise = (
+            utility and group.kind.granularity == "weight",
+            utility and group.kind.granularity == "feature",
+        )
         adamw = group.kind.rule == "adamw"
         learners, count = len(group), self._plan.parameter_count
         self._parameters = torch.zeros(learners, count)
@@ -145,10 +155,12 @@ class KernelBackend:
 
 def _method(group: Group, i: int) -> Method:
     kind = group.kind
-    settings = {name: float(getattr(group, name)[i]) for name in Method._fields[6:]}
+    settings = {
+        name: float(group.value(_NAMES.get(name, name), _OTHERWISE.get(name, 0.0))[i]) for name in Method._fields[6:]
+    }
     return Method(
         rule=_RULES[kind.rule],
-        feature_wise=kind.wise == "feature",
+        feature_wise=kind.granularity == "feature",
         local=kind.scaling == "local",
         second_order=kind.order == 2,
         noise=_NOISES[kind.noise],

@@ -1,0 +1,22 @@
+"""Methods: one class says everything about a learning rule, and every part of the package asks that class.
+
+:class:`Method` and :class:`Setting` are what a new method is written with, :func:`register` makes it known, and
+:data:`METHODS` has all of them by name. ``descent``, ``utility`` and ``adamw`` are the paper's.
+
+    >>> import upgd.methods
+    >>> upgd.methods.METHODS["upgd"].label
+    'UPGD'
+"""
+
+from upgd.methods.method import Method, Setting
+from upgd.methods.registry import METHODS, get, register
+
+# isort: split
+# Importing a family registers its methods.
+from upgd.methods import (
+    adamw,  # noqa: F401
+    descent,  # noqa: F401
+    utility,  # noqa: F401
+)
+
+__all__ = ["METHODS", "Method", "Setting", "get", "register"]

@@ -1,0 +1,247 @@
+"""What a method is: one class with its name, settings, state and rule. Everything else in the package asks that class."""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any, ClassVar, Literal
+
+__all__ = ["PHASES", "Method", "Reduction", "Setting"]
+
+#: How values are combined, and over which entries.
+Reduction = tuple[Literal["max", "norm", "mean"], Literal["learner", "layer", "unit"]]
+#: What each phase of a rule may ask for.
+PHASES: dict[str, tuple[str, ...]] = {
+    "observe": ("w", "g", "s", "h", "t", "curvature"),
+    "update": ("w", "g", "s", "h", "t", "o", "r", "noise", "curvature", "unit"),
+    "observe_units": ("units", "s", "h", "t"),
+    "reset_units": ("units", "s", "h", "t", "draw"),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One hyperparameter of a method.
+
+    Args:
+        default: the value of those who do not say; ``...`` if they must.
+        symbol: how tables and charts call it; by default its name.
+        least: the smallest allowed value.
+        below: all values must be smaller than this.
+        choices: the allowed values of a setting that selects a variant of the computation, such as ``"global"`` or
+            ``"local"``. Inside the rule it is ``self.NAME``. A numeric setting is ``h.NAME``.
+        pair: for a setting of two numbers, their names inside the rule: Adam's ``betas`` are ``("beta1", "beta2")``.
+        text: whether it is a word that the method or the engine explains, such as the name of a layer; ``self.NAME``.
+        quiet: whether tables and stores leave it out while it has its default.
+        grid: the values that a sweep tries unless told otherwise; none: the default.
+        off: the value that means "without"; giving it to a method that lacks the setting is no mistake.
+        words: what labels call a choice, such as ``{"feature": "feature-wise"}``; by default name and value. An empty word
+            leaves it out.
+        help: one sentence for ``--help`` and the documentation.
+    """
+
+    default: Any = ...
+    symbol: str = ""
+    least: float | None = None
+    below: float | None = None
+    choices: tuple[Any, ...] = ()
+    pair: tuple[str, ...] = ()
+    text: bool = False
+    quiet: bool = False
+    grid: tuple[Any, ...] = ()
+    off: Any = None
+    words: Mapping[Any, str] = field(default_factory=dict, hash=False)
+    help: str = ""
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it selects a variant of the method rather than being a hyperparameter to search."""
+        return bool(self.choices) or self.text
+
+    def but(self, **changes: Any) -> "Setting":
+        """The same setting with some changes, for a subclass."""
+        return replace(self, **changes)
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value in its canonical form, or a ValueError that says what is wrong with it."""
+        if self.choices:
+            if value not in self.choices:
+                raise ValueError(f"{name} must be {' or '.join(map(repr, self.choices))}, not {value!r}")
+            return self.choices[self.choices.index(value)]  # 2 rather than 2.0, which is equal but prints differently
+        if self.text:
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"{name} must be a word, such as {self.example!r}, not {value!r}")
+            return value
+        if self.pair:
+            if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+                raise ValueError(f"{name} must be two numbers, such as {self.example}, not {value!r}")
+            return tuple(self._number(name, part) for part in value)
+        return self._number(name, value)
+
+    @property
+    def example(self) -> Any:
+        """A value that is allowed."""
+        for value in (self.default, *self.grid, *self.choices):
+            if value is not ... and value is not None:
+                return value
+        return (0.9, 0.999) if self.pair else 0.01
+
+    def _number(self, name: str, value: Any) -> float:
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        low, high = -math.inf if self.least is None else self.least, math.inf if self.below is None else self.below
+        if not number or not low <= value < high or not math.isfinite(value):
+            raise ValueError(f"{name} must be {self._range()}, not {value!r}; try {self.example}")
+        return float(value)
+
+    def _range(self) -> str:
+        if self.least is not None and self.below is not None:
+            return f"in [{self.least:g}, {self.below:g})"
+        if self.least is not None:
+            return f"a finite number of at least {self.least:g}"
+        return "a finite number" if self.below is None else f"a number below {self.below:g}"
+
+
+class Method:
+    """Base class of all methods: subclass it, give it a name, settings and a rule, and register it.
+
+    A rule has two phases. Both see one parameter tensor of all learners at once and are written in plain tensor
+    arithmetic, as if for a single learner. A rule receives the arguments that it names:
+
+    =============  =====================================================================================================
+    ``w``, ``g``   the parameter and its gradient
+    ``s``          the method's own state, such as ``s.momentum``
+    ``h``          the numeric settings, such as ``h.lr``
+    ``t``          the number of the step, from 1
+    ``o``, ``r``   (update) what ``observe`` gave for this tensor, and its reductions, such as ``r.scale``; both are ``None``
+                   in layers that are not gated
+    ``noise``      (update) standard normal noise, white or anticorrelated
+    ``curvature``  the diagonal of the loss's Hessian, estimated by HesScale
+    ``unit``       (update) state and reductions of the hidden unit that the weight enters; ``None`` in the output layer
+    =============  =====================================================================================================
+
+    - ``observe(...)`` returns the state that changes (a dict) and the values to reduce (a dict with the names of
+      :attr:`reductions`). A method without reductions needs no ``observe``.
+    - ``update(...)`` returns the new parameter; or the new parameter and the state that changes (a dict).
+
+    A method that scores, gates or resets hidden units also has :meth:`observe_units` or :meth:`reset_units`.
+
+    Attributes:
+        name: what users type.
+        label: what tables and figures show; by default the name.
+        colour: of its curves, ``"#rrggbb"``; by default one that no other method has.
+        settings: all settings by name; made from the class attributes that are a :class:`Setting`.
+        constants: numbers in the place of a base class's settings; rules see them as ``h.NAME``.
+        state: the tensors that the method keeps for each parameter: ``"zeros"``, or ``"parameter"`` for a copy of the
+            initial parameter.
+        unit_state: the tensors that it keeps for each hidden layer, one entry per unit, likewise.
+        reductions: what becomes of the values that ``observe`` returns: ``{name: (operation, over)}``, where operation is
+            ``"max"``, ``"norm"`` or ``"mean"`` and over is ``"learner"`` (all parameters), ``"layer"`` (one parameter
+            tensor) or ``"unit"`` (a row or filter).
+        unit_reductions: the same for what ``observe_units`` returns; over ``"learner"`` or ``"layer"``.
+
+    Example:
+        >>> class Decay(Method):
+        ...     name = "example-decay"
+        ...     strength = Setting(1e-2, symbol="λ", least=0, grid=(1e-1, 1e-2))
+        ...
+        ...     def update(self, w, g, h):
+        ...         return w - h.lr * (g + h.strength * w)
+        >>> list(Decay.settings), Decay.needs("noise")
+        (['lr', 'strength'], False)
+    """
+
+    name: ClassVar[str] = ""
+    label: ClassVar[str] = ""
+    colour: ClassVar[str] = ""
+    dark_colour: ClassVar[str] = ""
+    settings: ClassVar[Mapping[str, Setting]] = {}
+    constants: ClassVar[Mapping[str, float]] = {}
+    #: What each phase of the rule asks for; made from its signature.
+    arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    #: Names the computation: methods that differ only in settings and constants share it and run side by side.
+    rule: ClassVar[str] = ""
+
+    state: Mapping[str, str] = {}
+    unit_state: Mapping[str, str] = {}
+    reductions: Mapping[str, Reduction] = {}
+    unit_reductions: Mapping[str, Reduction] = {}
+
+    lr: Any = Setting(least=0, symbol="lr", grid=(0.3, 0.1, 0.03, 0.01, 0.003, 0.001), help="Learning rate.")
+    normalize: Any = Setting(
+        0.0,
+        symbol="α",
+        least=0,
+        below=1,
+        off=0,
+        quiet=True,
+        help="Normalize inputs online by a running mean and variance with this decay rate, such as 0.99; 0: do not.",
+    )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        settings: dict[str, Setting] = {}
+        constants: dict[str, float] = {}
+        for base in reversed(cls.__mro__):
+            for name, value in vars(base).items():
+                if isinstance(value, Setting):
+                    settings[name] = value
+                    constants.pop(name, None)
+                elif name in settings or name in constants:  # a value in its place
+                    replaced = settings.pop(name, None)
+                    if replaced is None or not replaced.is_switch:
+                        constants[name] = float(value)
+        cls.settings, cls.constants, cls.arguments = settings, constants, _arguments(cls)
+        if not {"observe", "update"}.isdisjoint(vars(cls)) and "rule" not in vars(cls):
+            cls.rule = cls.name
+        if cls.name and "label" not in vars(cls):
+            cls.label = cls.name
+
+    def __init__(self, **switches: Any) -> None:
+        """Choose a variant: a value for each setting that is no number."""
+        for name, setting in self.settings.items():
+            if setting.is_switch:
+                setattr(self, name, switches.get(name, setting.default))
+
+    @classmethod
+    def needs(cls, argument: str) -> bool:
+        """Whether a phase of the rule names this argument."""
+        return any(argument in names for names in cls.arguments.values())
+
+    @property
+    def uses_curvature(self) -> bool:
+        """Whether this variant needs HesScale beside the gradient."""
+        return self.needs("curvature")
+
+    @property
+    def uses_units(self) -> bool:
+        """Whether this variant looks at hidden units."""
+        return hasattr(self, "observe_units") or hasattr(self, "reset_units")
+
+    def noise_of(self, values: Mapping[str, Any]) -> Literal["none", "white", "anticorrelated"]:
+        """Which noise a learner with these settings needs."""
+        if not self.needs("noise") or {**self.constants, **values}.get("sigma", 1.0) == 0:
+            return "none"
+        kind: Literal["white", "anticorrelated"] = getattr(self, "noise", "white")
+        return kind
+
+    def call(self, phase: str, **arguments: Any) -> Any:
+        """Run a phase of the rule with those of the arguments that it names."""
+        names = self.arguments[phase]
+        return getattr(self, phase)(**{name: arguments[name] for name in names})
+
+
+def _arguments(cls: type[Method]) -> dict[str, tuple[str, ...]]:
+    """The arguments that each phase of a method's rule names."""
+    found = {}
+    for phase, known in PHASES.items():
+        function = getattr(cls, phase, None)
+        if function is not None:
+            names = tuple(inspect.signature(function).parameters)[1:]
+            if unknown := [name for name in names if name not in known]:
+                raise TypeError(
+                    f"{cls.__name__}.{phase} asks for {unknown[0]!r}, which it cannot have; it may ask for "
+                    f"{', '.join(known)}"
+                )
+            found[phase] = names
+    return found

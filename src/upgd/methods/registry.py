@@ -1,0 +1,57 @@
+"""The methods by name."""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+from upgd.methods.method import PHASES, Method
+
+__all__ = ["METHODS", "get", "register"]
+
+AnyMethod = TypeVar("AnyMethod", bound=type[Method])
+
+_REGISTERED: dict[str, type[Method]] = {}
+
+
+class _Methods(Mapping[str, type[Method]]):
+    """All methods by name; what is registered later appears here, too."""
+
+    def __getitem__(self, name: str) -> type[Method]:
+        return _REGISTERED[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_REGISTERED)
+
+    def __len__(self) -> int:
+        return len(_REGISTERED)
+
+
+METHODS: Mapping[str, type[Method]] = _Methods()
+
+
+def register(cls: AnyMethod) -> AnyMethod:
+    """Make a method known to every part of the package; put ``@upgd.methods.register`` before its class."""
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise TypeError(f"a method is a subclass of upgd.methods.Method, not {cls!r}")
+    if not cls.name or not all(part.isidentifier() or part.isdigit() for part in cls.name.split("-")):
+        raise ValueError(
+            f"{cls.__name__} needs a name such as 'l2-init', in letters, digits and hyphens; it has {cls.name!r}"
+        )
+    known = _REGISTERED.get(cls.name)
+    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(
+            f"there is a method named {cls.name!r} already, {known.__module__}.{known.__qualname__}; choose another name"
+        )
+    if not hasattr(cls, "update"):
+        raise TypeError(f"{cls.__name__} needs a rule: a method update(self, {', '.join(PHASES['update'][:4])}, …)")
+    _REGISTERED[cls.name] = cls
+    return cls
+
+
+def get(name: str) -> type[Method]:
+    """The method of that name, or a ValueError that suggests one."""
+    if name not in _REGISTERED:
+        near = get_close_matches(str(name), _REGISTERED, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(_REGISTERED)}"
+        raise ValueError(f"there is no method={name!r}; {hint}")
+    return _REGISTERED[name]

@@ -1,0 +1,203 @@
+"""Utility-based perturbed gradient descent and utility-based search, weight-wise and feature-wise."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import upgd
+from upgd.methods.method import Method, Reduction, Setting
+from upgd.methods.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["UPGD", "UPS", "EvenSearch", "NonprotectingUPGD", "Utility", "UtilityDescent", "gate_of"]
+
+Changes = dict[str, "Tensor"]
+
+
+class Utility(Method):
+    """What all methods with a utility share: its trace and the gate that follows from it.
+
+    ::
+
+        m  = ½·h·w² − g·w                    utility of a weight on this sample (h = 0 in first order)
+        u ← β·u + (1−β)·m,  û = u/(1 − βᵗ)   on recent samples
+        ū  = sigmoid(û / scale)              compared with the others: the gate
+
+    Feature-wise, the same holds for a gate, constant 1, behind every hidden unit; the unit's ū then applies to all of
+    its incoming weights and to its bias.
+    """
+
+    beta_utility: Any = Setting(
+        0.999, symbol="β", least=0, below=1, grid=(0.0, 0.9, 0.999), help="Decay rate of the utility trace, β."
+    )
+    granularity: Any = Setting(
+        "weight",
+        choices=("weight", "feature"),
+        off="weight",
+        words={"feature": "feature-wise"},
+        help="Utility per weight or per feature.",
+    )
+    scaling: Any = Setting(
+        "global",
+        choices=("global", "local"),
+        off="global",
+        words={"local": "local"},
+        help="Normalize utility globally or per unit.",
+    )
+    order: Any = Setting(
+        1,
+        choices=(1, 2),
+        off=1,
+        words={2: "2nd order"},
+        help="1 for first-order utility, 2 for utility with HesScale's curvature.",
+    )
+
+    gated: Any = Setting(
+        "all",
+        text=True,
+        off="all",
+        quiet=True,
+        help="Which layers have gates: all, hidden, output, or names of layers joined by +. Others use the ungated rule.",
+    )
+
+    #: How a gate is computed; a backend may put something faster in its place.
+    gate: Callable[["Tensor", "Tensor"], "Tensor"] = staticmethod(
+        lambda utility, scale: upgd.rules.gate(utility, scale)
+    )
+
+    @property
+    def by_weight(self) -> bool:
+        """Whether weights have the utility, rather than features."""
+        return bool(self.granularity == "weight")
+
+    @property
+    def uses_curvature(self) -> bool:
+        return bool(self.order == 2)
+
+    @property
+    def uses_units(self) -> bool:
+        return not self.by_weight
+
+    def trace(self, instant: "Tensor", s: Any, h: Any, t: Any) -> tuple[Changes, Changes]:
+        """The new trace of a utility, and its unbiased value, which is what is compared."""
+        traced = upgd.rules.trace(s.utility, instant, h.beta_utility)
+        return {"utility": traced}, {"scale": upgd.rules.unbiased(traced, h.beta_utility, t)}
+
+    def gate_of_weight(self, o: Any, r: Any, unit: Any) -> Any:
+        """The gate ū of each entry of a parameter; 0 in layers that are not gated."""
+        observed, reduced = (o, r) if self.by_weight or unit is None else (unit.o, unit.r)
+        return 0.0 if reduced is None else gate_of(self, observed.scale, reduced.scale)
+
+
+def gate_of(method: Utility, unbiased: "Tensor", reduced: "Tensor") -> "Tensor":
+    """The gate, given unbiased utilities and what they are compared with."""
+    tiny = _tiny(unbiased)
+    return method.gate(unbiased, reduced.clamp(min=tiny if method.scaling == "global" else tiny**0.5))
+
+
+def _tiny(tensor: "Tensor") -> float:
+    torch = sys.modules["torch"]  # who has a tensor has torch
+    return float(torch.finfo(tensor.dtype).tiny)
+
+
+class UtilityDescent(Utility):
+    """``w ← w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū) + λ·w]``: the rule of :mod:`upgd.rules`, with its switches c, p, q.
+
+    Feature-wise, the output layer is trained by plain gradient descent.
+    """
+
+    rule = "utility"
+
+    sigma: Any = Setting(
+        1e-3, symbol="σ", least=0, off=0, grid=(0.001,), help="Standard deviation of the perturbation."
+    )
+    noise: Any = Setting(
+        "white",
+        choices=("white", "anticorrelated"),
+        off="white",
+        words={"anticorrelated": "anticorrelated"},
+        help="White or anticorrelated perturbations.",
+    )
+    weight_decay: Any = Setting(0.0, symbol="wd", least=0, off=0, help="Decoupled weight decay.")
+    c: Any = Setting(help="Whether to follow the gradient.")
+    p: Any = Setting(help="Whether utility protects weights from the gradient.")
+    q: Any = Setting(help="Whether utility protects weights from the noise.")
+
+    @property
+    def state(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {"utility": "zeros"} if self.by_weight else {}
+
+    @property
+    def unit_state(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {} if self.by_weight else {"utility": "zeros"}
+
+    @property
+    def reductions(self) -> Mapping[str, Reduction]:  # type: ignore[override]
+        scale: Reduction = ("max", "learner") if self.scaling == "global" else ("norm", "unit")
+        return {"scale": scale} if self.by_weight else {}
+
+    @property
+    def unit_reductions(self) -> Mapping[str, Reduction]:  # type: ignore[override]
+        scale: Reduction = ("max", "learner") if self.scaling == "global" else ("norm", "layer")
+        return {} if self.by_weight else {"scale": scale}
+
+    def observe(
+        self, w: "Tensor", g: "Tensor", s: Any, h: Any, t: Any, curvature: "Tensor | None"
+    ) -> tuple[Changes, Changes]:
+        return self.trace(upgd.rules.utility(w, g, curvature), s, h, t) if self.by_weight else ({}, {})
+
+    def observe_units(self, units: Any, s: Any, h: Any, t: Any) -> tuple[Changes, Changes]:
+        return self.trace(upgd.rules.utility(units.ones, units.gate_gradient, units.gate_curvature), s, h, t)
+
+    def update(self, w: "Tensor", g: "Tensor", h: Any, o: Any, r: Any, noise: Any, unit: Any) -> "Tensor":
+        if not self.by_weight and unit is None:
+            return upgd.rules.update(w, g, lr=h.lr, weight_decay=h.weight_decay)
+        gate = self.gate_of_weight(o, r, unit)
+        return upgd.rules.update(
+            w, g, gate, noise, lr=h.lr, sigma=h.sigma, weight_decay=h.weight_decay, c=h.c, p=h.p, q=h.q
+        )
+
+
+@register
+class UPGD(UtilityDescent):
+    """Utility-based perturbed gradient descent (Elsayed and Mahmood, 2023): protects the weights that are useful and perturbs
+    those that are not, ``w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]``."""
+
+    name, label = "upgd", "UPGD"
+    colour, dark_colour = "#0072B2", "#3d9be0"
+    c, p, q = 1.0, 1.0, 1.0
+
+
+@register
+class NonprotectingUPGD(UtilityDescent):
+    """UPGD that gates the noise only: ``w ← w − lr·[g + σ·ξ·(1 − ū) + λ·w]``."""
+
+    name, label = "upgd-nonprotecting", "UPGD, non-protecting"
+    colour, dark_colour = "#56B4E9", "#a6d8f5"
+    c, p, q = 1.0, 0.0, 1.0
+
+
+@register
+class UPS(UtilityDescent):
+    """Utility-based perturbed search: no gradient, only noise where utility is low, ``w ← w − lr·σ·ξ·(1 − ū)``."""
+
+    name, label = "ups", "UPS"
+    colour, dark_colour = "#332288", "#9d8ff0"
+    c, p, q = 0.0, 0.0, 1.0
+    lr: Any = Method.lr.but(grid=(1.0,))
+    sigma: Any = UtilityDescent.sigma.but(grid=(0.1, 0.01, 0.001, 0.0001, 0.00001))
+    weight_decay = 0.0
+
+
+@register
+class EvenSearch(UPS):
+    """The control for UPS: search that perturbs everything evenly, ``w ← w − lr·σ·ξ``."""
+
+    name, label = "ups-even", "even search"
+    colour, dark_colour = "#777777", "#cfcfcf"
+    q = 0.0
+    beta_utility = 0.0
+    scaling = "global"
+    order = 1

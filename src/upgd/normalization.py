@@ -1,0 +1,86 @@
+"""Online normalization of inputs: a running mean and variance, which begin as plain averages.
+
+With decay rate α, at step t = 1, 2, …, for every input x::
+
+    a  = min(α, (t − 1)/t)
+    μ′ = a·μ + (1−a)·x
+    v′ = a·v + (1−a)·(x − μ)·(x − μ′)
+    x̂  = clip((x − μ′)/√(v′ + 10⁻⁴), −5, 5)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["OnlineNorm", "decay", "normalize"]
+
+_EPS = 1e-4
+_CLIP = 5.0
+
+
+def decay(rate: Any, step: Any) -> Any:
+    """The decay rate of a step: a plain average first, then ``rate``."""
+    averaging = (step - 1) / step
+    if isinstance(rate, float | int) and isinstance(averaging, float | int):
+        return min(rate, averaging)
+    return torch.minimum(rate, averaging)
+
+
+def normalize(x: Tensor, mean: Tensor, variance: Tensor, decay: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalized sample, the new mean and the new variance."""
+    new_mean = decay * mean + (1 - decay) * x
+    new_variance = decay * variance + (1 - decay) * ((x - mean) * (x - new_mean))
+    return _normalized(x, new_mean, new_variance), new_mean, new_variance
+
+
+def _normalized(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    return ((x - mean) / (variance + _EPS).sqrt()).clamp(-_CLIP, _CLIP)
+
+
+class OnlineNorm(nn.Module):
+    """Normalizes inputs online; the first layer of anybody's model. ``Learner(normalize=rate)`` gives the same results.
+
+    In training mode every sample updates the running mean and variance before it is normalized, in the order of the batch.
+    In evaluation mode they stay as they are.
+
+    Args:
+        shape: the shape of one sample, such as ``784`` or ``(3, 32, 32)``.
+        rate: the decay rate α, such as 0.99.
+
+    Example:
+        >>> model = nn.Sequential(OnlineNorm(4), nn.Linear(4, 2))
+        >>> model(torch.randn(1, 4)).shape
+        torch.Size([1, 2])
+    """
+
+    mean: Tensor
+    variance: Tensor
+    steps: Tensor
+
+    def __init__(self, shape: int | tuple[int, ...], rate: float = 0.99) -> None:
+        super().__init__()
+        if not 0 < rate < 1:
+            raise ValueError(f"rate must be between 0 and 1, not {rate!r}; try 0.99")
+        self.rate = rate
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape))
+        self.register_buffer("steps", torch.tensor(0, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1:] != self.mean.shape:
+            raise ValueError(f"x must be a batch of samples of shape {tuple(self.mean.shape)}, not {tuple(x.shape)}")
+        if not self.training:
+            return _normalized(x, self.mean, self.variance)
+        out = []
+        for sample in x.detach():
+            self.steps += 1
+            rate = decay(self.rate, self.steps.item())
+            normalized, mean, variance = normalize(sample, self.mean, self.variance, rate)
+            self.mean.copy_(mean)
+            self.variance.copy_(variance)
+            out.append(normalized)
+        return torch.stack(out) if out else x
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.mean.shape)}, rate={self.rate}"
