@@ -308,3 +308,22 @@ def test_what_can_be_told_of_a_damaged_row_without_checksum(sound, tmp_path):
         old.close()
         with pytest.warns(DamagedStoreWarning, match="row 7 is not as written"):
             everything(path)
+
+
+def test_a_file_that_its_writer_left_is_not_checked_again_until_somebody_touches_it(tmp_path, monkeypatch):
+    path, check, times = tmp_path / "r.db", Store.check, []
+
+    def counted(store):
+        times.append(store)
+        return check(store)
+
+    monkeypatch.setattr(Store, "check", counted)
+    for seed in range(5):
+        with Store.write(path) as store:
+            store.add([record("sgd", seed=seed)])
+    assert len(times) == 1  # when the file was new
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("UPDATE runs SET seconds = 9 WHERE id = 2")
+    other.close()
+    with pytest.raises(StoreError, match="row 2 is not as written; nothing was written"):
+        Store.write(path)

@@ -197,6 +197,11 @@ _SQLITE_ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)
 _LISTED = 10
 
 
+#: How writers of this process left the files that they closed: one that nobody has touched since need not be checked again
+#: by the next writer, so that adding records one by one does not take longer with every record.
+_LEFT: dict[str, tuple[tuple[int, int, int], ...]] = {}
+
+
 class Store:
     """A file of results. Make one with :meth:`read` or :meth:`write`; both are context managers.
 
@@ -241,7 +246,7 @@ class Store:
             with _explained(path):
                 store = cls(path, _connect(path, timeout=30), lock)
                 try:
-                    if found := store.check():
+                    if _LEFT.get(os.path.realpath(path)) != _stamp(path) and (found := store.check()):
                         raise StoreError(_damaged(path, found, "nothing was written"))
                     _prepare(store._connection, path)
                 except BaseException:
@@ -257,6 +262,7 @@ class Store:
         """Let others write."""
         self._connection.close()
         if self._lock is not None:
+            _LEFT[os.path.realpath(self.path)] = _stamp(self.path)
             self._lock.close()
 
     def __enter__(self) -> Self:
@@ -416,6 +422,17 @@ def _numbers(connection: sqlite3.Connection) -> set[int]:
             for (number,) in connection.execute(f"SELECT id FROM runs {order}"):
                 found.add(number)
     return found
+
+
+def _stamp(path: str | Path) -> tuple[tuple[int, int, int], ...]:
+    """What a file and its log look like from outside; another one after every change."""
+    stamps = []
+    for name in (path, f"{path}-wal"):
+        with suppress(FileNotFoundError):
+            seen = os.stat(name)
+            if seen.st_size:  # a reader leaves an empty log there
+                stamps.append((seen.st_ino, seen.st_size, seen.st_mtime_ns))
+    return tuple(stamps)
 
 
 def _damaged(path: str | Path, findings: list[str], consequence: str) -> str:
