@@ -1,5 +1,6 @@
 """Sweeps on a Ray cluster: a head and two worker nodes on this machine, one of which is killed."""
 
+import builtins
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import upgd.experiments as ex
+from upgd import distribute
 from upgd.distribute import compute_slice, on_ray
 from upgd.experiments import Experiment
 from upgd.experiments.running import execute
@@ -57,7 +59,7 @@ def test_slices_make_a_whole(look_every):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1 .*; start one with `ray start --head`"),
+        ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1 .*; start one with .* `RAY_AUTH_MODE=token ray"),
         ("somewhere", "the address of a Ray cluster is HOST:PORT, .* not 'somewhere'"),
     ],
 )
@@ -71,6 +73,97 @@ def test_without_ray_there_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install 'upgd\[ray\]'"):
         on_ray("auto")
+
+
+@pytest.fixture
+def no_tokens(monkeypatch, tmp_path):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("version", "variables", "file", "asks"),
+    [
+        ("2.51.2", {"RAY_AUTH_MODE": "token"}, True, False),
+        ("2.52.0", {}, True, False),
+        ("2.52.0", {"RAY_AUTH_MODE": "token"}, False, True),
+        ("2.60.0", {}, False, False),
+        ("2.60.0", {}, True, True),
+        ("2.60.0", {"RAY_AUTH_TOKEN": "0123"}, False, True),
+        ("2.60.0", {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "0123"}, True, False),
+        ("3.0.0.dev0", {"RAY_AUTH_MODE": "Token"}, False, True),
+    ],
+)
+def test_which_clusters_ask_for_a_token(no_tokens, monkeypatch, version, variables, file, asks):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if file:
+        (no_tokens / ".ray").mkdir()
+        (no_tokens / ".ray" / "auth_token").write_text("0123")
+    assert distribute._asks_for_a_token(version) is asks
+
+
+class OpenRay:
+    """As much of Ray as it takes to start a cluster."""
+
+    __version__ = "2.51.0"
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+    def __init__(self):
+        self.started = []
+
+    def is_initialized(self):
+        return False
+
+    def init(self, address, **_):
+        self.started.append(address)
+
+    def cluster_resources(self):
+        return {"CPU": 1}
+
+    def remote(self, **_):
+        return lambda function: function
+
+
+def test_no_open_cluster_is_started_unless_told_so(no_tokens, monkeypatch, caplog):
+    ray = OpenRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(ValueError, match=r"ray='local' would start .* RAY_AUTH_MODE=token .* --insecure"):
+        on_ray("local")
+    assert ray.started == []
+    on_ray("local", insecure=True)
+    assert ray.started == ["local"]
+    assert caplog.messages == []
+    on_ray("auto")
+    assert "the Ray cluster at auto asks for no token" in caplog.messages[0]
+
+
+def test_a_cluster_of_ones_own_is_closed_by_default(no_tokens, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "")  # so that it is restored afterwards
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    ray = OpenRay()
+    ray.__version__ = "2.60.0"
+    monkeypatch.setattr(builtins, "__import__", importing("ray", ray))
+    on_ray("local")
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert ray.started == ["local"]
+
+
+def importing(name, module):
+    usual = builtins.__import__
+    return lambda wanted, *rest: module if wanted == name else usual(wanted, *rest)
+
+
+def test_insecure_without_a_cluster_is_refused(upgd):
+    code, _, err = upgd("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.1", "--seeds", "1", "--insecure")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--insecure is about a Ray cluster; leave it out, or name the cluster with --ray" in err
 
 
 class Cluster:

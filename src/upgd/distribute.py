@@ -6,9 +6,12 @@ So a node that is lost costs a slice, which Ray gives to another node; and a dri
 """
 
 import logging
+import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from upgd.experiments.units import Checkpoints, Snapshot, Unit
@@ -21,6 +24,7 @@ __all__ = ["on_ray"]
 
 #: How often Ray gives a slice to another worker when the one that had it is lost.
 _RETRIES = 10
+_START = "start one with `ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`"
 
 
 def on_ray(
@@ -30,21 +34,24 @@ def on_ray(
     checkpoints: Checkpoints | None = None,
     slice_seconds: float = 60.0,
     look_every: int | None = None,
+    insecure: bool = False,
 ) -> tuple[str, int, Executor]:
     """Connect to a Ray cluster.
 
     Args:
-        address: the head's, ``HOST:PORT``; ``"auto"`` for the cluster that this machine belongs to.
+        address: the head's, ``HOST:PORT``; ``"auto"`` for the cluster that this machine belongs to; ``"local"`` to start
+            one on this machine, which ends with the process.
         device: what units compute on: ``"auto"`` takes the cluster's GPUs if it has any, one for each unit.
         backend: the population's.
         checkpoints: where the driver keeps snapshots of unfinished units.
         slice_seconds: how long a task computes before it gives back a snapshot: what the loss of a node costs at most.
         look_every: how many steps from one look inside the learners to the next; None: nobody looks.
+        insecure: start a cluster, or use one, that asks nobody for a token: whoever reaches its ports may run code.
 
     Returns:
         The kind of device, how many units the cluster computes at a time, and the executor.
     """
-    ray = _connected(address)
+    ray = _connected(address, insecure)
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     on_gpu = device.startswith("cuda") or (device == "auto" and gpus > 0)
@@ -115,21 +122,49 @@ def compute_slice(
         return None, snapshot(), done, diverged
 
 
-def _connected(address: str) -> Any:
+def _connected(address: str, insecure: bool) -> Any:
+    if address == "local" and not insecure and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported, and makes the token
     try:
         import ray
     except ModuleNotFoundError:
         raise ValueError("a Ray cluster needs a package that is not here: pip install 'upgd[ray]'") from None
     if not ray.is_initialized():
         _check_reachable(address)
+        if not insecure and not _asks_for_a_token(ray.__version__):
+            _refuse_or_warn(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             first = str(error).strip().splitlines()[0]
-            raise ValueError(
-                f"no Ray cluster answers at {address} ({first}); start one with `ray start --head`"
-            ) from error
+            raise ValueError(f"no Ray cluster answers at {address} ({first}); {_START}") from error
     return ray
+
+
+def _asks_for_a_token(version: str) -> bool:
+    """Whether Ray lets nobody in without a token, which versions before 2.52 cannot do."""
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < (2, 52):
+        return False
+    mode = os.environ.get("RAY_AUTH_MODE")
+    if mode is not None:
+        return mode.lower() == "token"
+    given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return numbers >= (2, 60) and bool(given or Path.home().joinpath(".ray", "auth_token").exists())
+
+
+def _refuse_or_warn(address: str) -> None:
+    """An open cluster runs code for everybody who reaches its ports, and Ray listens on all interfaces."""
+    if address == "local":
+        raise ValueError(
+            "ray='local' would start a cluster that runs code for everybody who can reach this machine; set "
+            "RAY_AUTH_MODE=token (Ray 2.52 or newer), or accept that with --insecure (insecure=True)"
+        )
+    logging.getLogger("upgd.distribute").warning(
+        "upgd: the Ray cluster at %s asks for no token, so everybody who can reach it can run code there; set "
+        "RAY_AUTH_MODE=token on all its machines, or silence this with --insecure",
+        address,
+    )
 
 
 def _check_reachable(address: str) -> None:
@@ -142,9 +177,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except OSError as error:
-        raise ValueError(
-            f"no Ray cluster answers at {address} ({error.strerror or error}); start one with `ray start --head`"
-        ) from error
+        raise ValueError(f"no Ray cluster answers at {address} ({error.strerror or error}); {_START}") from error
 
 
 def _got(ray: Any, reference: Any) -> tuple[list[Record] | None, Snapshot | None, int, int]:

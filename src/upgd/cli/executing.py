@@ -38,6 +38,7 @@ def executor_of(experiment: "Experiment", execution: Execution) -> tuple[str, in
             checkpoints,
             execution.checkpoint_every,
             look_every=execution.look_every,
+            insecure=execution.insecure,
         )
     device = device_named(execution.device)
     workers = workers_of(experiment, execution, device)
@@ -63,6 +64,8 @@ def check(execution: Execution, *, dry_run: bool = False) -> None:
             raise UsageError(f"{option} must be 1 or more, not {number}.")
     if not execution.checkpoint_every >= 0:
         raise UsageError(f"--checkpoint-every must be a number of seconds, not {execution.checkpoint_every}.")
+    if execution.insecure and execution.ray is None:
+        raise UsageError("--insecure is about a Ray cluster; leave it out, or name the cluster with --ray.")
     if execution.ray is not None and execution.workers is not None:
         raise UsageError(
             f"--workers {execution.workers} has no meaning with --ray {execution.ray}, where the cluster says how many units "

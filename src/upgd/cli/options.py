@@ -138,7 +138,9 @@ class Execution:
     workers
         How many processes; by default as many as there are cores, or GPUs; one for less than a million learner-steps.
     ray
-        The address of a Ray cluster that computes instead ("auto": the one on this machine).
+        The address of a Ray cluster that computes instead ("auto": the one on this machine; "local": a new one).
+    insecure
+        Start or use a Ray cluster that asks for no token: whoever can reach it can run code there.
     device
         auto, cpu, cuda, cuda:1 …
     backend
@@ -154,6 +156,7 @@ class Execution:
     store: StorePath = None
     workers: int | None = None
     ray: str | None = None
+    insecure: Annotated[bool, Parameter(negative="")] = False
     device: str = "auto"
     backend: Literal["auto", "torch", "kernel"] = "auto"
     look_every: int | None = None
