@@ -24,7 +24,7 @@ __all__ = ["EXPERIMENTS", "Show", "demo"]
 
 #: Every method at the best setting of its own short grid, found on other seeds (``docs/experiments.md`` has the commands).
 EXPERIMENTS = {
-    "Digits whose labels are dealt anew every 500 steps": Experiment(
+    "Digits whose labels are permuted every 500 steps": Experiment(
         "output-permuted-digits",
         {
             "upgd": {"lr": 0.1, "beta_utility": 0.9, "sigma": 0.001},
