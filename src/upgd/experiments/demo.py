@@ -27,7 +27,7 @@ EXPERIMENTS = {
     "Digits whose labels are permuted every 500 steps": Experiment(
         "output-permuted-digits",
         {
-            "upgd": {"lr": 0.1, "beta_utility": 0.9, "sigma": 0.001},
+            "upgd": {"lr": 0.1, "beta_utility": 0.0, "sigma": 0.001},
             "sgd": {"lr": 0.03},
             "adamw": {"lr": 0.003, "betas": (0.0, 0.9999)},
             "pgd": {"lr": 0.03, "sigma": 0.01},
