@@ -62,7 +62,7 @@ def test_charts_are_drawn_as_they_come_near_without_complaints_or_requests(open_
 def test_boxes_keep_their_places_while_charts_come(open_page, address):
     page = open_page(address, viewport={"width": 800, "height": 400})
     before = page.evaluate("document.documentElement.scrollHeight")
-    page.evaluate("scrollTo({ top: 1e6, behavior: 'instant' })")
+    page.evaluate("[...document.querySelectorAll('.chart')].at(-1).scrollIntoView({ behavior: 'instant' })")
     page.locator(".chart").last.locator(".main-svg").first.wait_for(state="attached")
     page.settle()
     assert page.evaluate("document.documentElement.scrollHeight") == before

@@ -127,8 +127,13 @@ def curves(
         import matplotlib.pyplot as plt
 
         _, ax = plt.subplots(figsize=style["figure.figsize"], layout="constrained")
+    fresh = False
     if entries is None:
-        entries = [one.shown for one in best_of_variants(comparison).values()]
+        chosen = best_of_variants(comparison).values()
+        entries = [one.shown for one in chosen]
+        fresh = all(one.fresh_seeds or not one.search_seeds for one in chosen) and any(
+            one.fresh_seeds for one in chosen
+        )
     styles = looks or _looks(entries)
     drawn = [(look, *of_seeds(entry, comparison.metric, points)) for look, entry in zip(styles, entries, strict=True)]
     drawn = [(look, steps, values) for look, steps, values in drawn if len(values)]
@@ -152,7 +157,7 @@ def curves(
     seeds = max((len(values) for *_, values in drawn), default=0)
     noun = "accuracy" if comparison.metric == "accuracy" else "squared error"
     shown = ", " if seeds == 1 else ", mean of " if seeds < _LEAST_FOR_A_BAND else f", {_BAND_WORDS[band]} of "
-    subtitle = f"online {noun}{shown}{seeds} seed{'s' * (seeds != 1)}"
+    subtitle = f"online {noun}{shown}{seeds} {'fresh ' * fresh}seed{'s' * (seeds != 1)}"
     if any(record.diverged_at is not None for entry in entries for record in entry.records.values()):
         subtitle += ", without those that diverged"
     ax.text(0, 1.02, subtitle, transform=ax.transAxes, fontsize=_size(9.5), color=style["text.color"])
