@@ -39,7 +39,7 @@ def test_run_prints_a_table_and_keeps_the_results(upgd, folder):
     code, out, err = upgd(*arguments)
     assert code == 0
     assert "output-permuted-digits, task_length 20, network 8, 40 steps: online accuracy" in out
-    assert "lr 0.03, β 0.999, σ 0.01" in out
+    assert "lr 0.03, β 0.99, σ 0.01" in out
     assert "2 learners stored" in err.splitlines()[-1]
     with Store.read(folder / "upgd.db") as store:
         records = store.records()

@@ -629,3 +629,58 @@ def test_what_is_no_optimizer_is_refused():
 
 def test_plasticity_takes_a_plain_number():
     assert Monitor(nn.Linear(2, 1)).plasticity(1.0, lambda: torch.tensor(0.25)) == 0.75
+
+
+# -------------------------------------------------------------------------------------------------------------- in words
+
+
+class Gates:
+    """An optimizer that holds weights to be as useful as it is told."""
+
+    def __init__(self, gates, beta=0.999):
+        self.param_groups = [{"params": list(gates), "beta_utility": beta}]
+        self.gates = lambda: gates
+
+
+def gated(values, gradient=None, beta=0.999):
+    """A layer of weights with these gates, and the monitor that looks at it."""
+    model = nn.Linear(len(values), 1, bias=False)
+    if gradient is not None:
+        model.weight.grad = torch.tensor([gradient])
+    return model, Monitor(model, Gates({model.weight: torch.tensor([values])}, beta))
+
+
+def test_a_summary_says_when_gates_do_nothing():
+    model, looking = gated([0.5] * 99 + [0.9], [1.0] * 99 + [0.0])
+    words = "gates: 99 % of them lie between 0.45 and 0.55, so that most weights learn as without gates at half the step size"
+    assert (
+        looking.summary()
+        == f"{words}; all gates together change the step by 0 %; try a smaller beta_utility than 0.999"
+    )
+    model.zero_grad()
+    assert looking.summary() == f"{words}; try a smaller beta_utility than 0.999"
+    _, none_smaller = gated([0.5] * 100, beta=0.0)
+    assert none_smaller.summary() == words.replace("99 %", "100 %")
+
+
+def test_a_summary_weighs_gates_by_the_gradient():
+    """One gate in a hundred is not near ½, but it is where half of the squared gradient is: (2·0.9 − 1)·√½."""
+    _, looking = gated([0.5] * 99 + [0.9], [1.0] * 99 + [99**0.5])
+    assert looking.summary().endswith(f"change the step by {80 * 0.5**0.5:.3g} %")
+    _, apart = gated([0.1, 0.9], [3.0, 4.0])
+    assert apart.summary() == "gates: 0 % of them lie between 0.45 and 0.55; all gates together change the step by 80 %"
+
+
+@pytest.mark.parametrize("cls", [upgd.UPGD, upgd.FeatureUPGD])
+def test_a_summary_of_a_network(cls):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    optimizer = cls(model if cls is upgd.FeatureUPGD else model.parameters())
+    with Monitor(model, optimizer) as looking:
+        assert looking.summary() == "nothing to tell: the monitor has seen no forward pass"
+        model(torch.randn(3, 4)).square().sum().backward()
+        optimizer.step()
+        gates, layer = looking.summary().splitlines()
+    assert "of them lie between 0.45 and 0.55" in gates
+    assert "all gates together change the step by" in gates
+    assert layer.startswith("layer '1': 6 units, ")

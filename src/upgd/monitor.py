@@ -7,7 +7,7 @@ result for each learner. :class:`Monitor` applies them to a model in an ordinary
 import math
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -37,6 +37,9 @@ __all__ = [
     "zero_share",
 ]
 
+#: From this share of gates near ½ on, a summary says what that means; and it says how to get others where all gates together
+#: change the step by less than this.
+_NEARLY_ALL, _HARDLY = 0.95, 0.1
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
@@ -304,6 +307,28 @@ class Monitor:
                 self._mean_plasticity, self._plasticities = None, 0
         return {name: figure.tolist() for name, figure in figures.items()}
 
+    def summary(self) -> str:
+        """What the gates and the hidden layers do, in a few lines of text.
+
+        It says when the gates do next to nothing: where nearly all of them are close to ½, most weights learn as with
+        gradient descent at half the step size. The change of the step is ``‖(2·ū − 1)·g‖ / ‖g‖``, the part of a step of
+        half the size that the gates add or take away; it needs gradients.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 1))
+            >>> monitor = Monitor(model)
+            >>> model(torch.ones(2, 4)).sum().backward()
+            >>> print(monitor.summary())
+            layer '1': 8 units, 0 % dormant, 0 % of the activations zero
+        """
+        with torch.no_grad():
+            lines = self._gates_in_words()
+            for (name, units, _), window in self._windows.items():
+                figures = window.figures(self.tau)
+                dormant, zero = (_percent(float(figures[share])) for share in ("dormant_share", "zero_share"))
+                lines.append(f"layer {name!r}: {units} units, {dormant} dormant, {zero} of the activations zero")
+        return "\n".join(lines) or "nothing to tell: the monitor has seen no forward pass"
+
     def plasticity(self, loss_before: Tensor, closure: Callable[[], Tensor]) -> Tensor:
         """Measure the sample plasticity of the update that was just made.
 
@@ -436,6 +461,25 @@ class Monitor:
                 }
         return figures
 
+    def _gates_in_words(self) -> list[str]:
+        gates = self.optimizer.gates() if isinstance(self.optimizer, _Gated) else {}
+        flat = [_wide(gate).flatten() for gate in gates.values()]
+        if not flat:
+            return []
+        everywhere = torch.cat(flat)
+        near = float(((everywhere > 0.45) & (everywhere < 0.55)).to(torch.float32).mean())
+        words = f"gates: {_percent(near)} of them lie between 0.45 and 0.55"
+        change = _change_of_step(gates)
+        if near >= _NEARLY_ALL:
+            words += ", so that most weights learn as without gates at half the step size"
+        if change is not None:
+            words += f"; all gates together change the step by {_percent(change)}"
+        groups = getattr(self.optimizer, "param_groups", [])
+        largest = max((group.get("beta_utility", 0.0) for group in groups), default=0.0)
+        if near >= _NEARLY_ALL and (change is None or change < _HARDLY) and largest > 0:
+            words += f"; try a smaller beta_utility than {largest:g}"
+        return [words]
+
     def _of_gates(self) -> dict[str, Tensor]:
         if not isinstance(self.optimizer, _Gated):
             return {}
@@ -445,6 +489,25 @@ class Monitor:
             f"gate_histogram/{names.get(key, key)}": gate_histogram(gates)
             for key, gates in self.optimizer.gates().items()
         }
+
+
+def _change_of_step(gates: Mapping[Any, Tensor]) -> float | None:
+    """How far the gates are from ½, weighted by the gradients that they let through; None without gradients."""
+    changed: list[float] = []
+    whole: list[float] = []
+    for param, gate in gates.items():
+        if isinstance(param, Tensor) and param.grad is not None:
+            grad = _wide(param.grad)
+            spread = gate.reshape(
+                gate.shape + (1,) * (grad.ndim - gate.ndim)
+            )  # a feature's gate is that of its weights
+            changed.append(float(l2_norm((2 * spread - 1) * grad)))
+            whole.append(float(l2_norm(grad)))
+    return math.hypot(*changed) / math.hypot(*whole) if any(whole) else None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
 
 
 def _watched(model: nn.Module, layers: Iterable[str] | None) -> dict[str, nn.Module]:

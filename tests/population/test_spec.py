@@ -21,7 +21,7 @@ def learner(method: str, **settings) -> Learner:
 
 def test_what_is_left_out_takes_the_methods_default():
     assert learner("upgd").settings() == {
-        "lr": 0.1, "beta_utility": 0.999, "granularity": "weight", "scaling": "global", "order": 1, "sigma": 1e-3,
+        "lr": 0.1, "beta_utility": 0.99, "granularity": "weight", "scaling": "global", "order": 1, "sigma": 1e-3,
         "noise": "white", "weight_decay": 0.0,
     }  # fmt: skip
     assert learner("adamw").settings() == {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}

@@ -21,7 +21,7 @@ def check_group(group: dict[str, Any]) -> None:
     if "beta_utility" in group:
         beta = group["beta_utility"]
         if not _is_number(beta) or not 0 <= beta < 1:
-            raise ValueError(f"beta_utility must be in [0, 1), but it is {beta!r}; try beta_utility=0.999.")
+            raise ValueError(f"beta_utility must be in [0, 1), but it is {beta!r}; try beta_utility=0.99.")
     if "betas" in group:
         check_betas(group["betas"])
     if "eps" in group:

@@ -35,7 +35,8 @@ class AdaUPGD(WeightwiseOptimizer):
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
-        lr: learning rate; a number or a one-element tensor.
+        lr: learning rate; a number or a one-element tensor. Most gates are close to ½ and halve the step, so it wants to be
+            about twice that of AdamW.
         betas: β₁ and β₂, how long the averages of the gradient and of its square remember.
         eps: ε, which keeps the division finite; at least 1e-30.
         beta_utility: β, how long utility remembers.
@@ -58,11 +59,11 @@ class AdaUPGD(WeightwiseOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor = 2e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        beta_utility: float = 0.999,
+        beta_utility: float = 0.99,
         sigma: float = 1e-3,
         weight_decay: float = 0.0,
         scaling: str = "global",

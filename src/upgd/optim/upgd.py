@@ -28,8 +28,10 @@ class UPGD(WeightwiseOptimizer):
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
-        lr: learning rate; a number or a one-element tensor.
-        beta_utility: β, how long utility remembers; 0 looks at the present sample alone.
+        lr: learning rate; a number or a one-element tensor. Most gates are close to ½ and halve the step, so it wants to be
+            about twice that of SGD.
+        beta_utility: β, how long utility remembers; 0 looks at the present sample alone. See
+            :meth:`upgd.Monitor.summary` for how much the gates do.
         sigma: σ, the standard deviation of the perturbation.
         weight_decay: λ, decoupled weight decay (UPGD-W where it is positive).
         scaling: ``"global"`` compares a weight with the most useful one of all parameters (of all groups);
@@ -66,9 +68,9 @@ class UPGD(WeightwiseOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-2,
+        lr: float | Tensor = 0.02,
         *,
-        beta_utility: float = 0.999,
+        beta_utility: float = 0.99,
         sigma: float = 1e-3,
         weight_decay: float = 0.0,
         scaling: str = "global",

@@ -44,7 +44,7 @@ class UPS(WeightwiseOptimizer):
         params: ParamsT,
         lr: float | Tensor = 1.0,
         *,
-        beta_utility: float = 0.999,
+        beta_utility: float = 0.99,
         sigma: float = 1e-3,
         scaling: str = "global",
         noise: str = "white",
