@@ -15,8 +15,8 @@ from unittest import mock
 
 from upgd.cli import app
 from upgd.data.sources import OFFICIAL
-from upgd.experiments import architecture, grids, paper
-from upgd.experiments.settings import known
+from upgd.experiments.spec import architecture, defaults, grids
+from upgd.experiments.spec.settings import known
 from upgd.methods import METHODS, Setting
 from upgd.networks import ACTIVATIONS
 from upgd.streams import make, registry
@@ -107,7 +107,7 @@ def _problem(name: str) -> list[str]:
     needs_download = any(name.endswith(f"-{data}") for data in OFFICIAL)
     length = kind.default_task_length if needs_download else make(name).task_length
     what = (inspect.getdoc(kind) or "").splitlines()[0]
-    usual = paper.defaults(name)
+    usual = defaults.defaults(name)
     options = _code(inspect.signature(factory).parameters)
     run = [f"`{usual.network}`", f"{usual.steps:,}", str(usual.seeds)]
     return [f"`{name}`", what, f"{length:,}", options, *(["–"] * 3 if name.startswith("utility-quality") else run)]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from upgd.experiments import confirm
-from upgd.experiments.compare import OWN_LOOP
+from upgd.experiments.analysis.compare import OWN_LOOP
 from upgd.store import Key, Record, Store
 
 SMALL = ("--steps", "40", "--network", "8", "--option", "task_length=20", "--backend", "torch", "--quiet")

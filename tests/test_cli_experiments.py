@@ -11,8 +11,10 @@ from functools import partial
 
 import pytest
 
-from upgd.experiments import Experiment, bench, grids
+from upgd.experiments import Experiment
 from upgd.experiments import demo as demo_module
+from upgd.experiments.execution import bench
+from upgd.experiments.spec import grids
 from upgd.store import Key, Record, Store
 from upgd.streams import make
 
@@ -47,7 +49,7 @@ def test_run_prints_a_table_and_keeps_the_results(upgd, folder):
     assert records[0].key.settings["sigma"] == 0.01
     again = upgd(*arguments)
     assert again[:2] == (0, out)
-    assert again[2] == "100%, 0/0 units, 2 learners stored\n"
+    assert again[2] == "100%, 0/0 jobs, 2 learners stored\n"
 
 
 def test_quiet_and_json(upgd):
@@ -421,7 +423,7 @@ def test_stores_are_put_together(filled, folder):
     )
     assert (folder / "other.db").read_bytes() == before
     # What came from elsewhere is not computed again, and has the numbers that it had there.
-    assert "0/0 units" in filled(*arguments[:-2])[2]
+    assert "0/0 jobs" in filled(*arguments[:-2])[2]
     with Store.read("upgd.db") as own, Store.read("other.db") as other:
         (ours, theirs) = ({r.key.digest: r for r in store.records(methods=["sgd"])} for store in (own, other))
     for digest, record in theirs.items():
@@ -550,7 +552,7 @@ def test_a_sweep_that_is_stopped_says_how_to_go_on(folder, kill, workers, nohup)
 AT_WORK = """
 import sys
 from upgd.cli import main
-from upgd.experiments.progress import Progress
+from upgd.experiments.execution.progress import Progress
 
 usual = Progress.update
 
@@ -654,7 +656,7 @@ def test_what_stops_a_command_is_as_it_was_afterwards(name):
 def test_a_sweep_through_a_link_continues_the_one_under_the_other_name(folder):
     (folder / "results").mkdir()
     (folder / "link.db").symlink_to(folder / "results" / "upgd.db")
-    from upgd.experiments.units import Checkpoints
+    from upgd.experiments.execution.jobs import Checkpoints
 
     assert Checkpoints.beside(folder / "link.db").folder == Checkpoints.beside(folder / "results" / "upgd.db").folder
 

@@ -99,7 +99,7 @@ def test_too_little_memory_is_said_in_one_sentence(upgd, monkeypatch, error):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("upgd.experiments.bench.measure", fail)
+    monkeypatch.setattr("upgd.experiments.execution.bench.measure", fail)
     code, _, err = upgd("bench")
     assert (code, err) == (
         1,
@@ -213,7 +213,7 @@ def test_ctrl_c_in_the_demo_says_how_to_go_on(upgd, monkeypatch):
 
 
 def test_ctrl_c_anywhere_gets_a_word(upgd, monkeypatch):
-    monkeypatch.setattr("upgd.experiments.bench.measure", _press_ctrl_c)
+    monkeypatch.setattr("upgd.experiments.execution.bench.measure", _press_ctrl_c)
     assert upgd("bench") == (130, "", "upgd: stopped\n")
 
 

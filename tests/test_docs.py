@@ -21,12 +21,12 @@ import pytest
 import torch
 
 import upgd.curvature._registry as curvature
-import upgd.experiments.architecture as architecture
-import upgd.experiments.reproduce as reproduce
+import upgd.experiments.paper.reproduce as reproduce
+import upgd.experiments.spec.architecture as architecture
 import upgd.streams.registry as streams
 from upgd.data import cache
 from upgd.experiments import load
-from upgd.experiments.reproduce import Plan
+from upgd.experiments.paper.reproduce import Plan
 from upgd.population import METHODS
 
 ROOT = Path(__file__).parent.parent

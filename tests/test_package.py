@@ -160,4 +160,6 @@ def test_benchmarks_are_what_measures_without_being_told_more() -> None:
         [sys.executable, "-m", "benchmarks", "nonsense"], cwd=Path(__file__).parents[1], capture_output=True, text=True
     )
     assert asked.returncode == 1
-    assert asked.stderr.strip().endswith("choose from curvature, gpu, optimizers, population, report, streams.")
+    assert asked.stderr.strip().endswith(
+        "choose from curvature, defaults, gpu, optimizers, population, report, streams."
+    )

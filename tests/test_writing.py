@@ -14,7 +14,7 @@ import torch
 
 from upgd import writing
 from upgd.data import cache
-from upgd.experiments.progress import Progress, ProgressFile
+from upgd.experiments.execution.progress import Progress, ProgressFile
 from upgd.store import Key, Record, Store
 
 

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from upgd import rules as rules
     from upgd import utility
     from upgd.curvature import HesScale
-    from upgd.experiments.stores import open as open
-    from upgd.experiments.stores import record
+    from upgd.experiments.analysis.stores import open as open
+    from upgd.experiments.analysis.stores import record
     from upgd.monitor import Monitor
     from upgd.optim import PGD, UPGD, UPS, AdaUPGD, FeatureUPGD, FeatureUPS, ShrinkAndPerturb
 
@@ -35,8 +35,8 @@ _MODULES = ("curvature", "methods", "monitor", "noise", "optim", "rules", "utili
 _HOMES = {
     "HesScale": "upgd.curvature",
     "Monitor": "upgd.monitor",
-    "open": "upgd.experiments.stores",  # not in __all__: a star import must not replace Python's own
-    "record": "upgd.experiments.stores",
+    "open": "upgd.experiments.analysis.stores",  # not in __all__: a star import must not replace Python's own
+    "record": "upgd.experiments.analysis.stores",
 }
 
 

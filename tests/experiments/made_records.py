@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from upgd.experiments import Experiment, Results
-from upgd.experiments.units import ENGINE
+from upgd.experiments.spec.engine import ENGINE
 from upgd.population import METHODS, Learner
 from upgd.store import Key, Record
 

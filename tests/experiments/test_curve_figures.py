@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_records import record, seeds
 
-from upgd.experiments import Results, figures
-from upgd.experiments.bands import band, interval, of_seeds, student
-from upgd.experiments.compare import comparisons
-from upgd.experiments.variants import Variant, best_of_variants, by_variant, variant
+from upgd.experiments import Results
+from upgd.experiments.analysis import figures
+from upgd.experiments.analysis.bands import band, interval, of_seeds
+from upgd.experiments.analysis.compare import comparisons
+from upgd.experiments.analysis.student import quantile
+from upgd.experiments.analysis.variants import Variant, best_of_variants, by_variant, variant
 from upgd.methods import METHODS
 from upgd.methods.colours import colours
 from upgd.store import Store
@@ -23,7 +25,7 @@ matplotlib.use("agg")
 @pytest.mark.parametrize("count", [2, 3, 5, 10, 20, 31, 32, 50, 1000])
 def test_student_is_students(count):
     t = pytest.importorskip("scipy.stats").t
-    assert student(count) == pytest.approx(t.ppf(0.975, count - 1), abs=6e-4)
+    assert quantile(count - 1) == pytest.approx(t.ppf(0.975, count - 1), rel=1e-9)
 
 
 def test_the_band_is_the_confidence_interval_of_the_mean():

@@ -5,8 +5,10 @@ import os
 import numpy as np
 import pytest
 
-from upgd.experiments import Experiment, architecture, grids, load, paper
-from upgd.experiments.settings import hyperparameters, known, ordered
+from upgd.experiments import Experiment, load
+from upgd.experiments.paper import best_known
+from upgd.experiments.spec import architecture, defaults, grids
+from upgd.experiments.spec.settings import hyperparameters, known, ordered
 from upgd.methods import METHODS
 from upgd.population import Learner
 
@@ -134,13 +136,13 @@ def test_the_papers_values_one_by_one():
         "output-permuted-cifar10": ("conv", 1_000_000, 10, permuted_grids),
     }
     for problem, (network, steps, seeds, wanted) in experiments.items():
-        usual = paper.defaults(problem)
+        usual = defaults.defaults(problem)
         assert (usual.network, usual.steps, usual.seeds) == (network, steps, seeds), problem
         assert {
-            method: paper.grid(problem, method) for method in METHODS if method != "adaupgd"
+            method: defaults.grid(problem, method) for method in METHODS if method != "adaupgd"
         } == wanted | searches, problem
     others = {
-        name: (one.network, one.steps, one.seeds) for name, one in paper.PROBLEMS.items() if name not in experiments
+        name: (one.network, one.steps, one.seeds) for name, one in defaults.PROBLEMS.items() if name not in experiments
     }
     digits = ("stationary-digits", "input-permuted-digits", "output-permuted-digits")  # not the paper's
     assert others == dict.fromkeys(digits, ("100-50", 30_000, 20))
@@ -164,10 +166,10 @@ def test_the_best_settings_known_one_by_one():
     assert {
         problem: {method: dict(zip(names, best[i], strict=True)) for method, (names, *best) in table.items()}
         for i, problem in enumerate(problems)
-    } == paper.BEST_KNOWN
+    } == best_known.BEST_KNOWN
 
 
-@pytest.mark.parametrize("problem", paper.PROBLEMS)
+@pytest.mark.parametrize("problem", defaults.PROBLEMS)
 def test_every_method_has_a_grid_for_every_problem(problem):
     assert Experiment(problem, list(METHODS), grid="paper", seeds=1).learners()
 
@@ -191,14 +193,14 @@ def test_what_a_shared_grid_leaves_out_comes_from_the_method_if_it_has_no_defaul
 
 
 def test_shared_hyperparameters_have_the_same_values_for_all_methods():
-    of_methods = [paper.grid("input-permuted-mnist", method) for method in METHODS if not method.startswith("ups")]
+    of_methods = [defaults.grid("input-permuted-mnist", method) for method in METHODS if not method.startswith("ups")]
     for name in ("lr", "sigma", "weight_decay"):
         assert len({grid[name] for grid in of_methods if name in grid}) == 1
 
 
-@pytest.mark.parametrize("problem", paper.BEST_KNOWN)
+@pytest.mark.parametrize("problem", best_known.BEST_KNOWN)
 def test_best_known_settings_are_settings(problem):
-    for method, settings in paper.BEST_KNOWN[problem].items():
+    for method, settings in best_known.BEST_KNOWN[problem].items():
         assert Experiment(problem, {method: settings}, seeds=1).learners()
 
 

@@ -11,9 +11,9 @@ from made_records import record
 from scipy.stats import ttest_rel
 
 from upgd.experiments import Results
-from upgd.experiments.compare import area, best, comparisons, holm, pairs, rows
-from upgd.experiments.results import CAVEAT, best_text
-from upgd.experiments.variants import Variant, best_of_variants, evaluated, table_rows
+from upgd.experiments.analysis.compare import area, best, comparisons, holm, pairs, rows
+from upgd.experiments.analysis.results import CAVEAT, best_text
+from upgd.experiments.analysis.variants import Variant, best_of_variants, evaluated, table_rows
 from upgd.report.content import sections
 from upgd.report.page import content
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from upgd.experiments import Experiment
-from upgd.experiments.running import execute
-from upgd.experiments.units import Checkpoints
-from upgd.experiments.workers import Settings, in_process
+from upgd.experiments.execution.jobs import Checkpoints
+from upgd.experiments.execution.running import execute
+from upgd.experiments.execution.workers import Settings, in_process
 from upgd.store import Store
 
 FACTS = "digest, problem, options, network, method, settings, seed, steps, engine, window, loss, accuracy, diverged_at"

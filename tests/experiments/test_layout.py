@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upgd.experiments import Results
-from upgd.experiments.layout import laid_out, number_format, p_text, terminal_width, wrapped
+from upgd.experiments.analysis.layout import laid_out, number_format, p_text, terminal_width, wrapped
 from upgd.store import Key, Record
 
 SETTINGS = {

@@ -6,9 +6,9 @@ from made_records import results
 
 from upgd.data import load
 from upgd.experiments import run
-from upgd.experiments.notes import filled
-from upgd.experiments.pages import _at_edge, _data, _scale, _shorter_search, write_page
-from upgd.experiments.reproduce import plan, reproduce
+from upgd.experiments.paper.notes import filled
+from upgd.experiments.paper.pages import _at_edge, _data, _scale, _shorter_search, write_page
+from upgd.experiments.paper.reproduce import plan, reproduce
 
 
 def test_numbers_are_the_records(tmp_path):

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from upgd.experiments import progress as module
-from upgd.experiments.progress import Progress, ProgressFile, display, duration, published
-from upgd.experiments.units import Unit
+from upgd.experiments.execution import progress as module
+from upgd.experiments.execution.jobs import Job
+from upgd.experiments.execution.progress import Progress, ProgressFile, display, duration, published
 from upgd.population import Learner
 
 
@@ -28,12 +28,12 @@ def clock(monkeypatch):
     return clock
 
 
-def unit(lr: float, learners: int = 2, steps: int = 100) -> Unit:
-    return Unit("p", {}, "n", steps, tuple(Learner(method="sgd", lr=lr, seed=seed) for seed in range(learners)))
+def job(lr: float, learners: int = 2, steps: int = 100) -> Job:
+    return Job("p", {}, "n", steps, tuple(Learner(method="sgd", lr=lr, seed=seed) for seed in range(learners)))
 
 
-def started(clock) -> tuple[Progress, Unit, Unit]:
-    first, second = unit(0.1), unit(0.2)
+def started(clock) -> tuple[Progress, Job, Job]:
+    first, second = job(0.1), job(0.2)
     progress = Progress(400, 2, already=3, _began=clock.now)
     return progress, first, second
 
@@ -49,7 +49,7 @@ def test_counts_rate_and_time_left(clock):
     progress.finish(first, 2)
     progress.update(second, 0, 0)
     assert (progress.steps, progress.rate, progress.diverged, progress.learners) == (200, 10.0, 2, 2)
-    assert progress.line() == " 50%, 1/2 units, 5 learners stored, 10 learner-steps/s, 20 s left, 2 diverged"
+    assert progress.line() == " 50%, 1/2 jobs, 5 learners stored, 10 learner-steps/s, 20 s left, 2 diverged"
 
 
 def test_what_an_earlier_run_did_is_no_speed(clock):
@@ -63,7 +63,7 @@ def test_what_an_earlier_run_did_is_no_speed(clock):
 
 def test_nothing_done_yet_has_a_reason(clock):
     progress, first, _ = started(clock)
-    assert progress.line() == "  0%, 0/2 units, 3 learners stored, starting (compiles the first time)"
+    assert progress.line() == "  0%, 0/2 jobs, 3 learners stored, starting (compiles the first time)"
     progress.update(first, 100, 0)  # by an earlier run
     assert progress.line().endswith("starting (compiles the first time)")
     progress.update(first, 101, 0)
@@ -73,11 +73,11 @@ def test_nothing_done_yet_has_a_reason(clock):
 
 def test_a_rate_is_shown_once_there_is_one(clock):
     progress = Progress(100_000, 1, _began=clock.now)
-    first = unit(0.1, steps=50_000)
+    first = job(0.1, steps=50_000)
     progress.update(first, 0, 0)
     clock.now += 20  # most of which went into preparations
     progress.update(first, 500, 0)
-    assert progress.line() == "  0%, 0/1 units, 0 learners stored"
+    assert progress.line() == "  0%, 0/1 jobs, 0 learners stored"
     clock.now += 40
     assert "8.33 learner-steps/s" in progress.line()
     progress.update(first, 3000, 0)
@@ -108,7 +108,7 @@ def test_what_is_done_at_once_took_all_the_time_there_was(clock):
 
 @pytest.mark.parametrize("kept", [0, 50, 100])
 def test_steps_that_a_dead_worker_took_with_it_were_work(clock, kept):
-    """The unit goes on from an older point: less is done than before, but nothing goes backwards."""
+    """The job goes on from an older point: less is done than before, but nothing goes backwards."""
     progress, first, second = started(clock)
     progress.update(first, 20, 0)  # by an earlier run
     clock.now += 1
@@ -149,8 +149,8 @@ def test_plain_lines_are_few(clock):
             show(progress)
     lines = stream.getvalue().splitlines()
     assert 10 < len(lines) < 40
-    assert lines[0].startswith("  0%, 0/2 units")
-    assert lines[-1].startswith("100%, 2/2 units, 7 learners stored")
+    assert lines[0].startswith("  0%, 0/2 jobs")
+    assert lines[-1].startswith("100%, 2/2 jobs, 7 learners stored")
 
 
 def test_work_goes_on_when_nobody_reads_its_progress_any_more(clock):
@@ -199,7 +199,7 @@ def test_bars_in_a_terminal(monkeypatch):
     """Rich draws; that it is asked to draw the right things is seen in what it leaves on the screen."""
     stream = terminal(monkeypatch)
     progress = Progress(400, 2)
-    first, second = unit(0.1), unit(0.2)
+    first, second = job(0.1), job(0.2)
     with display("auto", stream) as show:
         for one in (first, second):
             progress.update(one, 0, 0)
@@ -211,7 +211,7 @@ def test_bars_in_a_terminal(monkeypatch):
     drawn = stream.getvalue()
     assert "all" in drawn
     assert "100%" in drawn
-    assert "2/2 units, 4 learners stored" in drawn
+    assert "2/2 jobs, 4 learners stored" in drawn
     assert "2 diverged" in drawn
 
 
@@ -220,7 +220,7 @@ def test_the_bar_of_final_runs_is_not_that_of_the_search(monkeypatch):
     with display("auto", stream) as show:
         for total, done in ((400, 400), (1000, 200)):
             progress = Progress(total, 1)
-            progress.update(unit(0.1), done, 0)
+            progress.update(job(0.1), done, 0)
             show(progress)
     overall = [line for line in stream.getvalue().splitlines() if "all" in line]
     assert " 20%" in overall[-1]
@@ -229,9 +229,9 @@ def test_the_bar_of_final_runs_is_not_that_of_the_search(monkeypatch):
 @pytest.mark.parametrize(
     ("width", "note"),
     [
-        (120, "1/2 units, 5 learners stored, 10 learner-steps/s, 20 s left, 2 diverged"),
-        (95, "1/2 units, 10 learner-steps/s, 20 s left, 2 diverged"),
-        (80, "1/2 units, 20 s left, 2 diverged"),
+        (120, "1/2 jobs, 5 learners stored, 10 learner-steps/s, 20 s left, 2 diverged"),
+        (95, "1/2 jobs, 10 learner-steps/s, 20 s left, 2 diverged"),
+        (80, "1/2 jobs, 20 s left, 2 diverged"),
         (60, "20 s left, 2 diverged"),
     ],
 )
@@ -265,7 +265,7 @@ def _last_line(console, part: str) -> str:
 
 
 def test_other_processes_can_read_how_far_it_is(tmp_path, monkeypatch):
-    first, second = unit(0.1), unit(0.2, learners=5)
+    first, second = job(0.1), job(0.2, learners=5)
     progress = Progress.of([first, second], already=3)
     (tmp_path / "link.db").symlink_to(tmp_path / "r.db")
     reader = ProgressFile.beside(tmp_path / "r.db")
@@ -278,7 +278,7 @@ def test_other_processes_can_read_how_far_it_is(tmp_path, monkeypatch):
         tell(progress)
         said = reader.read()
         assert said["share"] == pytest.approx(200 / 700)
-        assert said["text"].startswith("1/2 units, 5 of 10 learners stored, ")
+        assert said["text"].startswith("1/2 jobs, 5 of 10 learners stored, ")
         assert "learner-steps/s" in said["text"]
         assert said["text"].endswith(" left, 1 diverged")
         assert 0 <= said["age"] < 60
@@ -293,7 +293,7 @@ def test_other_processes_can_read_how_far_it_is(tmp_path, monkeypatch):
 
 def test_the_age_of_the_last_words_is_known(tmp_path):
     file = ProgressFile.beside(tmp_path / "r.db")
-    file.path.write_text(json.dumps({"at": time.time() - 1000, "share": 0.5, "text": "1/2 units"}))
+    file.path.write_text(json.dumps({"at": time.time() - 1000, "share": 0.5, "text": "1/2 jobs"}))
     assert 1000 <= file.read()["age"] < 1060
 
 

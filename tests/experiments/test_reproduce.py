@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from made_records import results
 
-from upgd.experiments import paper, run
-from upgd.experiments.catalogue import SCALES, STUDIES, Arm, settings_of
-from upgd.experiments.reproduce import left, plan, reproduce, stored
-from upgd.experiments.units import whole
+from upgd.experiments import run
+from upgd.experiments.execution.jobs import whole
+from upgd.experiments.paper import best_known
+from upgd.experiments.paper.catalogue import SCALES, STUDIES, Arm, settings_of
+from upgd.experiments.paper.reproduce import left, plan, reproduce, stored
+from upgd.experiments.spec import defaults
 from upgd.store import Store
 
 SWEEPS = [name for name, study in STUDIES.items() if study.panels]
@@ -65,10 +67,10 @@ def test_the_papers_scale_has_the_papers_grid(study, method, settings):
     assert len(settings_of(arm, "paper")) == settings
 
 
-@pytest.mark.parametrize("problem", paper.BEST_KNOWN)
+@pytest.mark.parametrize("problem", best_known.BEST_KNOWN)
 def test_the_coarse_grid_has_the_learning_rate_that_each_method_is_known_to_need(problem):
     for arm in STUDIES[problem].arms():
-        best = paper.BEST_KNOWN[problem][arm.method]
+        best = best_known.BEST_KNOWN[problem][arm.method]
         assert best["lr"] in {settings["lr"] for settings in settings_of(arm, "coarse")}, arm.method
 
 
@@ -82,7 +84,7 @@ def test_the_ablation_splits_the_grid_by_weight_decay():
 
 def test_a_star_differs_from_the_known_setting_in_one_place():
     arm = next(arm for arm in STUDIES["output-permuted-emnist"].arms() if arm.method == "upgd")
-    known = paper.BEST_KNOWN["output-permuted-emnist"]["upgd"]
+    known = best_known.BEST_KNOWN["output-permuted-emnist"]["upgd"]
     star = settings_of(arm, "star")
     assert {name: star[0][name] for name in known} == known
     for settings in star[1:]:
@@ -97,13 +99,13 @@ def test_features_have_a_star_around_their_own_best_too():
         for arm in STUDIES["output-permuted-emnist"].arms([f"{wise}-global"])
         if arm.method == "upgd"
     )
-    own = paper.FEATURES["output-permuted-emnist"]["upgd"]
+    own = best_known.FEATURES["output-permuted-emnist"]["upgd"]
     assert [settings | {"granularity": "feature"} for settings in weights] == features[: len(weights)]
     assert {name: features[len(weights)][name] for name in own} == own
     assert own not in [{name: settings[name] for name in own} for settings in weights]
 
 
-@pytest.mark.parametrize("study", paper.BEST_KNOWN)
+@pytest.mark.parametrize("study", best_known.BEST_KNOWN)
 @pytest.mark.parametrize("name", ["beta_utility", "sigma"])
 def test_a_star_gives_every_method_the_values_of_all_known_settings(study, name):
     tried = {
@@ -111,10 +113,10 @@ def test_a_star_gives_every_method_the_values_of_all_known_settings(study, name)
         for arm in STUDIES[study].arms()
         if name in settings_of(arm, "star")[0]
     }
-    known = {settings[name] for settings in paper.BEST_KNOWN[study].values() if name in settings}
+    known = {settings[name] for settings in best_known.BEST_KNOWN[study].values() if name in settings}
     assert len({arm.method for arm in tried}) >= 2
     for values in tried.values():
-        assert values == known | {*paper.PROBLEMS[study].grid[name]}
+        assert values == known | {*defaults.PROBLEMS[study].grid[name]}
 
 
 class TestClimb:
@@ -168,9 +170,9 @@ class TestClimb:
             store.add(first[:-1])
             # Where to climb is known when the first star is.
             assert reproduce(self.PLAN, stored(store)).plan == self.PLAN
-            assert sum(len(unit.learners) for unit in left(self.PLAN, store, 1, "cpu")[0]) == 1
+            assert sum(len(job.learners) for job in left(self.PLAN, store, 1, "cpu")[0]) == 1
             store.add(first)
-            assert sum(len(unit.learners) for unit in left(self.PLAN, store, 1, "cpu")[0]) > 1
+            assert sum(len(job.learners) for job in left(self.PLAN, store, 1, "cpu")[0]) > 1
             store.add(found.records)
             assert left(self.PLAN, store, 1, "cpu") == ([], [])
             assert reproduce(self.PLAN, stored(store)).plan == found.plan
@@ -217,8 +219,8 @@ def test_the_best_setting_runs_again_with_seeds_that_nobody_has_seen():
         assert sorted(finding.entry.records) == [3, 4, 5, 6]
 
 
-def learner_steps(units):
-    return sum(unit.learner_steps for unit in units)
+def learner_steps(jobs):
+    return sum(job.learner_steps for job in jobs)
 
 
 class TestShorterSearch:
@@ -318,7 +320,7 @@ sys.meta_path.insert(0, Absent())
 
 from functools import partial
 from upgd.experiments import run
-from upgd.experiments.reproduce import plan, reproduce
+from upgd.experiments.paper.reproduce import plan, reproduce
 
 def main():
     for name in ("toy-changing-outputs", "ups-stationary-mnist"):
@@ -357,7 +359,7 @@ def test_an_interrupted_reproduction_goes_on(tmp_path):
         assert len(store) == 3
         search, final = left(chosen, store, 1, "cpu")
     assert search == []  # it is done
-    assert sum(len(unit.learners) for unit in final) == 6
+    assert sum(len(job.learners) for job in final) == 6
     first = reproduce(chosen, partial(run, store=path))
     with Store.read(path) as store:
         assert len(store) == 3 + 6

@@ -5,9 +5,9 @@ import re
 import pytest
 from made_records import record
 
-from upgd.experiments import figures
-from upgd.experiments.catalogue import STUDIES
-from upgd.experiments.progress import duration
+from upgd.experiments.analysis import figures
+from upgd.experiments.execution.progress import duration
+from upgd.experiments.paper.catalogue import STUDIES
 from upgd.store import Store
 
 pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
@@ -151,7 +151,7 @@ def test_without_a_name_it_lists(upgd):
 
 
 def test_utility_quality_is_called(upgd, tmp_path, monkeypatch):
-    from upgd.experiments import _utility_page
+    from upgd.experiments.paper import _utility_page
 
     called = []
     monkeypatch.setattr(_utility_page, "main", called.append)
@@ -171,7 +171,7 @@ def test_utility_quality_is_called(upgd, tmp_path, monkeypatch):
 )
 def test_utility_quality_says_what_it_has_no_use_for_and_others_take_it(upgd, tmp_path, monkeypatch, options, named):
     from upgd.cli import reproducing
-    from upgd.experiments import _utility_page
+    from upgd.experiments.paper import _utility_page
 
     code, said = upgd(f"reproduce utility-quality --scale smoke {options}")
     assert (code, said.err.count("\n")) == (2, 1)
@@ -278,11 +278,11 @@ class TestLengthOfTheSearch:
 
     def test_what_is_left_counts_every_problem_with_its_own_length_and_speed(self, upgd, monkeypatch):
         """10 arms, 2 settings each, and 2 final runs of 80 steps; a step takes 1 s on permuted inputs, 9 s on outputs."""
-        from upgd.experiments import estimate
+        from upgd.experiments.execution import estimate
 
-        def seconds(units, *_):
-            (problem,) = {unit.problem for unit in units}
-            return sum(unit.learner_steps for unit in units) * (1 if problem.startswith("input") else 9)
+        def seconds(jobs, *_):
+            (problem,) = {job.problem for job in jobs}
+            return sum(job.learner_steps for job in jobs) * (1 if problem.startswith("input") else 9)
 
         monkeypatch.setattr(estimate, "estimate", seconds)
         panels = "mnist-decay,mnist-no-decay,cifar10-decay,cifar10-no-decay"

@@ -13,11 +13,13 @@ import pytest
 import torch
 
 import upgd.experiments as ex
-from upgd.experiments import Experiment, architecture, estimate
-from upgd.experiments.progress import ProgressFile
-from upgd.experiments.running import execute, pending
-from upgd.experiments.units import Checkpoints, Snapshot, Unit, plan, whole
-from upgd.experiments.workers import Settings, _Pool, _Worker, in_process, in_processes
+from upgd.experiments import Experiment
+from upgd.experiments.execution import estimate
+from upgd.experiments.execution.jobs import Checkpoints, Job, Snapshot, plan, whole
+from upgd.experiments.execution.progress import ProgressFile
+from upgd.experiments.execution.running import execute, pending
+from upgd.experiments.execution.workers import Settings, _Pool, _Worker, in_process, in_processes
+from upgd.experiments.spec import architecture
 from upgd.networks import MLP
 from upgd.population import Learner, Population
 from upgd.store import Store
@@ -81,7 +83,7 @@ def test_regression_has_no_accuracy():
 def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch, expected):
     path = tmp_path / "r.db"
     assert numbers(ex.run(SMALL, store=path, backend="torch")) == expected
-    monkeypatch.setattr("upgd.experiments.workers.compute", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("upgd.experiments.execution.workers.compute", lambda *_: pytest.fail("computed again"))
     assert numbers(ex.run(SMALL, store=path, backend="torch")) == expected
 
 
@@ -90,8 +92,8 @@ def test_only_what_is_new_is_computed(tmp_path, expected):
     fewer = Experiment(SMALL.problem, {"sgd": {"lr": 0.1}}, seeds=1, steps=60, network="8", options=dict(SMALL.options))
     ex.run(fewer, store=path, backend="torch")
     with Store.write(path) as store:
-        units = pending(SMALL, store, workers=1, device="cpu")
-        assert sum(len(unit.learners) for unit in units) == 5
+        jobs = pending(SMALL, store, workers=1, device="cpu")
+        assert sum(len(job.learners) for job in jobs) == 5
     assert numbers(ex.run(SMALL, store=path, backend="torch")) == expected
 
 
@@ -110,29 +112,29 @@ def test_an_interrupted_unit_goes_on_where_it_was(tmp_path, expected):
     settings = Settings(backend="torch", checkpoints=checkpoints)
     calls = []
 
-    def interrupt(unit, done, diverged):
+    def interrupt(job, done, diverged):
         calls.append(done)
         if len(calls) == 3:
             raise KeyboardInterrupt
 
-    def note(unit, done, diverged):
-        resumed.setdefault(unit.name, done)
+    def note(job, done, diverged):
+        resumed.setdefault(job.name, done)
 
     resumed: dict[str, int] = {}
     with Store.write(tmp_path / "r.db") as store:
-        (unit, *others) = pending(SMALL, store, 1, "cpu", checkpoints)
+        (job, *others) = pending(SMALL, store, 1, "cpu", checkpoints)
         with pytest.raises(KeyboardInterrupt):
-            list(in_process(settings)([unit], interrupt))
+            list(in_process(settings)([job], interrupt))
         assert calls[2] > 0
-        assert pending(SMALL, store, 3, "cpu", checkpoints)[0] == unit  # as it was, whatever the number of workers
+        assert pending(SMALL, store, 3, "cpu", checkpoints)[0] == job  # as it was, whatever the number of workers
         execute_with = in_process(settings)
 
-        def executor(units, watcher):
-            for u in units:
+        def executor(jobs, watcher):
+            for u in jobs:
                 yield from execute_with([u], note)
 
         results = execute(SMALL, store, executor, workers=1, device="cpu", checkpoints=checkpoints)
-    assert resumed[unit.name] == calls[2]
+    assert resumed[job.name] == calls[2]
     assert all(resumed[other.name] == 0 for other in others)
     assert numbers(results) == expected
     assert not checkpoints.folder.exists()
@@ -141,11 +143,11 @@ def test_an_interrupted_unit_goes_on_where_it_was(tmp_path, expected):
 def test_units_of_all_methods_take_turns():
     """While a sweep runs, its page compares all methods."""
     three = Experiment("x", ["sgd", "upgd", "adamw"], grid={"lr": [0.1, 0.01]}, seeds=10)
-    methods = [unit.learners[0].method for unit in plan(whole(three), 1, 5)]
+    methods = [job.learners[0].method for job in plan(whole(three), 1, 5)]
     assert methods == ["sgd", "upgd", "adamw"] * 4
     uneven = Experiment("x", {"sgd": {"lr": 0.1}, "upgd": {"lr": [0.1, 0.01, 0.001]}}, seeds=4)
-    units = [(unit.learners[0].method, len(unit.learners)) for unit in plan(whole(uneven), 1, 8)]
-    assert units == [("upgd", 6), ("sgd", 4), ("upgd", 6)]
+    jobs = [(job.learners[0].method, len(job.learners)) for job in plan(whole(uneven), 1, 8)]
+    assert jobs == [("upgd", 6), ("sgd", 4), ("upgd", 6)]
 
 
 def test_while_it_runs_other_processes_are_told_how_far_it_is(tmp_path):
@@ -163,34 +165,34 @@ def test_while_it_runs_other_processes_are_told_how_far_it_is(tmp_path):
 
 def test_a_damaged_checkpoint_means_the_beginning(tmp_path, expected, caplog):
     checkpoints = Checkpoints(tmp_path / "r.db.checkpoints")
-    unit = plan(whole(SMALL), 1, 32)[0]
-    checkpoints.save(unit, Snapshot({"step": torch.tensor(1)}, 1.0))
-    (checkpoints.folder / f"{unit.name}.pt").write_bytes(b"nonsense")
+    job = plan(whole(SMALL), 1, 32)[0]
+    checkpoints.save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
+    (checkpoints.folder / f"{job.name}.pt").write_bytes(b"nonsense")
     (checkpoints.folder / "other.json").write_text("{}")
     assert numbers(ex.run(SMALL, store=tmp_path / "r.db", backend="torch")) == expected
     assert caplog.text.count("begin again") == 2
     aside = sorted(path.name for path in checkpoints.folder.iterdir())
-    assert aside == [f"{unit.name}.pt.damaged", "other.json.damaged"]
+    assert aside == [f"{job.name}.pt.damaged", "other.json.damaged"]
 
 
-def half_done(unit: Unit) -> Population:
-    """A population in the middle of a unit, whose state can be told from that of its beginning."""
+def half_done(job: Job) -> Population:
+    """A population in the middle of a job, whose state can be told from that of its beginning."""
     stream = SMALL.stream()
-    population = Population(architecture.network(unit.network, stream), unit.learners, backend="torch")
+    population = Population(architecture.network(job.network, stream), job.learners, backend="torch")
     population.run(stream, 20)
     return population
 
 
 def test_a_flipped_bit_is_found_and_the_snapshot_before_goes_on(tmp_path, expected, caplog):
     checkpoints = Checkpoints.beside(tmp_path / "r.db")
-    unit = plan(whole(SMALL), 1, 32)[0]
-    population = half_done(unit)
-    checkpoints.save(unit, Snapshot(population.state(), 1.0))
+    job = plan(whole(SMALL), 1, 32)[0]
+    population = half_done(job)
+    checkpoints.save(job, Snapshot(population.state(), 1.0))
     population.run(SMALL.stream(), 20)
     state = population.state()
-    checkpoints.save(unit, Snapshot(state, 2.0))
-    assert int(checkpoints.load(unit).state["step"]) == 40
-    file = checkpoints.folder / f"{unit.name}.pt"
+    checkpoints.save(job, Snapshot(state, 2.0))
+    assert int(checkpoints.load(job).state["step"]) == 40
+    file = checkpoints.folder / f"{job.name}.pt"
     content = bytearray(file.read_bytes())
     weights = max((name for name in state if name.startswith("group.")), key=lambda name: state[name].numel())
     content[content.index(state[weights].numpy().tobytes()) + 2] ^= 1  # in the significand of one weight
@@ -204,10 +206,10 @@ def test_a_flipped_bit_is_found_and_the_snapshot_before_goes_on(tmp_path, expect
 
 
 def test_no_flipped_bit_and_no_missing_end_changes_what_is_loaded(tmp_path):
-    checkpoints, unit = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
+    checkpoints, job = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
     state = {"a": torch.randn(50), "b": torch.arange(20)}
-    checkpoints.save(unit, Snapshot(state, 1.5))
-    file = checkpoints.folder / f"{unit.name}.pt"
+    checkpoints.save(job, Snapshot(state, 1.5))
+    file = checkpoints.folder / f"{job.name}.pt"
     good, chance = file.read_bytes(), random.Random(0)
     refused = 0
     for _ in range(200):
@@ -217,7 +219,7 @@ def test_no_flipped_bit_and_no_missing_end_changes_what_is_loaded(tmp_path):
         else:
             content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
         file.write_bytes(content)
-        loaded = checkpoints.load(unit)
+        loaded = checkpoints.load(job)
         refused += loaded is None
         if loaded is not None:  # the bit was in the padding
             assert loaded.seconds == 1.5
@@ -226,15 +228,15 @@ def test_no_flipped_bit_and_no_missing_end_changes_what_is_loaded(tmp_path):
     assert refused > 20
 
 
-@pytest.mark.parametrize("part", ["state", "seconds", "unit", "package", "digest"])
+@pytest.mark.parametrize("part", ["state", "seconds", "job", "package", "digest"])
 def test_a_checkpoint_without_one_of_its_parts_means_the_beginning(tmp_path, caplog, part):
-    checkpoints, unit = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
-    checkpoints.save(unit, Snapshot({"step": torch.tensor(1)}, 1.0))
-    file = checkpoints.folder / f"{unit.name}.pt"
+    checkpoints, job = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
+    checkpoints.save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
+    file = checkpoints.folder / f"{job.name}.pt"
     content = torch.load(file, weights_only=True)
     del content[part]
     torch.save(content, file)
-    assert checkpoints.load(unit) is None
+    assert checkpoints.load(job) is None
     assert len(caplog.messages) == 1
     assert caplog.messages[0].endswith("its learners begin again")
 
@@ -249,8 +251,8 @@ def test_a_checkpoint_of_other_learners_is_not_taken(tmp_path, caplog):
 
 
 def test_killed_between_two_renames_the_snapshot_before_goes_on(tmp_path, monkeypatch, caplog):
-    checkpoints, unit = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
-    checkpoints.save(unit, Snapshot({"step": torch.tensor(1)}, 1.0))
+    checkpoints, job = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
+    checkpoints.save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
     rename = Path.replace
 
     def killed(self, target):
@@ -260,15 +262,15 @@ def test_killed_between_two_renames_the_snapshot_before_goes_on(tmp_path, monkey
 
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        checkpoints.save(unit, Snapshot({"step": torch.tensor(2)}, 2.0))
-    assert checkpoints.load(unit).seconds == 1.0
+        checkpoints.save(job, Snapshot({"step": torch.tensor(2)}, 2.0))
+    assert checkpoints.load(job).seconds == 1.0
     assert not caplog.messages
 
 
 def test_a_checkpoint_of_another_version_means_the_beginning(tmp_path, expected, monkeypatch, caplog):
-    unit = plan(whole(SMALL), 1, 32)[0]
-    monkeypatch.setattr("upgd.experiments.units.__version__", "0.0.1")
-    Checkpoints.beside(tmp_path / "r.db").save(unit, Snapshot({"step": torch.tensor(1)}, 1.0))
+    job = plan(whole(SMALL), 1, 32)[0]
+    monkeypatch.setattr("upgd.experiments.execution.jobs.__version__", "0.0.1")
+    Checkpoints.beside(tmp_path / "r.db").save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
     monkeypatch.undo()
     assert numbers(ex.run(SMALL, store=tmp_path / "r.db", backend="torch")) == expected
     assert "it is of upgd 0.0.1" in caplog.text
@@ -276,9 +278,9 @@ def test_a_checkpoint_of_another_version_means_the_beginning(tmp_path, expected,
 
 def test_a_state_of_another_network_is_not_taken(tmp_path):
     """A checkpoint's name comes from its learners' keys, so this happens only to files that somebody has moved."""
-    unit = plan(whole(SMALL), 1, 32)[0]
-    population = Population(MLP((64, 9, 10)), unit.learners, backend="torch")
-    Checkpoints.beside(tmp_path / "r.db").save(unit, Snapshot(population.state(), 1.0))
+    job = plan(whole(SMALL), 1, 32)[0]
+    population = Population(MLP((64, 9, 10)), job.learners, backend="torch")
+    Checkpoints.beside(tmp_path / "r.db").save(job, Snapshot(population.state(), 1.0))
     with pytest.raises(ValueError, match="of another network"):
         ex.run(SMALL, store=tmp_path / "r.db", backend="torch")
 
@@ -287,8 +289,8 @@ def test_leftovers_of_the_dead_and_the_finished_are_removed(tmp_path):
     path = tmp_path / "r.db"
     ex.run(SMALL, store=path, backend="torch")
     checkpoints = Checkpoints.beside(path)
-    unit = plan(whole(SMALL), 1, 32)[0]
-    checkpoints.save(unit, Snapshot({}, 1.0))
+    job = plan(whole(SMALL), 1, 32)[0]
+    checkpoints.save(job, Snapshot({}, 1.0))
     (checkpoints.folder / "x.1.partial").touch()
     ex.run(SMALL, store=path, backend="torch")
     assert not checkpoints.folder.exists()
@@ -298,19 +300,19 @@ def test_a_unit_survives_json():
     experiment = Experiment(
         "x", {"adamw": {"lr": 0.1, "betas": (0.0, 0.99)}, "ups": {"lr": 1, "wise": "feature"}}, seeds=2
     )
-    unit = whole(experiment)
-    assert Unit.from_json(unit.to_json()) == unit
-    assert Unit.from_json(unit.to_json()).name == unit.name
+    job = whole(experiment)
+    assert Job.from_json(job.to_json()) == job
+    assert Job.from_json(job.to_json()).name == job.name
 
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 32), (2, 32), (3, 2), (50, 7), (1, 1)])
 def test_a_plan_holds_every_learner_once(workers, most):
-    unit = whole(Experiment("x", {"sgd": {"lr": [0.1, 0.2, 0.3]}, "upgd": {"lr": 0.1}}, seeds=5))
-    units = plan(unit, workers, most)
-    assert sorted(map(repr, (learner for one in units for learner in one.learners))) == sorted(map(repr, unit.learners))
-    assert all(len({learner.kind for learner in one.learners}) == 1 for one in units)
-    assert max(len(one.learners) for one in units) <= most
-    assert len(units) >= min(workers, 2)
+    job = whole(Experiment("x", {"sgd": {"lr": [0.1, 0.2, 0.3]}, "upgd": {"lr": 0.1}}, seeds=5))
+    jobs = plan(job, workers, most)
+    assert sorted(map(repr, (learner for one in jobs for learner in one.learners))) == sorted(map(repr, job.learners))
+    assert all(len({learner.kind for learner in one.learners}) == 1 for one in jobs)
+    assert max(len(one.learners) for one in jobs) <= most
+    assert len(jobs) >= min(workers, 2)
 
 
 class TwoLayers(torch.nn.Module):
@@ -351,18 +353,18 @@ def test_a_wrong_device_or_option_gets_one_sentence():
 
 
 def test_two_processes_give_the_same_and_a_worker_that_dies_is_replaced(tmp_path, expected):
-    """One of the workers is killed as soon as it works; another takes its unit."""
+    """One of the workers is killed as soon as it works; another takes its job."""
     settings = Settings(backend="torch", checkpoints=Checkpoints(tmp_path / "checkpoints"))
     killed: list[int] = []
 
-    def watcher(unit, done, diverged):
+    def watcher(job, done, diverged):
         if not killed:
             victim = multiprocessing.active_children()[0]
             killed.append(victim.pid)
             os.kill(victim.pid, signal.SIGKILL)
 
-    def watched(units, _):
-        return in_processes(settings, 2)(units, watcher)
+    def watched(jobs, _):
+        return in_processes(settings, 2)(jobs, watcher)
 
     with Store.write(tmp_path / "r.db") as store:
         results = execute(SMALL, store, watched, workers=2, device="cpu", checkpoints=settings.checkpoints)
@@ -396,21 +398,21 @@ def test_ctrl_c_while_workers_save_their_work_ends_them_at_once():
 
 TOLD_TOO_EARLY = """
 import os, signal
-from upgd.experiments import workers
-from upgd.experiments.units import Unit
+from upgd.experiments.execution import workers
+from upgd.experiments.execution.jobs import Job
 from upgd.population import Learner
 
 workers._ATTEMPTS = 1
 give = workers._Pool._give
 
-def kill_and_give(self, worker, unit):
+def kill_and_give(self, worker, job):
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(worker.process.pid, number)
-    give(self, worker, unit)
+    give(self, worker, job)
 
 workers._Pool._give = kill_and_give
-units = [Unit("output-permuted-digits", {}, "8", 5, (Learner(method="sgd", lr=lr),)) for lr in (0.1, 0.2)]
-done = workers.in_processes(workers.Settings(backend="torch"), 2)(units, lambda *_: None)
+jobs = [Job("output-permuted-digits", {}, "8", 5, (Learner(method="sgd", lr=lr),)) for lr in (0.1, 0.2)]
+done = workers.in_processes(workers.Settings(backend="torch"), 2)(jobs, lambda *_: None)
 print(sum(len(records) for _, records in done))
 """
 
@@ -425,19 +427,19 @@ def test_a_worker_that_is_only_starting_does_not_hear_what_is_for_its_parent():
 def test_a_file_that_cannot_grow_gets_a_sentence_and_the_last_snapshot_stays(tmp_path, elements):
     """Large tensors are written by torch, which has an error of its own for that; small ones when the file is closed."""
     resource = pytest.importorskip("resource", reason="needs limits on the size of files")
-    checkpoints, unit = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
-    checkpoints.save(unit, Snapshot({"step": torch.tensor(1)}, 1.0))
+    checkpoints, job = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
+    checkpoints.save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, before[1]))
     try:
         with pytest.raises(
             OSError, match=r"unfinished work cannot be saved in .*checkpoints \(File too large\)"
         ) as raised:
-            checkpoints.save(unit, Snapshot({"step": torch.zeros(elements)}, 2.0))
+            checkpoints.save(job, Snapshot({"step": torch.zeros(elements)}, 2.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "\n" not in str(raised.value)
-    assert checkpoints.load(unit).seconds == 1.0
+    assert checkpoints.load(job).seconds == 1.0
     assert sorted(path.suffix for path in checkpoints.folder.iterdir()) == [".json", ".pt"]
 
 
@@ -447,26 +449,26 @@ def test_a_disk_that_is_really_full(tmp_path):
     small.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", small], capture_output=True).returncode:
         pytest.skip("this machine does not let us mount")
-    checkpoints, unit = Checkpoints(small / "checkpoints"), whole(SMALL)
+    checkpoints, job = Checkpoints(small / "checkpoints"), whole(SMALL)
     try:
-        checkpoints.save(unit, Snapshot({"step": torch.tensor(1)}, 1.0))
+        checkpoints.save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
         with pytest.raises(OSError, match=r"unfinished work cannot be saved in .* \(No space left on device\)"):
-            checkpoints.save(unit, Snapshot({"step": torch.zeros(1_000_000)}, 2.0))
-        assert checkpoints.load(unit).seconds == 1.0
+            checkpoints.save(job, Snapshot({"step": torch.zeros(1_000_000)}, 2.0))
+        assert checkpoints.load(job).seconds == 1.0
     finally:
         subprocess.run(["umount", small], check=True)
 
 
 UNHEARD = """
 from multiprocessing import Pipe
-from upgd.experiments import workers
+from upgd.experiments.execution import workers
 
-def attend(unit, settings, tell):
+def attend(job, settings, tell):
     ours.close()
     raise OSError("unfinished work cannot be saved")
 
 ours, theirs = Pipe()
-ours.send("a unit")
+ours.send("a job")
 workers._attend = attend
 workers._serve(theirs, workers.Settings(), 1)
 """
@@ -478,37 +480,37 @@ def test_a_worker_that_cannot_save_says_so_even_if_its_parent_has_gone():
 
 
 def test_a_unit_whose_processes_keep_dying_gets_a_sentence(monkeypatch):
-    monkeypatch.setattr("upgd.experiments.workers._ATTEMPTS", 1)
-    unit = Unit("output-permuted-digits", {}, "8", 10_000_000, (Learner(method="sgd", lr=0.1),))
+    monkeypatch.setattr("upgd.experiments.execution.workers._ATTEMPTS", 1)
+    job = Job("output-permuted-digits", {}, "8", 10_000_000, (Learner(method="sgd", lr=0.1),))
 
     def kill(*_):
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
     # An OSError, which the command line shows without a traceback.
     with pytest.raises(ChildProcessError, match="the process that computed sgd × 1 of output-permuted-digits died"):
-        list(in_processes(Settings(backend="torch"), 1)([unit], kill))
+        list(in_processes(Settings(backend="torch"), 1)([job], kill))
 
 
 def test_an_error_in_a_worker_comes_up_here(tmp_path):
-    unit = Unit("output-permuted-digits", {"wrong": 1}, "8", 5, (Learner(method="sgd", lr=0.1),))
+    job = Job("output-permuted-digits", {"wrong": 1}, "8", 5, (Learner(method="sgd", lr=0.1),))
     with pytest.raises(TypeError, match="its options are") as raised:
-        list(in_processes(Settings(backend="torch"), 1)([unit], lambda *_: None))
+        list(in_processes(Settings(backend="torch"), 1)([job], lambda *_: None))
     assert "in a worker" in raised.value.__notes__[0]
 
 
 def test_kinds_share_a_unit_only_on_a_gpu():
-    """A GPU computes several groups at the same time; a CPU's cores share the work better in small units."""
+    """A GPU computes several groups at the same time; a CPU's cores share the work better in small jobs."""
     experiment = Experiment("x", {"sgd": {"lr": 0.1}, "adamw": {"lr": 0.1}, "upgd": {"lr": 0.1}}, seeds=3)
-    assert [len(unit.learners) for unit in plan(whole(experiment), 1, 8)] == [3, 3, 3]
+    assert [len(job.learners) for job in plan(whole(experiment), 1, 8)] == [3, 3, 3]
     mixed = plan(whole(experiment), 1, 8, mixed=True)
-    assert [len(unit.learners) for unit in mixed] == [5, 4]
-    assert sorted(one.method for unit in mixed for one in unit.learners) == sorted(["sgd", "adamw", "upgd"] * 3)
+    assert [len(job.learners) for job in mixed] == [5, 4]
+    assert sorted(one.method for job in mixed for one in job.learners) == sorted(["sgd", "adamw", "upgd"] * 3)
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, 6.0), (2, 4.0), (5, 4.0)])
 def test_an_estimate_knows_that_a_unit_cannot_be_divided(monkeypatch, workers, seconds):
     sgd, upgd = (
-        Unit("output-permuted-digits", {}, "8", 100, (Learner(method=method, lr=0.1),)) for method in ("sgd", "upgd")
+        Job("output-permuted-digits", {}, "8", 100, (Learner(method=method, lr=0.1),)) for method in ("sgd", "upgd")
     )
     rates = {"sgd": 100.0, "upgd": 25.0}
     measured = lambda network, stream, learners, *rest: rates[learners[0].method]  # noqa: E731

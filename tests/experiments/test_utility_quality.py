@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from upgd import utility
-from upgd.experiments import _utility_page, utility_quality
-from upgd.experiments._batched_utility import ACTIVATIONS, Pass, initial_layers
+from upgd.experiments.paper import _utility_page, utility_quality
+from upgd.experiments.paper._batched_utility import ACTIVATIONS, Pass, initial_layers
 from upgd.networks import MLP
 from upgd.streams import make
 
@@ -144,7 +144,9 @@ def test_the_page_is_written_from_the_numbers(tmp_path):
         assert (tmp_path / f"utility-quality-{wise}.png").stat().st_size > 10_000
         assert "<svg" in (tmp_path / f"utility-quality-{wise}.svg").read_text()
     assert "second order > first order, over all steps: holds in" in page
-    assert f"- Command: `python -m upgd.experiments.utility_quality --out {tmp_path} --steps 30 --seeds 2`" in page
+    assert (
+        f"- Command: `python -m upgd.experiments.paper.utility_quality --out {tmp_path} --steps 30 --seeds 2`" in page
+    )
     assert "the seeds 0 to 1" in page
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from upgd.experiments import workers
+from upgd.experiments.execution import workers
 from upgd.networks import MLP
 from upgd.population import Learner, Population, choose
 

@@ -186,7 +186,7 @@ def test_the_commands_run_the_same_learners():
     given = bound.arguments
     settings, rest = given["declaration"].settings(), given["declaration"].rest()
     from upgd.experiments import Experiment
-    from upgd.experiments.units import whole
+    from upgd.experiments.execution.jobs import whole
 
     experiment = Experiment(given["problem"], given["methods"].split(","), grid=settings, **rest)
     assert whole(experiment).digests == {r.key.digest for r in records}

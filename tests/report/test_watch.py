@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 import pytest
 from made_records import record, seeds
 
-from upgd.experiments.progress import ProgressFile
+from upgd.experiments.execution.progress import ProgressFile
 from upgd.report import Watch
 from upgd.report import watch as watch_module
 from upgd.store import DamagedStoreWarning, Store
@@ -284,11 +284,11 @@ def test_the_open_page_says_how_far_the_sweep_is(watch, open_page):
     with Store.write(watch.store) as store:
         store.add(seeds(2, "sgd"))
     file = ProgressFile.beside(watch.store)
-    file.path.write_text(json.dumps({"at": time.time(), "share": 0.256, "text": "1/4 units, 3 min 5 s left"}))
+    file.path.write_text(json.dumps({"at": time.time(), "share": 0.256, "text": "1/4 jobs, 3 min 5 s left"}))
     bar.wait_for(state="visible", timeout=20_000)
-    assert bar.inner_text() == "25 %, 1/4 units, 3 min 5 s left."
+    assert bar.inner_text() == "25 %, 1/4 jobs, 3 min 5 s left."
     assert bar.locator("progress").evaluate("bar => bar.value") == pytest.approx(0.256)
-    file.path.write_text(json.dumps({"at": time.time() - 600, "share": 0.5, "text": "2/4 units"}))
+    file.path.write_text(json.dumps({"at": time.time() - 600, "share": 0.5, "text": "2/4 jobs"}))
     bar.filter(has_text="No sign of the sweep for 10 min: it may have been stopped.").wait_for(timeout=20_000)
     file.remove()
     bar.wait_for(state="hidden", timeout=20_000)

@@ -60,8 +60,8 @@ def confirm(
     """
     load_torch()
     from upgd.experiments import Results
-    from upgd.experiments.confirming import confirmations
-    from upgd.experiments.layout import terminal_width
+    from upgd.experiments.analysis.layout import terminal_width
+    from upgd.experiments.execution.confirming import confirmations
 
     wanted = None if seeds is None else read_seeds(seeds)
     (path,) = store_files([store_file] if store_file else [], execution.store)

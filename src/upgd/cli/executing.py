@@ -21,15 +21,15 @@ _SMALL = 1_000_000
 
 
 def executor_of(experiment: "Experiment", execution: Execution) -> tuple[str, int, Any]:
-    """The device that units shall fill, how many at a time, and who computes them."""
-    from upgd.experiments.units import Checkpoints
-    from upgd.experiments.work import device_named
-    from upgd.experiments.workers import Settings, in_process, in_processes
+    """The device that jobs shall fill, how many at a time, and who computes them."""
+    from upgd.experiments.execution.jobs import Checkpoints
+    from upgd.experiments.execution.work import device_named
+    from upgd.experiments.execution.workers import Settings, in_process, in_processes
 
     check(execution)
     checkpoints = Checkpoints.beside(store_path(execution.store))
     if execution.ray is not None:
-        from upgd.distribute import on_ray
+        from upgd.experiments.execution.cluster import on_ray
 
         return on_ray(
             execution.ray,
@@ -50,7 +50,7 @@ def executor_of(experiment: "Experiment", execution: Execution) -> tuple[str, in
 
 def workers_of(experiment: "Experiment", execution: Execution, device: str) -> int:
     """How many processes compute it on this machine."""
-    from upgd.experiments.workers import processes_that_help
+    from upgd.experiments.execution.workers import processes_that_help
 
     return execution.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
 
@@ -68,7 +68,7 @@ def check(execution: Execution, *, dry_run: bool = False) -> None:
         raise UsageError("--insecure is about a Ray cluster; leave it out, or name the cluster with --ray.")
     if execution.ray is not None and execution.workers is not None:
         raise UsageError(
-            f"--workers {execution.workers} has no meaning with --ray {execution.ray}, where the cluster says how many units "
+            f"--workers {execution.workers} has no meaning with --ray {execution.ray}, where the cluster says how many jobs "
             "are computed at a time; leave one of them out."
         )
 

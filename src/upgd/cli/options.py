@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
-from upgd.experiments.settings import ALIASES, MOST_LEARNERS, known
+from upgd.experiments.spec.settings import ALIASES, MOST_LEARNERS, known
 
 __all__ = [
     "Declaration",
@@ -174,7 +174,7 @@ def load_torch() -> None:
     if mine:
         signal.signal(signal.SIGINT, _leave)
     try:
-        import upgd.experiments.running  # noqa: F401
+        import upgd.experiments.execution.running  # noqa: F401
     finally:
         if mine:
             signal.signal(signal.SIGINT, usual)

@@ -45,7 +45,7 @@ def plot(
         seeds, or none.
     """
     from upgd import writing
-    from upgd.experiments import figures
+    from upgd.experiments.analysis import figures
 
     figures.check()
     kind = output.suffix[1:].lower() or "png"  # a device has no ending

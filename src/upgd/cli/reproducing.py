@@ -14,9 +14,9 @@ from upgd.cli.options import Execution, Steps, UsageError, load_torch, read_step
 
 if TYPE_CHECKING:
     from upgd.experiments import Experiment, Results
-    from upgd.experiments.catalogue import Study
-    from upgd.experiments.reproduce import Plan, Reproduction
-    from upgd.experiments.units import Unit
+    from upgd.experiments.execution.jobs import Job
+    from upgd.experiments.paper.catalogue import Study
+    from upgd.experiments.paper.reproduce import Plan, Reproduction
 
 __all__ = ["reproduce"]
 
@@ -101,9 +101,9 @@ def reproduce(
     load_torch()
 
     from upgd.data import DataError
-    from upgd.experiments import figures
-    from upgd.experiments.catalogue import STUDIES, UTILITY_QUALITY
-    from upgd.experiments.reproduce import plan, study_named
+    from upgd.experiments.analysis import figures
+    from upgd.experiments.paper.catalogue import STUDIES, UTILITY_QUALITY
+    from upgd.experiments.paper.reproduce import plan, study_named
 
     check(execution, dry_run=dry_run)
     studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
@@ -163,7 +163,7 @@ class _Nothing(ValueError):
 
 def _refuse(options: set[str]) -> None:
     """The study that is no sweep has nothing to search, to store or to divide among workers."""
-    from upgd.experiments.catalogue import UTILITY_QUALITY
+    from upgd.experiments.paper.catalogue import UTILITY_QUALITY
 
     if options:
         raise UsageError(
@@ -173,7 +173,7 @@ def _refuse(options: set[str]) -> None:
 
 
 def _list() -> int:
-    from upgd.experiments.catalogue import STUDIES
+    from upgd.experiments.paper.catalogue import STUDIES
 
     for study in STUDIES.values():
         print(f"{study.name:<26}{study.title}")
@@ -183,12 +183,12 @@ def _list() -> int:
 
 
 def _carry_out(plan: "Plan", execution: Execution, output: Path, command: str, write_only: bool) -> None:
-    from upgd.experiments.pages import write_page
-    from upgd.experiments.progress import display
-    from upgd.experiments.reproduce import reproduce as carry_out
-    from upgd.experiments.reproduce import stored
-    from upgd.experiments.running import execute
-    from upgd.experiments.units import Checkpoints
+    from upgd.experiments.execution.jobs import Checkpoints
+    from upgd.experiments.execution.progress import display
+    from upgd.experiments.execution.running import execute
+    from upgd.experiments.paper.pages import write_page
+    from upgd.experiments.paper.reproduce import reproduce as carry_out
+    from upgd.experiments.paper.reproduce import stored
     from upgd.store import Store
 
     path = store_path(execution.store)
@@ -230,41 +230,41 @@ def _say_what_came_out(found: "Reproduction") -> None:
 
 
 def _say_what_is_left(plan: "Plan", execution: Execution) -> None:
-    from upgd.experiments.estimate import estimate
-    from upgd.experiments.progress import duration
-    from upgd.experiments.reproduce import left
-    from upgd.experiments.work import device_named
-    from upgd.experiments.workers import processes_that_help
+    from upgd.experiments.execution.estimate import estimate
+    from upgd.experiments.execution.progress import duration
+    from upgd.experiments.execution.work import device_named
+    from upgd.experiments.execution.workers import processes_that_help
+    from upgd.experiments.paper.reproduce import left
     from upgd.store import Store
 
     path, device = store_path(execution.store), device_named(execution.device)
     workers = execution.workers or processes_that_help(device)
     with Store.read(path) if path.exists() else Store.write(":memory:") as store:
         search, final = left(plan, store, workers, device)
-    units = search or final
-    if not units:
+    jobs = search or final
+    if not jobs:
         print(f"  nothing is left: all of it is in {path}")
         return
     what = "the search" if search else "the final runs"
-    print(f"  left of {what}: {sum(len(unit.learners) for unit in units):,} learners, {_learner_steps(units)}")
+    print(f"  left of {what}: {sum(len(job.learners) for job in jobs):,} learners, {_learner_steps(jobs)}")
     if search:
         if plan.grid == "climb":
             print("  then around the best of them, as long as that finds something better: more than can be told now")
         print(f"  then the final runs: {_learner_steps(final)}")
-    by_problem: dict[tuple[str, str], list[Unit]] = {}
-    for unit in search + final:
-        by_problem.setdefault((unit.problem, unit.network), []).append(unit)
+    by_problem: dict[tuple[str, str], list[Job]] = {}
+    for job in search + final:
+        by_problem.setdefault((job.problem, job.network), []).append(job)
     seconds = sum(estimate(own, workers, device, execution.backend) for own in by_problem.values())
-    print(f"  about {duration(seconds)}, measured on {min(workers, len(units))} × {device} now")
+    print(f"  about {duration(seconds)}, measured on {min(workers, len(jobs))} × {device} now")
 
 
-def _learner_steps(units: Sequence["Unit"]) -> str:
-    return f"{sum(unit.learner_steps for unit in units):,} learner-steps"
+def _learner_steps(jobs: Sequence["Job"]) -> str:
+    return f"{sum(job.learner_steps for job in jobs):,} learner-steps"
 
 
 def _utility_quality(scale: str, output: Path, nothing: bool) -> None:
     """The one study that is no sweep; it takes a few minutes and starts anew each time."""
-    from upgd.experiments._utility_page import main
+    from upgd.experiments.paper._utility_page import main
 
     steps, seeds = {"paper": (2_000, 20), "small": (500, 5), "smoke": (40, 2)}[scale]
     if nothing:
@@ -328,7 +328,7 @@ def _length(text: str) -> tuple[str, int]:
 
 
 def _by_problem(lengths: Mapping[str, int], study: "Study") -> dict[str, int]:
-    """The same without the "", for :func:`upgd.experiments.reproduce.plan`."""
+    """The same without the "", for :func:`upgd.experiments.paper.reproduce.plan`."""
     all_of_them = dict.fromkeys(study.problems(), lengths[""]) if "" in lengths else {}
     return all_of_them | {name: steps for name, steps in lengths.items() if name}
 

@@ -49,7 +49,7 @@ class Filter:
 
     def records(self, stores: Sequence[Path] = ()) -> "Sequence[Record]":
         """What is in the store of it; or in the stores that the command was given by name."""
-        from upgd.experiments.stores import open as open_stores
+        from upgd.experiments.analysis.stores import open as open_stores
 
         seeds = None if self.seeds is None else read_seeds(self.seeds)
         paths = store_files(stores, self.store)
@@ -76,7 +76,7 @@ class Filter:
 
 def _methods(text: str, stores: Sequence[Path]) -> list[str]:
     """The names in a list with commas; that of a method that no longer exists is known to stores that have some of it."""
-    from upgd.experiments.stores import open as open_stores
+    from upgd.experiments.analysis.stores import open as open_stores
     from upgd.methods import METHODS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -104,9 +104,9 @@ def best(*stores: Path, which: Filter = Filter(), as_json: Json = False) -> None
     as_json
         Print JSON, for other programs.
     """
-    from upgd.experiments.layout import terminal_width
-    from upgd.experiments.results import best_text
-    from upgd.experiments.variants import best_of_variants
+    from upgd.experiments.analysis.layout import terminal_width
+    from upgd.experiments.analysis.results import best_text
+    from upgd.experiments.analysis.variants import best_of_variants
 
     chosen = [(c, one) for c in which.results(stores).comparisons() for one in best_of_variants(c).values()]
     if as_json:
@@ -141,7 +141,7 @@ def table(
     as_json
         Print JSON, for other programs.
     """
-    from upgd.experiments.layout import terminal_width
+    from upgd.experiments.analysis.layout import terminal_width
 
     if pairs and (all_settings or against):
         raise UsageError(
@@ -174,8 +174,8 @@ def export(
         One row for each look inside each learner, with all that --look-every has recorded.
     """
     from upgd import writing
-    from upgd.experiments.exports import write_csv, write_parquet
-    from upgd.experiments.results import plural
+    from upgd.experiments.analysis.exports import write_csv, write_parquet
+    from upgd.experiments.analysis.results import plural
 
     chosen = format or _format(file)
     if chosen == "parquet" and file is None:
@@ -222,8 +222,8 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
     if as_json:
         print(json.dumps([_run_facts(record) for record in records], indent=2))
         return
-    from upgd.experiments.layout import terminal_width, wrapped
-    from upgd.experiments.results import plural, settings_text
+    from upgd.experiments.analysis.layout import terminal_width, wrapped
+    from upgd.experiments.analysis.results import plural, settings_text
 
     width = terminal_width()
     for record in records:
@@ -252,7 +252,7 @@ def merge(*files: Path, store: StorePath = None) -> None:
     store
         Where to add; upgd.db in this folder if neither this nor UPGD_STORE says otherwise. It is made if it is not there.
     """
-    from upgd.experiments.results import plural
+    from upgd.experiments.analysis.results import plural
     from upgd.store import Store
 
     if not files:
@@ -283,7 +283,7 @@ def delete(
     yes
         Do not ask.
     """
-    from upgd.experiments.results import plural
+    from upgd.experiments.analysis.results import plural
     from upgd.store import Store
 
     described = which != Filter(store=which.store)
@@ -336,7 +336,7 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
 
 
 def _run_facts(record: "Record") -> dict[str, Any]:
-    from upgd.experiments.compare import area
+    from upgd.experiments.analysis.compare import area
 
     key, metric = record.key, "loss" if record.accuracy is None else "accuracy"
     return {

@@ -124,7 +124,7 @@ def bench(*, device: str = "auto", as_json: Json = False) -> None:
         Print JSON, for other programs.
     """
     load_torch()
-    from upgd.experiments.bench import measure
+    from upgd.experiments.execution.bench import measure
 
     lines = []
     for line in measure(device):
@@ -157,8 +157,8 @@ def _refuse_study(problem: str) -> None:
 def _study(problem: str, method: str | None, declaration: Declaration, execution: Execution, as_json: bool) -> int:
     """Measure how well approximate utilities order things; print the correlations and save the figure."""
     from upgd import writing
-    from upgd.experiments import figures
-    from upgd.experiments.utility_quality import run as measure
+    from upgd.experiments.analysis import figures
+    from upgd.experiments.paper.utility_quality import run as measure
 
     given = {**declaration.settings(), **declaration.rest()}
     extra = given.keys() - {"seeds", "steps", "options"} | given_options(execution)
@@ -189,7 +189,7 @@ def _study(problem: str, method: str | None, declaration: Declaration, execution
 
 def _say_now_and_then(every: float = 10.0) -> Callable[[int, int], None]:
     """Tells the standard error every so many seconds how far it is."""
-    from upgd.experiments.progress import duration
+    from upgd.experiments.execution.progress import duration
 
     began = said = time.monotonic()
 
@@ -225,7 +225,7 @@ def _declared(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if grid is None:
         return Experiment(problem, names, grid=settings or None, **rest)
-    from upgd.experiments.declare import which_it_has
+    from upgd.experiments.spec.declare import which_it_has
 
     return Experiment(problem, {name: which_it_has(name, settings) for name in names}, grid=grid, **rest)
 
@@ -240,9 +240,9 @@ def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> i
 
 def computed(experiment: "Experiment", execution: Execution) -> "Results | None":
     """The results of an experiment, computed as far as the store does not have them; None if it was stopped."""
-    from upgd.experiments.progress import display
-    from upgd.experiments.running import execute
-    from upgd.experiments.units import Checkpoints
+    from upgd.experiments.execution.jobs import Checkpoints
+    from upgd.experiments.execution.progress import display
+    from upgd.experiments.execution.running import execute
     from upgd.store import Store
 
     path = store_path(execution.store)
@@ -278,9 +278,9 @@ def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> i
 
 def estimated(experiment: "Experiment", execution: Execution) -> dict[str, Any]:
     """What an experiment has to compute, and how long that takes; nothing of it is computed."""
-    from upgd.experiments.estimate import estimate
-    from upgd.experiments.running import pending
-    from upgd.experiments.work import device_named
+    from upgd.experiments.execution.estimate import estimate
+    from upgd.experiments.execution.running import pending
+    from upgd.experiments.execution.work import device_named
     from upgd.store import Store
 
     check(execution, dry_run=True)
@@ -288,31 +288,31 @@ def estimated(experiment: "Experiment", execution: Execution) -> dict[str, Any]:
     device = device_named(execution.device)
     workers = workers_of(experiment, execution, device)
     with Store.read(path) if path.exists() else Store.write(":memory:") as store:
-        units = pending(experiment, store, workers, device)
+        jobs = pending(experiment, store, workers, device)
     return {
         "problem": experiment.problem,
         "network": experiment.network,
         "steps": experiment.steps,
         "methods": {method: len(list(_of(experiment, method))) for method in experiment.methods},
         "learners": len(experiment.learners()),
-        "stored": len(experiment.learners()) - sum(len(unit.learners) for unit in units),
-        "units": len(units),
-        "learner_steps": sum(unit.learner_steps for unit in units),
-        "workers": min(workers, max(1, len(units))),
+        "stored": len(experiment.learners()) - sum(len(job.learners) for job in jobs),
+        "jobs": len(jobs),
+        "learner_steps": sum(job.learner_steps for job in jobs),
+        "workers": min(workers, max(1, len(jobs))),
         "device": device,
-        "seconds": estimate(units, workers, device, execution.backend),
+        "seconds": estimate(jobs, workers, device, execution.backend),
     }
 
 
 def estimate_text(facts: dict[str, Any], store: Path) -> str:
     """The same in words."""
-    from upgd.experiments.progress import duration
+    from upgd.experiments.execution.progress import duration
 
     lines = [
         f"{facts['problem']}, network {facts['network']}, {facts['steps']:,} steps",
         *(f"  {method:<20}{count:>6,} learners" for method, count in facts["methods"].items()),
         f"  {facts['stored']:,} of {facts['learners']:,} learners are in {store} already",
-        f"  to do: {facts['learner_steps']:,} learner-steps in {facts['units']} units on {facts['workers']} × "
+        f"  to do: {facts['learner_steps']:,} learner-steps in {facts['jobs']} jobs on {facts['workers']} × "
         f"{facts['device']}",
         f"  about {duration(facts['seconds'])}, measured on this machine now",
     ]
@@ -324,7 +324,7 @@ def _of(experiment: "Experiment", method: str) -> Iterator[Any]:
 
 
 def _print(results: "Results", as_json: bool) -> None:
-    from upgd.experiments.layout import terminal_width
+    from upgd.experiments.analysis.layout import terminal_width
 
     table = results.table()
     print(json.dumps(list(table.lines), indent=2) if as_json else table.text(terminal_width()))

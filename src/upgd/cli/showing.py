@@ -27,8 +27,8 @@ def demo(
         Show no progress.
     """
     load_torch()
+    from upgd.experiments.analysis.layout import terminal_width
     from upgd.experiments.demo import demo as show_it
-    from upgd.experiments.layout import terminal_width
     from upgd.report import write
 
     try:

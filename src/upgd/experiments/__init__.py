@@ -11,16 +11,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from upgd.experiments.confirming import confirm
-    from upgd.experiments.declare import Experiment
-    from upgd.experiments.files import load
-    from upgd.experiments.results import Results
-    from upgd.experiments.running import run
+    from upgd.experiments.analysis.results import Results
+    from upgd.experiments.execution.confirming import confirm
+    from upgd.experiments.execution.running import run
+    from upgd.experiments.spec.declare import Experiment
+    from upgd.experiments.spec.files import load
 
 __all__ = ["Experiment", "Results", "confirm", "load", "run"]
 
 # Those who only read results need not wait for torch.
-_HOMES = {"Experiment": "declare", "Results": "results", "confirm": "confirming", "load": "files", "run": "running"}
+_HOMES = {
+    "Experiment": "spec.declare",
+    "Results": "analysis.results",
+    "confirm": "execution.confirming",
+    "load": "spec.files",
+    "run": "execution.running",
+}
 
 
 def __getattr__(name: str) -> Any:

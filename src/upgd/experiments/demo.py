@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from upgd import writing
-from upgd.experiments import figures
-from upgd.experiments.declare import Experiment
-from upgd.experiments.results import Results, Table
-from upgd.experiments.running import run
-from upgd.experiments.variants import label
+from upgd.experiments.analysis import figures
+from upgd.experiments.analysis.results import Results, Table
+from upgd.experiments.analysis.variants import label
+from upgd.experiments.execution.running import run
+from upgd.experiments.spec.declare import Experiment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -147,8 +147,8 @@ class Method:
         ...
         ...     def update(self, w, g, h):
         ...         return w - h.lr * (g + h.strength * w)
-        >>> list(Decay.settings), Decay.needs("noise")
-        (['lr', 'strength'], False)
+        >>> Decay.settings["strength"].symbol, Decay.needs("noise")
+        ('λ', False)
     """
 
     name: ClassVar[str] = ""

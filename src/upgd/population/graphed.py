@@ -186,7 +186,7 @@ class GraphedBackend(TorchBackend):
 
     def _recorded(self) -> dict[int, Callable[[], None]]:
         """Ways to take one step and several."""
-        changing = [tensor for named in self._state.values() for tensor in named.values()]
+        changing = [tensor for part in self._parts() for tensor in self._state[part].values()]
         tensors = [*self._fixed.values(), *changing]
         if self._device.type != "cuda":
             return {count: _repeated(self._take, tensors, count) for count in (1, _UNROLLED)}
@@ -214,6 +214,10 @@ class GraphedBackend(TorchBackend):
             log.warning("torch.compile failed (%s); steps are taken uncompiled, which is several times slower", reason)
             return self._take
 
+    def _parts(self) -> list[str]:
+        """The parts of the state in the order of the graph's tensors; utilities are last, see :meth:`_take`."""
+        return sorted(self._state, key=lambda part: part == "utility")
+
     def _changing(self) -> list[tuple[str, Scalar]]:
         return [(key, scalar) for key, scalar in self._expressions.items() if scalar.changes]
 
@@ -222,7 +226,10 @@ class GraphedBackend(TorchBackend):
         if self._places_now:
             if not scalar.changes:
                 return self._constant[scalar.key]
-            return self._places_now[f"scalar.{scalar.key}"].index_select(0, self._places_now["offset"])[0]
+            if scalar.key not in self._resolved:
+                table = self._places_now[f"scalar.{scalar.key}"]
+                self._resolved[scalar.key] = table.index_select(0, self._places_now["offset"])[0]
+            return self._resolved[scalar.key]
         self._expressions[scalar.key] = scalar
         return super()._resolve(scalar)
 
@@ -232,7 +239,7 @@ class GraphedBackend(TorchBackend):
         fixed = dict(zip(self._fixed, tensors, strict=False))
         self._places_now = fixed
         state = iter(tensors[len(fixed) :])
-        kept = {part: dict(named) for part, named in self._state.items()}
+        kept = {part: dict(self._state[part]) for part in self._parts()}
         places = {part: {name: next(state) for name in named} for part, named in kept.items()}
         for part, named in places.items():
             self._state[part].update(named)

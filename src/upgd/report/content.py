@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from upgd.experiments.bands import interval, of_seeds
-from upgd.experiments.compare import OWN_LOOP, Best, Comparison, Entry, Row, area, comparisons
-from upgd.experiments.layout import number_format
-from upgd.experiments.results import CAVEAT, settings_text
-from upgd.experiments.settings import hyperparameters, ordered
-from upgd.experiments.variants import Variant, best_of_variants, by_variant, dashes, table_rows
-from upgd.experiments.variants import variant as variant_of
+from upgd.experiments.analysis.bands import interval, of_seeds
+from upgd.experiments.analysis.compare import OWN_LOOP, Best, Comparison, Entry, Row, area, comparisons
+from upgd.experiments.analysis.layout import number_format
+from upgd.experiments.analysis.results import CAVEAT, settings_text
+from upgd.experiments.analysis.variants import Variant, best_of_variants, by_variant, dashes, table_rows
+from upgd.experiments.analysis.variants import variant as variant_of
+from upgd.experiments.spec.settings import hyperparameters, ordered
 from upgd.report.colours import Colours, colours
 from upgd.store import Record
 

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from upgd import writing
-from upgd.experiments.stores import read
+from upgd.experiments.analysis.stores import read
 from upgd.report.content import Section, sections
 from upgd.report.parts import overview, section
 from upgd.store import Record

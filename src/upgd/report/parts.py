@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from html import escape
 
-from upgd.experiments.compare import Row
-from upgd.experiments.layout import number_format, p_text
-from upgd.experiments.progress import count, duration
-from upgd.experiments.results import AT_EDGE, plural, settings_text
-from upgd.experiments.variants import Variant
+from upgd.experiments.analysis.compare import Row
+from upgd.experiments.analysis.layout import number_format, p_text
+from upgd.experiments.analysis.results import AT_EDGE, plural, settings_text
+from upgd.experiments.analysis.variants import Variant
+from upgd.experiments.execution.progress import count, duration
 from upgd.report.content import Section, Setting
 from upgd.store import Record
 

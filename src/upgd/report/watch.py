@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from upgd.experiments.progress import ProgressFile
+from upgd.experiments.execution.progress import ProgressFile
 from upgd.report.page import content, page_around, plotly
 from upgd.store import Record, Store, StoreError
 

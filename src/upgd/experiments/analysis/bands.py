@@ -1,0 +1,69 @@
+"""Curves of several seeds as a mean and a band around it."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.experiments.analysis.compare import Entry, Metric
+from upgd.experiments.analysis.student import quantile
+
+__all__ = ["band", "interval", "of_seeds"]
+
+Floats = NDArray[np.float64]
+
+#: How many times a bootstrap draws the seeds again.
+_RESAMPLES = 2_000
+
+
+def band(values: Floats) -> tuple[Floats, Floats]:
+    """The mean over seeds, and how far its 95 % confidence interval reaches to either side; 0 for a single seed.
+
+    Args:
+        values: ``(seeds, points)``.
+    """
+    mean: Floats = values.mean(0)
+    if len(values) < 2:
+        return mean, np.zeros_like(mean)
+    return mean, quantile(len(values) - 1) * values.std(0, ddof=1) / np.sqrt(len(values))
+
+
+def interval(values: Floats, metric: Metric) -> tuple[Floats, Floats, Floats]:
+    """The mean over seeds and both ends of its 95 % confidence interval, which never leaves the range of the metric.
+
+    For accuracies this is Student's t interval, cut off at 0 and 1. Losses are skewed, and a symmetric interval around their
+    mean would reach below zero. They get the percentile bootstrap, expanded for few seeds as Hesterberg (2015, "What
+    teachers should know about the bootstrap") proposes; it stays between the smallest and the largest seed.
+
+    Args:
+        values: ``(seeds, points)``.
+        metric: what the values are.
+    """
+    mean, reach = band(values)
+    if metric == "accuracy":
+        return mean, np.maximum(mean - reach, 0), np.minimum(mean + reach, 1)
+    seeds = len(values)
+    if seeds < 2:
+        return mean, mean, mean
+    tail = math.erfc(quantile(seeds - 1) * math.sqrt(seeds / (seeds - 1) / 2)) / 2
+    # A fixed generator: the same results give the same picture.
+    drawn = np.random.default_rng(0).multinomial(seeds, np.full(seeds, 1 / seeds), _RESAMPLES) / seeds
+    low, high = np.quantile(drawn @ values, (tail, 1 - tail), axis=0)
+    return mean, low, high
+
+
+def of_seeds(entry: Entry, metric: str, points: int) -> tuple[NDArray[Any], Floats]:
+    """Where windows end, and the learners' means: ``(points,)`` and ``(seeds, points)``; without those that diverged.
+
+    Where there are more windows than ``points``, neighbours are joined; each step counts the same.
+    """
+    alive = [record for record in entry.records.values() if record.diverged_at is None]
+    if not alive:
+        return np.empty(0), np.empty((0, 0))
+    values = np.array([record.accuracy if metric == "accuracy" else record.loss for record in alive], np.float64)
+    ends, lengths = alive[0].ends, alive[0].lengths
+    together = -(-len(ends) // points)
+    first = np.arange(0, len(ends), together)
+    joined = np.add.reduceat(values * lengths, first, axis=1) / np.add.reduceat(lengths, first)
+    return ends[np.minimum(first + together, len(ends)) - 1], joined

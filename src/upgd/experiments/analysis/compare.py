@@ -1,0 +1,432 @@
+"""Comparing methods fairly: which settings are best, how flat the optimum is, and whether a difference is one.
+
+**Score.** The area under a learner's online curve: the mean over all steps of the accuracy (in regression, of the loss) of
+predictions made before the update.
+
+**Divergence.** A setting with fewer diverged learners comes before one with more, whatever their scores; the score of a
+setting is the mean over its learners that did not diverge.
+
+**Ties** go to the smaller lr, then to the smaller value of the other settings in alphabetical order.
+
+**Seeds.** Settings of a method are compared on the seeds that all of them have, so 20 more seeds of the best setting do not
+change which one is best. Where there is no such seed, those that have the most common one are compared, and the others are
+counted.
+
+**Fresh seeds.** The seeds of a search chose the setting, so its score on them is too good. A seed is fresh if it had no part
+in the choice: the settings were not compared on it, and at most half of them have it. Where the best setting has fresh seeds,
+tables and figures show these alone; seeds of the search and fresh ones are never pooled.
+
+**Tests.** Paired two-sided t-tests over common seeds. Which method leads depends on the results, so comparisons with the
+leader are corrected as tests of all pairs of methods, by Holm's procedure; comparisons with a reference that was chosen
+beforehand as that many tests alone.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.experiments.analysis.student import p_value
+from upgd.store import Record
+
+__all__ = [
+    "Best",
+    "Comparison",
+    "Entry",
+    "Pair",
+    "Row",
+    "area",
+    "best",
+    "comparisons",
+    "holm",
+    "pairs",
+    "quarter",
+    "rows",
+]
+
+Metric = Literal["accuracy", "loss"]
+#: Which seeds a line of a table is about: fresh ones, or those that chose the settings. None where nothing was chosen.
+Evaluation = Literal["fresh", "search"] | None
+#: The backend of results that come from somebody's own loop: nothing here can run them again.
+OWN_LOOP = "own loop"
+#: A setting is as good as the best if its score is no more than this share worse.
+FLAT = 0.01
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method with its settings, and its learners by seed."""
+
+    method: str
+    settings: Mapping[str, Any]
+    records: Mapping[int, Record] = field(repr=False)
+    source: str = ""  #: the store that they come from, where several are compared
+
+    def on(self, seeds: Iterable[int]) -> "Entry":
+        """The same with these of its seeds alone."""
+        return replace(self, records={seed: self.records[seed] for seed in seeds if seed in self.records})
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What can be compared: the same problem, network and number of steps."""
+
+    problem: str
+    options: Mapping[str, Any]
+    network: str
+    steps: int
+    metric: Metric
+    entries: tuple[Entry, ...] = field(repr=False)
+
+    def of(self, method: str) -> list[Entry]:
+        """The method's settings."""
+        return [entry for entry in self.entries if entry.method == method]
+
+    @property
+    def title(self) -> str:
+        options = "".join(f", {name} {value}" for name, value in self.options.items())
+        return f"{self.problem}{options}, network {self.network}, {self.steps:,} steps"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best setting of a method.
+
+    Attributes:
+        entry: the setting.
+        score: its area under the curve, the mean over ``seeds``; NaN if all of its learners diverged.
+        seeds: the seeds on which the settings were compared.
+        diverged: how many of its learners diverged.
+        tried: how many settings were compared; ``diverged_settings`` of them had a learner that diverged.
+        left_out: how many settings could not be compared with them, for they share no seed.
+        flat: the share of the settings whose score is within 1 % of the best.
+        neighbours: for each hyperparameter of which several values were tried, the scores of the settings next to the best
+            one that differ from it in this hyperparameter alone, by value.
+        edges: the hyperparameters whose best value is the smallest or largest that was tried: a wider grid may find better.
+        search_seeds: the seeds of the search; empty if only one setting was tried.
+        fresh_seeds: the setting's seeds that had no part in choosing it; empty if only one setting was tried.
+    """
+
+    entry: Entry
+    score: float
+    seeds: tuple[int, ...]
+    diverged: int
+    tried: int
+    left_out: int
+    diverged_settings: int
+    flat: float
+    neighbours: Mapping[str, Mapping[Any, float]]
+    edges: tuple[str, ...]
+    search_seeds: tuple[int, ...] = ()
+    fresh_seeds: tuple[int, ...] = ()
+
+    @property
+    def shown(self) -> Entry:
+        """The setting with its fresh seeds alone; with all of its seeds where none is fresh."""
+        return self.entry.on(self.fresh_seeds) if self.fresh_seeds else self.entry
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: means over the seeds that did not diverge, and their standard errors."""
+
+    entry: Entry
+    seeds: int
+    diverged: int
+    mean: float
+    error: float
+    first_quarter: float
+    last_quarter: float
+    learner_steps: int
+    difference: float | None  #: to the best method, or to the reference; over common seeds
+    p: float | None  #: of a paired t-test of that difference; None where there is nothing to test
+    p_holm: float | None = None  #: the same, corrected for the number of tests
+    evaluation: Evaluation = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A method compared with another over the seeds that both have and on which neither diverged.
+
+    Attributes:
+        first, second: the two.
+        seeds: how many seeds were compared.
+        difference: the mean of the first minus that of the second; None if they share no seed.
+        p: of a paired t-test of the difference; None where there is nothing to test.
+        p_holm: the same, corrected for the number of pairs.
+    """
+
+    first: Entry
+    second: Entry
+    seeds: int
+    difference: float | None
+    p: float | None
+    p_holm: float | None = None
+
+
+def comparisons(records: Iterable[Record]) -> list[Comparison]:
+    """Sort records into what can be compared."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        key = record.key
+        groups.setdefault(
+            repr((key.problem, sorted(key.options.items()), key.network, key.steps, key.engine)), []
+        ).append(record)
+    return [_comparison(group) for group in groups.values()]
+
+
+def area(record: Record, metric: Metric) -> float:
+    """The mean of the online metric over all steps; NaN for a learner that diverged."""
+    curve = record.accuracy if metric == "accuracy" else record.loss
+    if curve is None or record.diverged_at is not None:
+        return math.nan
+    return float(curve.astype(np.float64) @ record.lengths / record.key.steps)
+
+
+def quarter(record: Record, metric: Metric, which: Literal["first", "last"]) -> float:
+    """The mean over the first or the last quarter of the steps."""
+    steps = record.key.steps
+    begin, end = (0, steps / 4) if which == "first" else (steps * 3 / 4, steps)
+    return _mean(record, metric, begin, end)
+
+
+def best(comparison: Comparison, method: str) -> Best:
+    """The best setting of a method, by the rules at the top of this module."""
+    all_of_method = comparison.of(method)
+    entries, seeds = _on_common_seeds(all_of_method)
+    metric = comparison.metric
+    scores = [_score(entry, seeds, metric) for entry in entries]
+    diverged = [sum(entry.records[seed].diverged_at is not None for seed in seeds) for entry in entries]
+
+    def rank(i: int) -> tuple[Any, ...]:
+        score = -scores[i] if metric == "accuracy" else scores[i]
+        return (diverged[i], math.inf if math.isnan(score) else score, *_tie_break(entries[i].settings))
+
+    first = min(range(len(entries)), key=rank)
+    within = [not diverged[i] and _as_good(scores[i], scores[first], metric) for i in range(len(entries))]
+    neighbours, edges = _surroundings(entries[first].settings, [e.settings for e in entries], scores)
+    search = _search_seeds(entries, seeds)
+    return Best(
+        entry=entries[first],
+        score=scores[first],
+        seeds=seeds,
+        diverged=diverged[first],
+        tried=len(entries),
+        left_out=len(all_of_method) - len(entries),
+        diverged_settings=sum(count > 0 for count in diverged),
+        flat=sum(within) / len(entries),
+        neighbours=neighbours,
+        edges=edges,
+        search_seeds=search,
+        fresh_seeds=tuple(sorted(set(entries[first].records) - set(search))) if search else (),
+    )
+
+
+def rows(
+    comparison: Comparison,
+    entries: Sequence[Entry],
+    *,
+    reference: Entry | None = None,
+    evaluation: Evaluation = None,
+    corrected: bool = True,
+) -> list[Row]:
+    """A table's lines, the best first. Whoever diverges less is better, whatever the scores of those that survived.
+
+    Args:
+        comparison: the entries' problem.
+        entries: a line for each of them.
+        reference: the entry with which the others are compared; by default the best.
+        evaluation: which seeds the entries have.
+        corrected: whether to correct p for the number of tests; among many settings that takes long and says little.
+    """
+    metric = comparison.metric
+    sign = -1 if metric == "accuracy" else 1
+
+    def rank(entry: Entry) -> tuple[float, bool, float]:
+        mean = _score(entry, tuple(entry.records), metric)
+        diverged = sum(record.diverged_at is not None for record in entry.records.values())
+        return diverged / len(entry.records), math.isnan(mean), sign * mean
+
+    ordered = sorted(entries, key=rank)
+    to = ordered[0] if reference is None and ordered else reference
+    others = [entry for entry in ordered if entry is not to]
+    if corrected and reference is None:
+        # The leader is one of them, and first in every pair that it is part of.
+        tests = {id(pair.second): pair for pair in pairs(comparison, ordered) if pair.first is to}
+    else:
+        found = [_pair(to, entry, metric) for entry in others if to is not None]
+        adjusted = holm([pair.p for pair in found]) if corrected else [None] * len(found)
+        tests = {id(pair.second): replace(pair, p_holm=p) for pair, p in zip(found, adjusted, strict=True)}
+    return [_table_row(entry, tests.get(id(entry)), metric, evaluation) for entry in ordered]
+
+
+def pairs(comparison: Comparison, entries: Sequence[Entry]) -> list[Pair]:
+    """Every entry against every other, with p corrected for the number of pairs."""
+    found = [_pair(first, second, comparison.metric) for first, second in combinations(entries, 2)]
+    return [replace(pair, p_holm=p) for pair, p in zip(found, holm([pair.p for pair in found]), strict=True)]
+
+
+def holm(chances: Sequence[float | None]) -> list[float | None]:
+    """p-values corrected by Holm's step-down procedure, in their order; None is no test and stays None.
+
+    The chance that any true null hypothesis gets a corrected p below α is at most α, however the tests depend on one another.
+
+    Example:
+        >>> holm([0.01, None, 0.04, 0.03])
+        [0.03, None, 0.06, 0.06]
+    """
+    order = sorted((p, i) for i, p in enumerate(chances) if p is not None)
+    corrected: list[float | None] = [None] * len(chances)
+    largest = 0.0
+    for rank, (p, i) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        corrected[i] = largest
+    return corrected
+
+
+def _comparison(records: list[Record]) -> Comparison:
+    key = records[0].key
+    entries: dict[str, tuple[str, Mapping[str, Any], dict[int, Record], str]] = {}
+    for record in records:
+        name = repr((record.key.method, sorted(record.key.settings.items()), record.source))
+        own = entries.setdefault(name, (record.key.method, record.key.settings, {}, record.source))
+        own[2][record.key.seed] = record
+    metric: Metric = "loss" if records[0].accuracy is None else "accuracy"
+    found = tuple(Entry(*entry) for entry in entries.values())
+    return Comparison(key.problem, key.options, key.network, key.steps, metric, found)
+
+
+def _mean(record: Record, metric: Metric, begin: float, end: float) -> float:
+    curve = record.accuracy if metric == "accuracy" else record.loss
+    if curve is None or record.diverged_at is not None:
+        return math.nan
+    ends = record.ends
+    overlap = np.clip(np.minimum(ends, end) - np.maximum(ends - record.lengths, begin), 0, None)
+    counted = overlap > 0
+    return float(np.average(curve[counted].astype(np.float64), weights=overlap[counted]))
+
+
+def _score(entry: Entry, seeds: Sequence[int], metric: Metric) -> float:
+    areas = _finite([area(entry.records[seed], metric) for seed in seeds])
+    return float(areas.mean()) if len(areas) else math.nan
+
+
+def _finite(values: Iterable[float]) -> NDArray[np.float64]:
+    array = np.array(list(values), np.float64)
+    return array[~np.isnan(array)]
+
+
+def _on_common_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], tuple[int, ...]]:
+    """The settings that have the seed which most of them have, and all seeds that these share."""
+    having = Counter(seed for entry in entries for seed in entry.records)
+    most_common = min(having, key=lambda seed: (-having[seed], seed))
+    chosen = [entry for entry in entries if most_common in entry.records]
+    return chosen, tuple(sorted(set.intersection(*(set(entry.records) for entry in chosen))))
+
+
+def _search_seeds(entries: Sequence[Entry], compared: Sequence[int]) -> tuple[int, ...]:
+    """The seeds on which settings were compared, and those that most settings have: a setting of which a seed is missing, as
+    while a sweep runs, does not make that seed fresh."""
+    if len(entries) < 2:
+        return ()
+    having = Counter(seed for entry in entries for seed in entry.records)
+    return tuple(sorted({*compared, *(seed for seed, count in having.items() if count > len(entries) / 2)}))
+
+
+def _tie_break(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(_sortable(value) for _, value in sorted(settings.items(), key=_lr_first))
+
+
+def _sortable(value: Any) -> tuple[int, Any]:
+    """Settings of somebody's own method may be of any kind: numbers before lists, text and what is not there."""
+    if isinstance(value, int | float):
+        return (0, value)
+    return (1, [_sortable(part) for part in value]) if isinstance(value, list | tuple) else (2, str(value))
+
+
+def _lr_first(item: tuple[str, Any]) -> tuple[bool, str]:
+    return (item[0] != "lr", item[0])
+
+
+def _as_good(score: float, best_score: float, metric: Metric) -> bool:
+    slack = FLAT * abs(best_score)
+    return score >= best_score - slack if metric == "accuracy" else score <= best_score + slack
+
+
+def _surroundings(
+    chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], scores: Sequence[float]
+) -> tuple[dict[str, dict[Any, float]], tuple[str, ...]]:
+    """The scores of the neighbours in the grid, and of what the smallest or largest value that was tried is chosen."""
+    neighbours: dict[str, dict[Any, float]] = {}
+    edges = []
+    for name in chosen:
+        everywhere = {_hashable(settings[name]) for settings in tried if name in settings}
+        numbers = [value for value in everywhere if isinstance(value, int | float)]
+        there_is_more = len(numbers) > 1 and isinstance(chosen[name], float) and chosen[name] != 0
+        if there_is_more and chosen[name] in (min(numbers), max(numbers)):
+            edges.append(name)
+        line = {
+            _hashable(settings[name]): score
+            for settings, score in zip(tried, scores, strict=True)
+            if settings.keys() == chosen.keys()
+            and all(settings[other] == chosen[other] for other in chosen if other != name)
+        }
+        if len(line) < 2:
+            continue
+        values = sorted(line, key=_sortable)
+        at = values.index(_hashable(chosen[name]))
+        neighbours[name] = {values[i]: line[values[i]] for i in (at - 1, at + 1) if 0 <= i < len(values)}
+    return neighbours, tuple(edges)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def _table_row(entry: Entry, test: Pair | None, metric: Metric, evaluation: Evaluation) -> Row:
+    learners = list(entry.records.values())
+    areas = _finite(area(record, metric) for record in learners)
+    difference = None if test is None or test.difference is None else -test.difference  # ours minus the reference's
+    return Row(
+        entry=entry,
+        seeds=len(learners),
+        diverged=sum(record.diverged_at is not None for record in learners),
+        mean=float(areas.mean()) if len(areas) else math.nan,
+        error=float(areas.std(ddof=1) / math.sqrt(len(areas))) if len(areas) > 1 else math.nan,
+        first_quarter=_mean_of(quarter(record, metric, "first") for record in learners),
+        last_quarter=_mean_of(quarter(record, metric, "last") for record in learners),
+        learner_steps=sum(record.key.steps for record in learners),
+        difference=difference,
+        p=None if test is None else test.p,
+        p_holm=None if test is None else test.p_holm,
+        evaluation=evaluation,
+    )
+
+
+def _mean_of(values: Iterable[float]) -> float:
+    finite = _finite(values)
+    return float(finite.mean()) if len(finite) else math.nan
+
+
+def _pair(first: Entry, second: Entry, metric: Metric) -> Pair:
+    """The mean difference over common seeds on which neither diverged, and how likely one as large is by chance."""
+    common = sorted(set(first.records) & set(second.records))
+    differences = _finite(area(first.records[seed], metric) - area(second.records[seed], metric) for seed in common)
+    mean = float(differences.mean()) if len(differences) else None
+    return Pair(first, second, len(differences), mean, _paired_t(differences))
+
+
+def _paired_t(differences: NDArray[np.float64]) -> float | None:
+    if len(differences) < 2:
+        return None
+    if not differences.any():
+        return 1.0
+    spread = differences.std(ddof=1)
+    if spread == 0:
+        return 0.0
+    return p_value(float(differences.mean()) / (spread / math.sqrt(len(differences))), len(differences) - 1)

@@ -1,0 +1,189 @@
+"""The same sweep on a Ray cluster.
+
+Jobs of work go to the cluster in slices: a task takes a job from where it was, computes for a while and gives back either
+the finished records or a snapshot. The driver alone writes: records into the store, snapshots into the checkpoints beside it.
+So a node that is lost costs a slice, which Ray gives to another node; and a driver that is stopped goes on where it was.
+"""
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from upgd.experiments.execution.jobs import Checkpoints, Job, Snapshot
+from upgd.experiments.execution.work import Pause, compute, device_named
+from upgd.experiments.execution.workers import Executor, Watcher
+from upgd.population.choose import BackendName
+from upgd.store import Record
+
+__all__ = ["on_ray"]
+
+#: How often Ray gives a slice to another worker when the one that had it is lost.
+_RETRIES = 10
+_START = "start one with `ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`"
+
+
+def on_ray(
+    address: str,
+    device: str = "auto",
+    backend: BackendName = "auto",
+    checkpoints: Checkpoints | None = None,
+    slice_seconds: float = 60.0,
+    look_every: int | None = None,
+    insecure: bool = False,
+) -> tuple[str, int, Executor]:
+    """Connect to a Ray cluster.
+
+    Args:
+        address: the head's, ``HOST:PORT``; ``"auto"`` for the cluster that this machine belongs to; ``"local"`` to start
+            one on this machine, which ends with the process.
+        device: what jobs compute on: ``"auto"`` takes the cluster's GPUs if it has any, one for each job.
+        backend: the population's.
+        checkpoints: where the driver keeps snapshots of unfinished jobs.
+        slice_seconds: how long a task computes before it gives back a snapshot: what the loss of a node costs at most.
+        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
+        insecure: start a cluster, or use one, that asks nobody for a token: whoever reaches its ports may run code.
+
+    Returns:
+        The kind of device, how many jobs the cluster computes at a time, and the executor.
+    """
+    ray = _connected(address, insecure)
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
+    on_gpu = device.startswith("cuda") or (device == "auto" and gpus > 0)
+    if on_gpu and not gpus:
+        raise ValueError(f"device={device!r} needs a GPU, but the Ray cluster at {address} has none; use --device cpu")
+    slots = gpus if on_gpu else max(1, int(resources.get("CPU", 1)))
+    kind = "cuda" if on_gpu else "cpu"
+    needs = {"num_gpus": 1} if on_gpu else {"num_cpus": 1}
+    task = ray.remote(**needs, max_retries=_RETRIES)(compute_slice)
+
+    def execute(jobs: Sequence[Job], watcher: Watcher) -> Iterator[tuple[Job, list[Record]]]:
+        waiting = list(reversed(jobs))
+        running: dict[Any, Job] = {}
+
+        def submit(job: Job, begun: Snapshot | None) -> None:
+            running[task.remote(job, kind, backend, begun, slice_seconds, look_every)] = job
+
+        try:
+            while waiting or running:
+                while waiting and len(running) < slots:
+                    job = waiting.pop()
+                    submit(job, checkpoints.load(job) if checkpoints is not None else None)
+                (ready, *_), _ = ray.wait(list(running), num_returns=1)
+                job = running.pop(ready)
+                records, snapshot, done, diverged = _got(ray, ready)
+                if records is not None:
+                    yield job, records
+                    continue
+                if checkpoints is not None and snapshot is not None:
+                    checkpoints.save(job, snapshot)
+                submit(job, snapshot)
+                watcher(job, done, diverged)
+        finally:
+            # With the driver go its tasks. To cancel them first would race with their answers, and Ray (2.60) then ends the
+            # whole process.
+            ray.shutdown()
+
+    return kind, slots, execute
+
+
+def compute_slice(
+    job: Job,
+    device: str,
+    backend: BackendName,
+    begun: Snapshot | None,
+    seconds: float,
+    look_every: int | None = None,
+) -> tuple[list[Record] | None, Snapshot | None, int, int]:
+    """Compute a job for so many seconds, or to its end.
+
+    Returns:
+        The records, or None and a snapshot; and the learner-steps done and how many learners have diverged.
+    """
+    deadline = time.monotonic() + seconds
+    seen: list[Any] = []
+
+    def watch(done: int, diverged: int, snapshot: Callable[[], Snapshot]) -> None:
+        began = bool(seen)
+        seen[:] = [snapshot, done, diverged]
+        if began and done < job.learner_steps and time.monotonic() >= deadline:  # at least one block, however slow
+            raise Pause
+
+    try:
+        records = compute(job, device_named(device), backend, begun, watch, look_every)
+        return records, None, job.learner_steps, 0
+    except Pause:
+        snapshot, done, diverged = seen
+        return None, snapshot(), done, diverged
+
+
+def _connected(address: str, insecure: bool) -> Any:
+    if address == "local" and not insecure and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported, and makes the token
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ValueError("a Ray cluster needs a package that is not here: pip install 'upgd[ray]'") from None
+    if not ray.is_initialized():
+        _check_reachable(address)
+        if not insecure and not _asks_for_a_token(ray.__version__):
+            _refuse_or_warn(address)
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ValueError(f"no Ray cluster answers at {address} ({first}); {_START}") from error
+    return ray
+
+
+def _asks_for_a_token(version: str) -> bool:
+    """Whether Ray lets nobody in without a token, which versions before 2.52 cannot do."""
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < (2, 52):
+        return False
+    mode = os.environ.get("RAY_AUTH_MODE")
+    if mode is not None:
+        return mode.lower() == "token"
+    given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return numbers >= (2, 60) and bool(given or Path.home().joinpath(".ray", "auth_token").exists())
+
+
+def _refuse_or_warn(address: str) -> None:
+    """An open cluster runs code for everybody who reaches its ports, and Ray listens on all interfaces."""
+    if address == "local":
+        raise ValueError(
+            "ray='local' would start a cluster that runs code for everybody who can reach this machine; set "
+            "RAY_AUTH_MODE=token (Ray 2.52 or newer), or accept that with --insecure (insecure=True)"
+        )
+    logging.getLogger("upgd.experiments.execution.cluster").warning(
+        "upgd: the Ray cluster at %s asks for no token, so everybody who can reach it can run code there; set "
+        "RAY_AUTH_MODE=token on all its machines, or silence this with --insecure",
+        address,
+    )
+
+
+def _check_reachable(address: str) -> None:
+    """Ray ends the whole process when nobody answers at an address; we would rather say so."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address == "auto" or address == "local":
+        return
+    if not colon or not host or not port.isdigit():
+        raise ValueError(f"the address of a Ray cluster is HOST:PORT, such as 10.0.0.5:6379, or auto; not {address!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ValueError(f"no Ray cluster answers at {address} ({error.strerror or error}); {_START}") from error
+
+
+def _got(ray: Any, reference: Any) -> tuple[list[Record] | None, Snapshot | None, int, int]:
+    """A task's answer; an error in it is raised as the worker saw it."""
+    try:
+        answer: tuple[list[Record] | None, Snapshot | None, int, int] = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.as_instanceof_cause() from error
+    return answer

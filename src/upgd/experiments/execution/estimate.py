@@ -1,0 +1,70 @@
+"""How fast is this machine? A short measurement, to say in advance how long a sweep will take."""
+
+import time
+from collections.abc import Sequence
+from heapq import heapreplace
+from typing import Any
+
+import torch
+from torch import nn
+
+from upgd.experiments.execution.jobs import Job
+from upgd.experiments.execution.workers import processes_that_help
+from upgd.experiments.spec import architecture
+from upgd.population import Learner, Population
+from upgd.population.choose import BackendName
+from upgd.streams import Stream, make
+
+__all__ = ["estimate", "learner_steps_per_second"]
+
+
+def estimate(jobs: Sequence[Job], workers: int, device: str, backend: BackendName, seconds: float = 0.5) -> float:
+    """How many seconds the jobs will take, after measuring for ``seconds`` each kind of computation that they need."""
+    if not jobs:
+        return 0.0
+    stream = make(jobs[0].problem, **jobs[0].options)
+    network = architecture.network(jobs[0].network, stream)
+    workers = min(workers, len(jobs))
+    rates: dict[Any, float] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, processes_that_help("cpu") // workers))
+    try:
+        for job in jobs:
+            if _kinds(job) not in rates:
+                rates[_kinds(job)] = learner_steps_per_second(network, stream, job.learners, device, backend, seconds)
+    finally:
+        torch.set_num_threads(threads)
+    busy = [0.0] * workers
+    for job in jobs:  # the next one goes to whoever is free first
+        heapreplace(busy, busy[0] + job.learner_steps / rates[_kinds(job)])
+    return max(busy)
+
+
+def _kinds(job: Job) -> tuple[Any, ...]:
+    """The kinds of computation that a job needs; on a CPU it is one."""
+    return tuple(dict.fromkeys(learner.kind for learner in job.learners))
+
+
+def learner_steps_per_second(
+    network: nn.Module,
+    stream: Stream,
+    learners: Sequence[Learner],
+    device: str = "cpu",
+    backend: BackendName = "auto",
+    seconds: float = 0.5,
+) -> float:
+    """Run learners for a moment, after a first few steps that nobody counts: compilers and caches get warm in them.
+
+    They hardly move: what has diverged is not computed any more, so that a grid with large steps would seem fast.
+    """
+    population = Population(network, [learner.but(lr=1e-9) for learner in learners], device, backend)
+    population.run(stream, 4)
+    steps, best = 8, 0.0
+    began = time.perf_counter()
+    while (left := seconds - (time.perf_counter() - began)) > 0:
+        start = time.perf_counter()
+        population.run(stream, steps)
+        took = time.perf_counter() - start
+        best = max(best, steps * len(learners) / took)
+        steps = max(1, min(2 * steps, int(left / took * steps)))
+    return best

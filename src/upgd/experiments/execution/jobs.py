@@ -1,0 +1,268 @@
+"""Jobs of work: chunks of learners that one device computes side by side, and where an unfinished one goes on."""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from upgd import __version__, writing
+from upgd.experiments.spec.declare import Experiment
+from upgd.experiments.spec.engine import ENGINE
+from upgd.population import Learner
+from upgd.store import Key
+
+__all__ = ["Checkpoints", "Job", "Snapshot", "plan"]
+
+log = logging.getLogger("upgd.experiments")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Learners that are computed together, and all that another process needs to know to do so."""
+
+    problem: str
+    options: dict[str, Any]
+    network: str
+    steps: int
+    learners: tuple[Learner, ...]
+
+    @property
+    def learner_steps(self) -> int:
+        """How much work it is."""
+        return self.steps * len(self.learners)
+
+    def key(self, learner: Learner) -> Key:
+        """What a learner's result is stored under."""
+        return Key(
+            problem=self.problem,
+            options=self.options,
+            network=self.network,
+            method=learner.method,
+            settings=learner.settings(),
+            seed=learner.seed,
+            steps=self.steps,
+            engine=ENGINE,
+        )
+
+    @cached_property
+    def digests(self) -> frozenset[str]:
+        """The keys of its learners."""
+        return frozenset(self.key(learner).digest for learner in self.learners)
+
+    @cached_property
+    def name(self) -> str:
+        """A name for its files, the same on every machine."""
+        return hashlib.sha256("".join(self.key(learner).digest for learner in self.learners).encode()).hexdigest()[:24]
+
+    def without(self, digests: Collection[str]) -> "Job":
+        """The job without the learners that have these keys."""
+        return replace(self, learners=tuple(one for one in self.learners if self.key(one).digest not in digests))
+
+    def describe(self) -> str:
+        """For whom to watch: its methods and how many learners it has."""
+        methods = ", ".join(dict.fromkeys(learner.method for learner in self.learners))
+        return f"{methods} × {len(self.learners)}"
+
+    def to_json(self) -> str:
+        learners = [{"method": one.method, "seed": one.seed, **dict(one.values)} for one in self.learners]
+        fields = ("problem", "options", "network", "steps")
+        return json.dumps({**{name: getattr(self, name) for name in fields}, "learners": learners})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Job":
+        values = json.loads(text)
+        return cls(**values | {"learners": tuple(Learner(**learner) for learner in values["learners"])})
+
+
+def whole(experiment: Experiment) -> Job:
+    """The experiment as a single job."""
+    return Job(
+        experiment.problem, dict(experiment.options), experiment.network, experiment.steps, experiment.learners()
+    )
+
+
+def plan(job: Job, workers: int, most: int, *, mixed: bool = False) -> list[Job]:
+    """Divide a job into jobs of at most ``most`` learners, with work for all workers.
+
+    Jobs of different kinds take turns, so that a comparison has all its methods early. Learners whose computation has the
+    same shape stay together. Those of different shapes share a job only if jobs are ``mixed``: for a device that works on
+    several groups at the same time.
+    """
+    kinds: dict[Any, list[Learner]] = {}
+    for learner in job.learners:
+        kinds.setdefault(learner.kind, []).append(learner)
+    size = max(1, min(most, -(-len(job.learners) // workers)))
+    together = [[learner for learners in kinds.values() for learner in learners]] if mixed else kinds.values()
+    pieces = [sorted(_even_pieces(own, -(-len(own) // size)), key=len, reverse=True) for own in together]
+    return [
+        Job(job.problem, job.options, job.network, job.steps, tuple(piece))
+        for turn in zip_longest(*pieces, fillvalue=())
+        for piece in sorted(turn, key=len, reverse=True)
+        if piece
+    ]
+
+
+def _even_pieces(learners: Sequence[Learner], pieces: int) -> list[Sequence[Learner]]:
+    bounds = [len(learners) * i // pieces for i in range(pieces + 1)]
+    return [learners[a:b] for a, b in pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An unfinished job: where its population is, and how many seconds it took to come there."""
+
+    state: dict[str, Tensor]
+    seconds: float
+
+
+class Checkpoints:
+    """A folder with the snapshots of unfinished jobs. Files appear whole or not at all.
+
+    Of every job the last two snapshots are kept. A snapshot carries a digest: one that the disk has damaged is set aside,
+    and the job continues from the one before it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def beside(cls, store: Path) -> "Checkpoints":
+        """Those of a store's sweeps, whichever link leads to the store."""
+        store = Path(os.path.realpath(store))
+        return cls(store.with_name(f"{store.name}.checkpoints"))
+
+    def save(self, job: Job, snapshot: Snapshot) -> None:
+        """Keep where a job is; the snapshot before this one stays until all of this one is on the disk."""
+        content = {
+            "job": job.name,
+            "state": snapshot.state,
+            "seconds": snapshot.seconds,
+            "package": __version__,
+        }
+        current, previous = self._files(job.name)
+        partial = current.with_suffix(".partial")
+        try:
+            self.folder.mkdir(exist_ok=True)
+            with writing.whole(self._description(job.name)) as file:
+                file.write(job.to_json().encode())
+            previous.unlink(missing_ok=True)  # there is room for two, as long as there was
+            with writing.whole(partial) as file:
+                torch.save(content | {"digest": _digest(content)}, file)
+            if current.exists():
+                current.replace(previous)
+            partial.replace(current)
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if its file cannot be written
+            partial.unlink(missing_ok=True)
+            raise OSError(
+                f"unfinished work cannot be saved in {self.folder} ({_reason(error)}); what was finished is kept: make room, "
+                "or give yourself the right to write there, and give the same command again"
+            ) from error
+
+    def load(self, job: Job) -> Snapshot | None:
+        """The last good snapshot of a job; None if there is none, or only one of another version."""
+        found, warnings = None, []
+        for path in self._files(job.name):
+            try:
+                found = _read(path, job)
+                break
+            except FileNotFoundError:
+                continue
+            except _OtherVersion as error:
+                warnings.append(f"{path} cannot be used ({error})")
+            except Exception as error:  # torch raises whatever its reader stumbles over
+                warnings.append(f"{path} is damaged ({_reason(error)}) and was {_set_aside(path)}")
+        for warning in warnings:
+            log.warning(
+                "%s; its learners %s", warning, "begin again" if found is None else "continue from an earlier one"
+            )
+        return found
+
+    def unfinished(self, missing: Job, finished: Callable[[frozenset[str]], bool]) -> list[Job]:
+        """The jobs of these learners that somebody has begun; what is left behind by the dead or finished is removed."""
+        begun: list[Job] = []
+        for path in self.folder.glob("*.partial"):
+            path.unlink(missing_ok=True)
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                job = Job.from_json(path.read_text())
+                if job.name != path.stem:
+                    raise ValueError("it describes other learners, or those of another version")
+            except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+                log.warning(
+                    "%s cannot be used (%s) and was %s; its learners begin again", path, error, _set_aside(path)
+                )
+                continue
+            if job.digests <= missing.digests and not any(job.digests & other.digests for other in begun):
+                begun.append(job)
+            elif finished(job.digests):
+                self.remove(job)
+        return begun
+
+    def remove(self, job: Job) -> None:
+        """Forget a job; and the folder, when nothing is left in it."""
+        for path in (*self._files(job.name), self._description(job.name)):
+            path.unlink(missing_ok=True)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def _files(self, name: str) -> tuple[Path, Path]:
+        """Of the last snapshot and of the one before it."""
+        return self.folder / f"{name}.pt", self.folder / f"{name}.previous"
+
+    def _description(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+
+class _OtherVersion(ValueError):
+    """A good snapshot that this version cannot use."""
+
+
+def _read(path: Path, job: Job) -> Snapshot:
+    content = torch.load(path, weights_only=True)
+    if (version := content["package"]) != __version__:
+        raise _OtherVersion(f"it is of upgd {version}, this is {__version__}")
+    if content.pop("digest", None) != _digest(content):
+        raise ValueError("it does not have the checksum that it was written with")
+    if content["job"] != job.name:
+        raise ValueError("it is the snapshot of other learners")
+    return Snapshot(content["state"], content["seconds"])
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """The SHA-256 of a snapshot: of every tensor with its name, type and shape, and of whatever else it says."""
+    state: Mapping[str, Tensor] = content["state"]
+    said = {name: value for name, value in content.items() if name != "state"}
+    said["tensors"] = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in state.items()}
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    for name in sorted(state):
+        digest.update(state[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _set_aside(path: Path) -> str:
+    """Let a damaged file no longer be found, without destroying it; in words."""
+    aside = path.with_name(f"{path.name}.damaged")
+    try:
+        path.replace(aside)
+    except OSError:
+        return "left where it is"
+    return f"renamed to {aside.name}"
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in a line; where torch fails because the system did, what the system said."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

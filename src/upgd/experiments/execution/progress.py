@@ -1,0 +1,324 @@
+"""How far a sweep is, for people: bars in a terminal or a notebook, plain lines in a file."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
+
+if TYPE_CHECKING:  # jobs need torch, and a duration is asked for by those who only read results
+    from upgd.experiments.execution.jobs import Job
+
+__all__ = ["Display", "Progress", "ProgressFile", "display", "duration", "published"]
+
+#: Seconds between two plain lines at first; the pause grows with the run, so that a log stays short.
+_FIRST_LINE_S, _LATER_LINES = 10.0, 0.1
+
+#: After so long a rate is worth showing, however little is done.
+_SOME_TIME_S = 60.0
+
+#: Seconds between two versions of the file that other processes read.
+_FILE_S = 1.0
+
+#: What a bar with its name and percentage wants at least.
+_BAR_WIDTH = 40
+
+
+@dataclass
+class Progress:
+    """How far a sweep is.
+
+    Attributes:
+        total: learner-steps of all jobs.
+        jobs: how many jobs there are.
+        already: how many learners the store had when it began.
+        done: learner-steps of each job in work.
+        finished: how many jobs are finished; ``finished_steps`` is their learner-steps.
+        learners: how many learners are finished.
+        wanted: how many there will be at the end, with those that the store had.
+    """
+
+    total: int
+    jobs: int
+    already: int = 0
+    done: dict[str, int] = field(default_factory=dict)
+    names: dict[str, tuple[str, int]] = field(default_factory=dict)
+    finished: int = 0
+    finished_steps: int = 0
+    learners: int = 0
+    wanted: int = 0
+    _diverged: dict[str, int] = field(default_factory=dict)
+    _first: dict[str, int] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
+    _at_work: tuple[float, int] | None = None  #: when there was something done for the first time, and how much
+
+    @classmethod
+    def of(cls, jobs: "Sequence[Job]", already: int = 0) -> "Progress":
+        wanted = already + sum(len(job.learners) for job in jobs)
+        return cls(sum(job.learner_steps for job in jobs), len(jobs), already, wanted=wanted)
+
+    def update(self, job: "Job", done: int, diverged: int) -> None:
+        """A job has come so far."""
+        self.names.setdefault(job.name, (job.describe(), job.learner_steps))
+        self._first.setdefault(job.name, done)
+        # A worker that died took steps with it. They are done again, but they were work and say how fast it goes.
+        self._first[job.name] -= max(0, self.done.get(job.name, done) - done)
+        self.done[job.name] = done
+        self._diverged[job.name] = diverged
+        self._note_first_work()
+
+    def finish(self, job: "Job", diverged: int) -> None:
+        """A job is in the store."""
+        self._first.setdefault(job.name, 0)
+        self._diverged[job.name] = diverged
+        self.done.pop(job.name, None)
+        self.finished += 1
+        self.finished_steps += job.learner_steps
+        self.learners += len(job.learners)
+        self._note_first_work()
+
+    def _note_first_work(self) -> None:
+        if self._at_work is None and self._since_it_began > 0:
+            self._at_work = time.monotonic(), self._since_it_began
+
+    @property
+    def steps(self) -> int:
+        """Learner-steps done."""
+        return self.finished_steps + sum(self.done.values())
+
+    @property
+    def diverged(self) -> int:
+        """How many learners have diverged so far."""
+        return sum(self._diverged.values())
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
+    @property
+    def rate(self) -> float:
+        """Learner-steps per second. As soon as it can be told, without what came before the first of them: compiling may take
+        longer than all the rest."""
+        since, before = self._at_work or (self._began, 0)
+        if self._since_it_began == before:
+            since, before = self._began, 0
+        return (self._since_it_began - before) / max(time.monotonic() - since, 1e-9)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate; None as long as there is little to go by."""
+        return None if self._little else (self.total - self.steps) / self.rate
+
+    @property
+    def _little(self) -> bool:
+        """What was done since it began says little about the speed: it may have been spent on preparations."""
+        return self._since_it_began <= 0.01 * self.total
+
+    @property
+    def _since_it_began(self) -> int:
+        return self.steps - sum(self._first.values())
+
+    def line(self) -> str:
+        """All of it in one line."""
+        share = self.steps / self.total if self.total else 1.0
+        return ", ".join([f"{share:4.0%}", *self.parts().values()])
+
+    def parts(self) -> dict[str, str]:
+        """What the line says besides the share."""
+        learners = self.learners + self.already
+        parts = {
+            "jobs": f"{self.finished}/{self.jobs} jobs",
+            "learners": f"{learners} learner{'' if learners == 1 else 's'} stored",
+        }
+        if self.rate > 0 and (self.seconds >= _SOME_TIME_S or not self._little):
+            parts["rate"] = f"{count(self.rate)} learner-steps/s"
+        if self.jobs and self._since_it_began == 0:
+            parts["starting"] = "starting (compiles the first time)"
+        if self.seconds_left and self.finished < self.jobs:
+            parts["left"] = f"{duration(self.seconds_left)} left"
+        if self.diverged:
+            parts["diverged"] = f"{self.diverged} diverged"
+        return parts
+
+
+Display: TypeAlias = Callable[[Progress], None]
+
+
+class ProgressFile:
+    """How far the sweep of a store is, for other processes: a small file beside the store, there while the sweep runs.
+
+    Example:
+        >>> ProgressFile.beside(Path("upgd.db")).read() is None
+        True
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written = -_FILE_S
+
+    @classmethod
+    def beside(cls, store: Path) -> "ProgressFile":
+        """That of a store, whatever name leads to it."""
+        store = store.resolve()
+        return cls(store.with_name(f"{store.name}.progress"))
+
+    def write(self, progress: Progress) -> None:
+        """Say how far it is, unless that was said a moment ago. No sweep ends because this file cannot be written."""
+        if time.monotonic() - self._written < _FILE_S:
+            return
+        self._written = time.monotonic()
+        learners = f"{progress.learners + progress.already:,} of {progress.wanted:,} learners stored"
+        content = {
+            "at": time.time(),
+            "share": progress.steps / progress.total if progress.total else 1.0,
+            "text": ", ".join((progress.parts() | {"learners": learners}).values()),
+        }
+        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        with suppress(OSError):
+            try:
+                partial.write_text(json.dumps(content), encoding="utf-8")
+                partial.replace(self.path)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def read(self) -> dict[str, Any] | None:
+        """``share`` (from 0 to 1), ``text``, and ``age``, the seconds since it was written; None where no sweep runs."""
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            age = max(0.0, time.time() - float(content["at"]))
+            return {"share": float(content["share"]), "text": str(content["text"]), "age": age}
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def remove(self) -> None:
+        """The sweep has ended."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def published(show: Display, store: Path) -> Iterator[Display]:
+    """A display that also writes the :class:`ProgressFile` of a store, which goes when the ``with`` block ends."""
+    if str(store) == ":memory:":
+        yield show
+        return
+    file = ProgressFile.beside(store)
+
+    def both(progress: Progress) -> None:
+        show(progress)
+        file.write(progress)
+
+    try:
+        yield both
+    finally:
+        file.remove()
+
+
+@contextmanager
+def display(mode: Literal["auto", "plain", "none"] = "auto", stream: TextIO | None = None) -> Iterator[Display]:
+    """Show progress while the ``with`` block runs: bars where they can move, lines elsewhere, or nothing."""
+    stream = stream or sys.stderr
+    if mode == "none":
+        yield lambda progress: None
+    elif mode == "auto" and (bars := _bars(stream)) is not None:
+        with bars:
+            yield bars
+    else:
+        yield _Lines(stream)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3 min 10 s, 2 h 5 min, 3 d 4 h."""
+    for size, job, smaller, rest in ((86_400, "d", "h", 3600), (3600, "h", "min", 60), (60, "min", "s", 1)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {job} {int(seconds % size // rest)} {smaller}"
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
+
+
+def count(number: float) -> str:
+    """A number in three digits: 1.2 M."""
+    for size, job in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{job}"
+    return f"{number:.3g}"
+
+
+class _Lines:
+    """A line now and then, and one at the end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._of: Progress | None = None
+        self._next = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        if progress is not self._of:  # a search, then its final runs: each has a clock of its own
+            self._of, self._next = progress, 0.0
+        over = progress.finished == progress.jobs
+        if over or progress.seconds >= self._next:
+            with suppress(OSError):  # nobody reads it any more, as after `… | head`; that is no reason to stop the work
+                print(progress.line(), file=self._stream, flush=True)
+            self._next = progress.seconds + max(_FIRST_LINE_S, _LATER_LINES * progress.seconds)
+
+
+def _bars(stream: TextIO) -> "_Bars | None":
+    """Bars, if there is a place for them and rich to draw them."""
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        return None
+    console = Console(file=stream)
+    return _Bars(console) if console.is_terminal or console.is_jupyter else None
+
+
+class _Bars:
+    """A bar for all jobs and one for each job in work."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+        from rich.progress import Progress as Bars
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        self._bars = Bars(*columns, console=console, refresh_per_second=4)
+        self._console = console
+        self._tasks: dict[str, Any] = {}
+        self._overall: Any = None
+
+    def __enter__(self) -> "_Bars":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        if self._overall is None:
+            self._overall = self._bars.add_task("[bold]all", note="")
+        done = progress.steps if progress.total else 1
+        self._bars.update(self._overall, total=max(progress.total, 1), completed=done, note=self._note(progress))
+        for name in set(self._tasks) - set(progress.done):
+            self._bars.remove_task(self._tasks.pop(name))
+        for name, steps in progress.done.items():
+            label, total = progress.names[name]
+            if name not in self._tasks:
+                self._tasks[name] = self._bars.add_task(label, total=total, note="")
+            self._bars.update(self._tasks[name], completed=steps)
+
+    def _note(self, progress: Progress) -> str:
+        """What there is room for beside a bar; the time that is left goes last."""
+        parts = progress.parts()
+        for name in ("learners", "rate", "jobs", "starting"):
+            if len(", ".join(parts.values())) <= self._console.width - _BAR_WIDTH:
+                break
+            parts.pop(name, None)
+        return ", ".join(parts.values())

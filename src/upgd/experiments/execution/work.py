@@ -1,0 +1,133 @@
+"""Computing one job: alone in this process, for a while or to the end."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from upgd.experiments.execution.jobs import Job, Snapshot
+from upgd.experiments.spec import architecture
+from upgd.population import Diagnostics, Population, Result
+from upgd.population.choose import BackendName
+from upgd.store import Record
+from upgd.streams import make
+
+__all__ = ["Watch", "compute", "device_named", "most_learners"]
+
+#: Told now and then: the learner-steps of the job done so far, how many of its learners have diverged, and a function
+#: that takes a snapshot. It may raise :class:`Pause`.
+Watch: TypeAlias = Callable[[int, int, Callable[[], Snapshot]], None]
+
+#: How many learners one device computes side by side at most. A GPU has room for many; on a CPU more than these make nothing
+#: faster, and make the work harder to share.
+_MOST_LEARNERS = {"cuda": 1024, "cpu": 32}
+
+
+class Pause(Exception):
+    """Raised by a watch that has seen enough; the job can go on from its snapshot."""
+
+
+def compute(
+    job: Job,
+    device: str,
+    backend: BackendName,
+    begun: Snapshot | None,
+    watch: Watch,
+    look_every: int | None = None,
+) -> list[Record]:
+    """Compute a job to its end.
+
+    Args:
+        job: the learners and their problem.
+        device: where.
+        backend: by what.
+        begun: where to go on.
+        watch: told at the beginning and after every block of about half a second.
+        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
+
+    Returns:
+        A record for each learner.
+    """
+    stream = make(job.problem, **job.options)
+    population = Population(architecture.network(job.network, stream), job.learners, device, backend)
+    earlier = 0.0
+    if begun is not None:
+        population.restore(begun.state)
+        earlier = begun.seconds
+    start = looked = time.monotonic()
+    diverged = 0
+
+    def snapshot() -> Snapshot:
+        return Snapshot(population.state(), earlier + time.monotonic() - start)
+
+    def progress(_done: int, _total: int) -> None:
+        nonlocal diverged, looked
+        if time.monotonic() - looked > 2:
+            diverged, looked = int((population.diverged_at >= 0).sum()), time.monotonic()
+        watch(population.step * len(job.learners), diverged, snapshot)
+
+    watch(population.step * len(job.learners), diverged, snapshot)
+    looking = None if look_every is None else Diagnostics(every=look_every)
+    result = population.run(stream, job.steps - population.step, progress=progress, diagnostics=looking)
+    seconds = earlier + time.monotonic() - start
+    regression = stream.loss == "mse"
+    return _records(job, result, regression, population.backends, device, seconds / len(job.learners))
+
+
+def device_named(name: str) -> str:
+    """The device that ``"auto"`` means: the GPU if there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # "meta" has shapes and no numbers
+    except (RuntimeError, AssertionError) as error:
+        reason = f" ({str(error).splitlines()[0]})" if name.startswith("cuda") else ""  # else it names all that exist
+        raise ValueError(
+            f"device={name!r} cannot be used{reason}; it can be 'auto', 'cpu', 'cuda' or 'cuda:1'"
+        ) from error
+    return str(device)
+
+
+def most_learners(device: str) -> int:
+    """How many learners a job for this device has at most."""
+    return _MOST_LEARNERS.get(torch.device(device).type, 32)
+
+
+def _records(
+    job: Job, result: Result, regression: bool, backends: tuple[str, ...], device: str, seconds: float
+) -> list[Record]:
+    where = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+    return [
+        Record(
+            job.key(learner),
+            window=result.window,
+            loss=result.loss[:, i],
+            accuracy=None if regression else result.accuracy[:, i],
+            diverged_at=int(result.diverged_at[i]) if result.diverged_at[i] >= 0 else None,
+            device=where,
+            backend=backends[i],
+            seconds=seconds,
+            diagnostics=_looks(result, i),
+        )
+        for i, learner in enumerate(job.learners)
+    ]
+
+
+def _looks(result: Result, learner: int) -> dict[str, list[Any]] | None:
+    """What the looks inside a learner have shown; figures that it does not have are left out, and NaN is None."""
+    if not len(result.diagnosed_at):
+        return None
+    own = {name: figures[:, learner] for name, figures in result.diagnostics.items()}
+    return {"step": result.diagnosed_at.tolist()} | {
+        name: [_plain(figure) for figure in figures] for name, figures in own.items() if np.isfinite(figures).any()
+    }
+
+
+def _plain(figure: Any) -> Any:
+    """A number, or a list of them, of five digits."""
+    if np.ndim(figure):
+        return [_plain(part) for part in figure]
+    return float(f"{figure:.5g}") if np.isfinite(figure) else None

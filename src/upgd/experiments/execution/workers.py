@@ -1,0 +1,280 @@
+"""Who computes the jobs: this process, or several on this machine.
+
+An executor is a function of jobs and a :class:`Watcher` that yields each job with its records as it is finished. What
+is unfinished when it is closed lies in the checkpoints.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeAlias
+
+import torch
+
+from upgd.experiments.execution.jobs import Checkpoints, Job, Snapshot
+from upgd.experiments.execution.work import compute
+from upgd.population.choose import BackendName, mute_slow_backend, say_slow_backend
+from upgd.population.interrupt import say_stopping
+from upgd.population.threads import share
+from upgd.store import Record
+
+__all__ = ["Executor", "Settings", "Watcher", "in_process", "in_processes", "processes_that_help"]
+
+#: Told now and then about a job: its learner-steps done so far, and how many of its learners have diverged.
+Watcher: TypeAlias = Callable[[Job, int, int], None]
+Finished: TypeAlias = Iterator[tuple[Job, list[Record]]]
+Executor: TypeAlias = Callable[[Sequence[Job], Watcher], Finished]
+
+#: How often a job is tried when its process dies under it.
+_ATTEMPTS = 3
+_PATIENCE_S = 20.0
+
+#: What people and batch systems send, often to all processes at once; only the parent listens.
+_TOLD_TO_STOP = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How jobs are computed.
+
+    Attributes:
+        device: a torch device.
+        backend: the population's.
+        checkpoints: where snapshots of unfinished jobs are; None: nowhere.
+        every: seconds from one snapshot to the next.
+        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
+    """
+
+    device: str = "cpu"
+    backend: BackendName = "auto"
+    checkpoints: Checkpoints | None = None
+    every: float = 120.0
+    look_every: int | None = None
+
+
+def in_process(settings: Settings) -> Executor:
+    """Compute jobs one after the other, here. On Ctrl-C the job in work is saved."""
+
+    def execute(jobs: Sequence[Job], watcher: Watcher) -> Finished:
+        for job in jobs:
+            yield job, _attend(job, settings, partial(watcher, job))
+
+    return execute
+
+
+def in_processes(settings: Settings, workers: int) -> Executor:
+    """Compute jobs in several processes on this machine.
+
+    On a CPU the processes share the cores. With GPUs each process has one of them.
+    """
+
+    def execute(jobs: Sequence[Job], watcher: Watcher) -> Finished:
+        if settings.backend == "auto" and torch.device(settings.device).type == "cpu" and not find_spec("numba"):
+            say_slow_backend("numba is not installed (pip install 'upgd[run]' brings what is needed)")
+        pool = _Pool(settings, min(workers, len(jobs)), watcher)
+        try:
+            yield from pool.run(jobs)
+        except KeyboardInterrupt:
+            say_stopping()
+            raise
+        finally:
+            pool.stop()
+
+    return execute
+
+
+def processes_that_help(device: str) -> int:
+    """How many processes make this machine busy: one for each core, or for each GPU."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.device_count() if torch.device(device).index is None else 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _attend(job: Job, settings: Settings, tell: Callable[[int, int], None]) -> list[Record]:
+    """Compute a job from its last snapshot to its end, with a new snapshot now and then, and when interrupted."""
+    checkpoints = settings.checkpoints
+    saved = time.monotonic()
+    latest: Callable[[], Snapshot] | None = None
+
+    def watch(done: int, diverged: int, snapshot: Callable[[], Snapshot]) -> None:
+        nonlocal saved, latest
+        latest = snapshot
+        tell(done, diverged)
+        if checkpoints is not None and time.monotonic() - saved >= settings.every:
+            checkpoints.save(job, snapshot())
+            saved = time.monotonic()
+
+    try:
+        begun = checkpoints.load(job) if checkpoints is not None else None
+        return compute(job, settings.device, settings.backend, begun, watch, settings.look_every)
+    except KeyboardInterrupt:
+        if checkpoints is not None and latest is not None:
+            checkpoints.save(job, latest())
+        raise
+
+
+@dataclass
+class _Worker:
+    process: Any
+    pipe: Connection
+    job: Job | None = None
+
+
+@dataclass
+class _Pool:
+    """Processes that are given one job after the other through a pipe each."""
+
+    settings: Settings
+    size: int
+    watcher: Watcher
+    workers: list[_Worker] = field(default_factory=list)
+    attempts: dict[str, int] = field(default_factory=dict)
+
+    def run(self, jobs: Sequence[Job]) -> Finished:
+        waiting = list(reversed(jobs))
+        for number in range(self.size):  # one by one, so that those there are can be stopped at any time
+            self.workers.append(self._start(number))
+        for worker in self.workers:
+            self._give(worker, waiting.pop())
+        while busy := [worker for worker in self.workers if worker.job is not None]:
+            for pipe in wait([worker.pipe for worker in busy]):
+                worker = next(w for w in busy if w.pipe is pipe)
+                job = worker.job
+                assert job is not None
+                kind, *content = self._message(worker)
+                if kind == "progress":
+                    self.watcher(job, *content)
+                    continue
+                if kind == "failed":
+                    error, trace = content
+                    error.add_note(f"in a worker:\n{trace}")
+                    raise error
+                if kind == "done":
+                    worker.job = None
+                    yield job, content[0]
+                elif kind == "died":
+                    self._judge_death(worker, job)
+                    waiting.append(job)
+                    number = self.workers.index(worker)
+                    worker = self.workers[number] = self._start(number)
+                if waiting:
+                    self._give(worker, waiting.pop())
+
+    def stop(self) -> None:
+        """Let the workers save what they are doing and end them; at once if Ctrl-C is pressed again meanwhile."""
+        for worker in self.workers:
+            worker.pipe.close()
+        deadline = time.monotonic() + _PATIENCE_S
+        try:
+            for worker in self.workers:
+                worker.process.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            for worker in self.workers:
+                if worker.process.is_alive():
+                    worker.process.kill()
+                    worker.process.join()
+
+    def _start(self, number: int) -> _Worker:
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        device = self.settings.device
+        if device == "cuda":
+            device = f"cuda:{number % torch.cuda.device_count()}"
+        threads = max(1, processes_that_help("cpu") // self.size)
+        settings = replace(self.settings, device=device)
+        process = context.Process(
+            target=_serve, args=(theirs, settings, threads), name=f"upgd-worker-{number}", daemon=True
+        )
+        with _signals_stay_here():
+            process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _give(self, worker: _Worker, job: Job) -> None:
+        worker.job = job
+        with suppress(OSError):  # if it is dead, its next message says so
+            worker.pipe.send(job)
+
+    def _message(self, worker: _Worker) -> tuple[Any, ...]:
+        try:
+            message: tuple[Any, ...] = worker.pipe.recv()
+            return message
+        except (EOFError, OSError):
+            return ("died",)
+
+    def _judge_death(self, worker: _Worker, job: Job) -> None:
+        worker.pipe.close()
+        worker.process.join()
+        self.attempts[job.name] = self.attempts.get(job.name, 0) + 1
+        if self.attempts[job.name] >= _ATTEMPTS:
+            # Python's own end, with a traceback: a new process runs the script from the top, and comes here again.
+            ended_by_python = worker.process.exitcode == 1
+            remedy = (
+                "put what starts it under `if __name__ == '__main__':`" if ended_by_python else "use fewer --workers"
+            )
+            raise ChildProcessError(
+                f"the process that computed {job.describe()} of {job.problem} died {_ATTEMPTS} times (exit code "
+                f"{worker.process.exitcode}); if {'this is a script' if ended_by_python else 'memory is short'}, {remedy}"
+            )
+
+
+@contextmanager
+def _signals_stay_here() -> Iterator[None]:
+    """Ctrl-C goes to all processes of a terminal, and a batch system may send SIGTERM to all of a job. One that starts inside
+    this block never hears them: we tell it ourselves, so that it can save its work."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # or the first process would start it, and that unblocks both signals (Python 3.11)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_STOP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
+    """A worker's life: compute what comes through the pipe until it is closed, by the parent or by the parent's death."""
+    for number in _TOLD_TO_STOP:
+        signal.signal(number, signal.SIG_IGN)
+    share(threads)
+    mute_slow_backend()  # the parent has said it
+
+    def tell(done: int, diverged: int) -> None:
+        try:
+            if pipe.poll():
+                raise KeyboardInterrupt  # Nothing is sent to a busy worker: this is the end of the pipe.
+            pipe.send(("progress", done, diverged))
+        except OSError:
+            raise KeyboardInterrupt from None
+
+    try:
+        while True:
+            job = pipe.recv()
+            try:
+                records = _attend(job, settings, tell)
+            except Exception as error:
+                try:
+                    pipe.send(("failed", _portable(error), traceback.format_exc()))
+                except OSError:  # the parent has stopped, and believes that the work was saved
+                    print(f"upgd: {error}", file=sys.stderr, flush=True)
+                    raise
+            else:
+                pipe.send(("done", records))
+    except (EOFError, OSError, KeyboardInterrupt):
+        sys.exit(0)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that survives the pipe; not every class can be made again from its message."""
+    plain = type(error) in (ValueError, TypeError, OSError, RuntimeError)
+    return type(error)(str(error)) if plain else RuntimeError(f"{type(error).__name__}: {error}")

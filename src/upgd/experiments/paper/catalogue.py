@@ -1,0 +1,319 @@
+"""Every experiment of the paper as data: which curves each figure has, and three scales to run them at."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Literal
+
+from upgd.experiments.analysis.variants import label
+from upgd.experiments.paper import best_known
+from upgd.experiments.spec import defaults
+from upgd.experiments.spec.declare import listed
+
+__all__ = ["GRIDS", "SCALES", "STUDIES", "UTILITY_QUALITY", "Arm", "GridName", "Panel", "Scale", "Study", "settings_of"]
+
+GridName = Literal["paper", "star", "climb", "coarse", "tiny"]
+
+#: Which settings are tried.
+GRIDS: dict[GridName, str] = {
+    "paper": "all combinations of the paper's values",
+    "star": "the best setting known beforehand, and all that differ from it in one hyperparameter",
+    "climb": "the best setting known beforehand, all that differ from it in one hyperparameter, and so on around the best of "
+    "them until nothing is better",
+    "coarse": "a handful of combinations of the paper's values",
+    "tiny": "two learning rates",
+}
+
+#: The study that is no sweep: it measures approximations, see :mod:`upgd.experiments.paper.utility_quality`.
+UTILITY_QUALITY = "utility-quality"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One curve: a method with its switches on a problem, whose hyperparameters are to be searched.
+
+    Attributes:
+        problem, network, method: as in :class:`upgd.experiments.Experiment`.
+        fixed: settings that belong to the figure and not to the search: name, values to try.
+        label: by default the method's name.
+    """
+
+    problem: str
+    network: str
+    method: str
+    fixed: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the curve is called in its panel."""
+        order = ", 2nd order" if ("order", (2,)) in self.fixed else ""
+        return (self.label or label(self.method)) + order
+
+    @property
+    def colour(self) -> str | None:
+        """A colour of its own, where the method's is taken."""
+        return "#999933" if self.network == "linear" else None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that are drawn together."""
+
+    key: str
+    title: str
+    arms: tuple[Arm, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A figure of the paper, or two that share their learners."""
+
+    name: str
+    title: str
+    about: str
+    panels: tuple[Panel, ...]
+
+    def arms(self, panels: Iterable[str] = ()) -> list[Arm]:
+        """The curves of some panels, or of all; none twice."""
+        wanted = set(panels)
+        return list(
+            dict.fromkeys(arm for panel in self.panels if not wanted or panel.key in wanted for arm in panel.arms)
+        )
+
+    def problems(self) -> list[str]:
+        """The problems of its curves; none twice."""
+        return list(dict.fromkeys(arm.problem for arm in self.arms()))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of an experiment is run.
+
+    Attributes:
+        sweep_seeds: learners for each setting that is tried.
+        final_seeds: learners for each best setting, with seeds that the search has not seen; None: as many as the paper.
+        grid: which settings are tried.
+        steps: by the beginning of a problem's name; else the paper's.
+        options: of the problem.
+        network: instead of the paper's.
+        data: data sets that stand in for others.
+    """
+
+    name: str
+    words: str
+    sweep_seeds: int
+    final_seeds: int | None
+    grid: GridName
+    steps: Mapping[str, int]
+    options: Mapping[str, Any]
+    network: str | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
+
+    def length(self, problem: str) -> int:
+        """How many steps a learner takes."""
+        known = [steps for beginning, steps in self.steps.items() if problem.startswith(beginning)]
+        return known[0] if known else defaults.defaults(problem).steps
+
+
+SCALES = {
+    "paper": Scale("paper", "the paper's length, grids and number of runs", 3, None, "paper", {}, {}),
+    "small": Scale(
+        "small",
+        "shorter runs of fewer seeds and a coarse grid, for two cores and a few minutes; differences that need long runs do "
+        "not show",
+        *(1, 5, "coarse"),
+        steps={"toy": 5_000, "output-permuted-cifar10": 2_500, "": 10_000},
+        options={},
+    ),
+    "smoke": Scale(
+        "smoke",
+        "a few steps of tiny networks on the embedded digits: shows that everything runs, and nothing else",
+        *(1, 2, "tiny"),
+        steps={"": 80},
+        options={"task_length": 40},
+        network="10-8",
+        data={"mnist": "digits", "emnist": "digits", "cifar10": "digits"},
+    ),
+}
+
+
+def settings_of(arm: Arm, grid: GridName, centres: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The settings to try for an arm; a climb has come to more ``centres`` than the known setting."""
+    fixed = dict(arm.fixed)
+    values: dict[str, tuple[Any, ...]] = {
+        name: tuple(value for value in choices if value in fixed[name]) or fixed[name] if name in fixed else choices
+        for name, choices in defaults.grid(arm.problem, arm.method).items()
+    }
+    values |= {name: choices for name, choices in fixed.items() if name not in values}
+    known = best_known.known(arm.problem, arm.method, *fixed.get("granularity", ()))
+    if grid in ("star", "climb") and known:
+        for name, also in best_known.values_known(arm.problem).items():
+            if name in values and name not in fixed:
+                values[name] += tuple(value for value in also if value not in values[name])
+        around = [settings for centre in (*known, *centres) for settings in _star(values, centre)]
+        return [settings for i, settings in enumerate(around) if settings not in around[:i]]
+    if grid in ("coarse", "tiny"):
+        wanted = _COARSE | _COARSE_OF.get(arm.method, {})
+        values = {name: _few(choices, wanted.get(name, ())) for name, choices in values.items()}
+    if grid == "tiny":
+        values = {name: choices[: 2 if name == "lr" else 1] for name, choices in values.items()}
+    return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+
+
+def _few(choices: tuple[Any, ...], wanted: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(choice for choice in choices if choice in wanted) or choices[:1]
+
+
+#: What is tried at the scale of minutes.
+_COARSE: dict[str, tuple[Any, ...]] = {
+    "lr": (1.0, 0.01, 0.001),
+    "beta_utility": (0.999,),
+    "sigma": (0.1, 0.01, 0.001),
+    "weight_decay": (0.01, 0.001, 0.0),
+    "betas": ((0.9, 0.999),),
+    "eps": (1e-8,),
+}
+#: AdamW needs smaller learning rates than the others, and no momentum on streams that change: see its best known settings.
+_COARSE_OF: dict[str, dict[str, tuple[Any, ...]]] = {
+    "adamw": {
+        "lr": (0.01, 0.001, 0.0001),
+        "betas": ((0.9, 0.999), (0.0, 0.9999)),
+        "weight_decay": (0.01, 0.0),
+    },
+}
+
+
+def _star(values: Mapping[str, tuple[Any, ...]], known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    centre = {name: known.get(name, choices[0]) for name, choices in values.items()}
+    if "eps" in centre:
+        centre["eps"] = known.get("eps", 1e-8)
+    for name, choices in values.items():
+        if centre[name] not in choices and name not in ("beta_utility", "sigma"):
+            centre[name] = choices[0]  # the figure does not have the known value, as without weight decay
+    seen = [centre]
+    for name, choices in values.items():
+        seen += [centre | {name: choice} for choice in listed(name, choices) if choice != centre[name]]
+    yield from seen
+
+
+def _arm(problem: str, method: str, *, network: str | None = None, label: str = "", **fixed: Any) -> Arm:
+    chosen = tuple((name, value if isinstance(value, tuple) else (value,)) for name, value in fixed.items())
+    return Arm(problem, network or defaults.defaults(problem).network, method, chosen, label)
+
+
+_WISE = {
+    "weight-global": "Weight-wise, global",
+    "feature-global": "Feature-wise, global",
+    "weight-local": "Weight-wise, local",
+    "feature-local": "Feature-wise, local",
+}
+_DECAYS = (0.1, 0.01, 0.001, 0.0001)
+
+
+def _panels(problem: str, baselines: Iterable[Arm], keys: Iterable[str] = _WISE, **fixed: Any) -> tuple[Panel, ...]:
+    """The usual four: baselines and both UPGDs, weight- or feature-wise, global or local."""
+    panels = []
+    for key in keys:
+        wise, scaling = key.split("-")
+        orders = fixed.get("order", (1,))
+        ours = [
+            _arm(problem, method, **fixed | {"granularity": wise, "scaling": scaling, "order": order})
+            for method in ("upgd", "upgd-nonprotecting")
+            for order in orders
+        ]
+        panels.append(Panel(key, _WISE[key], (*ours, *baselines)))
+    return tuple(panels)
+
+
+def _toy(problem: str, title: str, about: str) -> Study:
+    baselines = [_arm(problem, method) for method in ("sgd", "pgd", "shrink-and-perturb")]
+    baselines.append(_arm(problem, "sgd", network="linear", label="linear layer"))
+    return Study(problem, title, about, _panels(problem, baselines, order=(1, 2), weight_decay=0.0))
+
+
+def _permuted(problem: str, title: str, about: str, keys: Iterable[str] = _WISE) -> Study:
+    baselines = [_arm(problem, method) for method in ("sgdw", "pgd", "shrink-and-perturb", "adamw")]
+    return Study(problem, title, about, _panels(problem, baselines, keys))
+
+
+def _search() -> Study:
+    panels = []
+    for noise, wise in product(("anticorrelated", "white"), ("weight", "feature")):
+        arms = [
+            _arm("stationary-mnist", "ups", label=f"UPS, {scaling}", noise=noise, granularity=wise, scaling=scaling)
+            for scaling in ("global", "local")
+        ]
+        arms.append(_arm("stationary-mnist", "ups-even", noise=noise, granularity=wise))
+        panels.append(Panel(f"{wise}-{noise}", f"{wise.capitalize()}-wise, {noise} noise", tuple(arms)))
+    about = (
+        "Search without gradients: weights or features are perturbed the more, the less useful they are. The control "
+        "perturbs everything evenly. Feature-wise, the output layer has no features to search and learns by its gradient."
+    )
+    return Study("ups-stationary-mnist", "Utility-based search on stationary MNIST", about, tuple(panels))
+
+
+def _ablation() -> Study:
+    panels = []
+    problems = {
+        "mnist": "input-permuted-mnist",
+        "emnist": "output-permuted-emnist",
+        "cifar10": "output-permuted-cifar10",
+    }
+    names = {"mnist": "MNIST", "emnist": "EMNIST", "cifar10": "CIFAR-10"}
+    for key, problem in problems.items():
+        both = ("upgd", "upgd-nonprotecting", "adamw")
+        decayed = [_arm(problem, method, weight_decay=_DECAYS) for method in (*both, "sgdw", "shrink-and-perturb")]
+        plain = [
+            *(_arm(problem, method, weight_decay=0.0) for method in both),
+            _arm(problem, "sgd"),
+            _arm(problem, "pgd"),
+        ]
+        panels.append(Panel(f"{key}-decay", f"{names[key]}, weight decay", tuple(decayed)))
+        panels.append(Panel(f"{key}-no-decay", f"{names[key]}, no decay", tuple(plain)))
+    about = "What weight decay does, and what is left without it: the same methods with some decay, and with none."
+    return Study("ablation", "Weight decay against perturbation", about, tuple(panels))
+
+
+def _stationary() -> Study:
+    baselines = [_arm("stationary-mnist", method) for method in ("sgd", "pgd", "shrink-and-perturb")]
+    about = "Nothing changes in this stream. Does protecting useful weights cost anything there?"
+    panels = _panels("stationary-mnist", baselines, weight_decay=0.0)
+    return Study("upgd-stationary-mnist", "UPGD on stationary MNIST", about, panels)
+
+
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        Study(UTILITY_QUALITY, "How well approximate utilities order weights and features", "", ()),
+        _search(),
+        _stationary(),
+        _toy(
+            "toy-changing-inputs",
+            "Toy problem, changing inputs",
+            "The target is the sum of two of 16 inputs, and every 200 steps of two others: little of what was learned helps.",
+        ),
+        _toy(
+            "toy-changing-outputs",
+            "Toy problem, changing outputs",
+            "The target is the sum of two inputs, and every 200 steps its sign flips: features may stay.",
+        ),
+        _permuted(
+            "input-permuted-mnist",
+            "Input-permuted MNIST",
+            "Every 5 000 steps the pixels are permuted anew: what was learned is of no use, the ability to learn is.",
+        ),
+        _permuted(
+            "output-permuted-emnist",
+            "Output-permuted EMNIST",
+            "Every 2 500 steps the labels are permuted anew: features stay useful, and whoever forgets them pays.",
+        ),
+        _permuted(
+            "output-permuted-cifar10",
+            "Output-permuted CIFAR-10",
+            "As with EMNIST, with colour images and a convolutional network.",
+            ("weight-global", "weight-local"),
+        ),
+        _ablation(),
+    )
+}

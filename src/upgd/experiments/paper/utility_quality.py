@@ -1,0 +1,202 @@
+"""How well do approximate utilities order weights and features? The paper's first experiment.
+
+A network learns online to add two of its five inputs. At every step, before the update, the true utility of each item (351
+weights and biases, or 100 features) is compared by rank with what the approximations say. All seeds run together.
+
+    >>> result = run("weight", activations=["relu"], seeds=range(2), steps=100)
+    >>> print(result.table())  # doctest: +SKIP
+
+``python -m upgd.experiments.paper.utility_quality --out docs/results`` runs the whole study, draws it and writes it up.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from upgd.experiments.paper._batched_utility import ACTIVATIONS, TITLES, Pass, initial_layers
+from upgd.noise import Purpose, uniforms
+from upgd.streams import make
+from upgd.utility.ranks import centred_ranks, cosine
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["MEASURES", "PAPER_ORDER", "SCOPES", "UtilityQuality", "run"]
+
+Wise = Literal["weight", "feature"]
+#: The order that the paper reports, best first; random has no correlation.
+PAPER_ORDER = ("second order", "first order", "magnitude", "random")
+MEASURES = (*PAPER_ORDER, "squared gradient")
+SCOPES = ("global", "local")
+_SIZES: Mapping[Wise, tuple[int, ...]] = {"weight": (5, 50, 1), "feature": (5, 50, 50, 1)}
+#: How many steps' utilities are kept before they are ranked together.
+_CHUNK = 100
+
+
+def run(
+    wise: Wise = "weight",
+    *,
+    activations: Sequence[str] = ("relu", "tanh", "leaky_relu"),
+    seeds: Sequence[int] = range(20),
+    steps: int = 2_000,
+    lr: float = 0.01,
+    progress: Callable[[int, int], None] | None = None,
+) -> "UtilityQuality":
+    """Measure, at every step of online learning, how approximate utilities correlate with the true one.
+
+    Args:
+        wise: ``"weight"``: the 351 weights and biases of a network 5-50-1; ``"feature"``: the 100 hidden units of a
+            network 5-50-50-1.
+        activations: ``"relu"``, ``"tanh"``, ``"leaky_relu"``.
+        seeds: one run each.
+        steps: how many samples a run learns from.
+        lr: SGD's step size. The paper does not give it; this is what the authors' public code uses.
+        progress: told now and then about the steps done and those to be done, of all activations.
+
+    Returns:
+        The correlations, with ``table()`` and ``plot()``.
+    """
+    if wise not in _SIZES:
+        raise ValueError(f"wise must be 'weight' or 'feature', not {wise!r}")
+    for activation in activations:
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activations must be among {', '.join(ACTIVATIONS)}, not {activation!r}")
+    if steps < 1 or not len(seeds):
+        raise ValueError(f"steps and the number of seeds must be at least 1, not {steps} and {len(seeds)}")
+    curves, losses = {}, {}
+    for number, activation in enumerate(activations):
+
+        def tell(done: int, before: int = number * steps) -> None:
+            if progress is not None:
+                progress(before + done, len(activations) * steps)
+
+        curves[activation], losses[activation] = _learn(wise, activation, list(seeds), steps, lr, tell)
+    return UtilityQuality(wise, tuple(seeds), steps, lr, curves, losses)
+
+
+@dataclass(frozen=True)
+class UtilityQuality:
+    """Correlations with the true utility.
+
+    Attributes:
+        wise: ``"weight"`` or ``"feature"``.
+        seeds: as given.
+        steps: as given.
+        lr: as given.
+        curves: activation → scope (``"global"``, ``"local"``) → measure → (seeds, steps). Global correlations rank all
+            items together; local ones rank within each layer and are averaged. NaN where the true utility is constant.
+        losses: activation → (seeds, steps), each before the update.
+    """
+
+    wise: Wise
+    seeds: tuple[int, ...]
+    steps: int
+    lr: float
+    curves: dict[str, dict[str, dict[str, Tensor]]]
+    losses: dict[str, Tensor]
+
+    def means(self, activation: str, scope: str, measure: str, last: int | None = None) -> Tensor:
+        """The mean correlation of each seed (seeds,), over all steps or the ``last`` ones."""
+        return self.curves[activation][scope][measure][:, -(last or self.steps) :].nanmean(-1)
+
+    def table(self, last: int | None = None) -> str:
+        """Mean correlations ± their standard errors over seeds, in Markdown; over all steps or the ``last`` ones."""
+        lines = [["activation", "scope", *MEASURES], ["---", "---", *["---:"] * len(MEASURES)]]
+        for activation, scope in self.settings():
+            cells = [_with_error(self.means(activation, scope, measure, last)) for measure in MEASURES]
+            lines.append([TITLES[activation], scope, *cells])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def summary(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The same means as numbers: activation → scope → measure."""
+        return {
+            activation: {
+                scope: {measure: float(self.means(activation, scope, measure).mean()) for measure in MEASURES}
+                for scope in SCOPES
+            }
+            for activation in self.curves
+        }
+
+    def settings(self) -> Iterator[tuple[str, str]]:
+        """Every (activation, scope)."""
+        return ((activation, scope) for activation in self.curves for scope in SCOPES)
+
+    def wins(self, activation: str, scope: str, better: str, worse: str, last: int | None = None) -> int:
+        """In how many seeds ``better`` has the higher mean correlation of the two measures."""
+        ahead = self.means(activation, scope, better, last) > self.means(activation, scope, worse, last)
+        return int(ahead.sum())
+
+    def plot(self) -> "Figure":
+        """The curves: a column for each activation, a row for each scope; means over seeds, bands of one standard
+        deviation."""
+        from upgd.experiments.paper._utility_figure import draw
+
+        return draw(self)
+
+
+def _learn(
+    wise: Wise, activation: str, seeds: list[int], steps: int, lr: float, tell: Callable[[int], None]
+) -> tuple[dict[str, dict[str, Tensor]], Tensor]:
+    """Run SGD for all seeds; correlations scope → measure → (seeds, steps), and losses (seeds, steps)."""
+    stream = make(f"utility-quality-{wise}s")
+    layers = initial_layers(_SIZES[wise], seeds)
+    parts: list[dict[str, dict[str, Tensor]]] = []
+    losses: list[Tensor] = []
+    for start in range(0, steps, _CHUNK):
+        chunk = stream.chunk(seeds, start, min(_CHUNK, steps - start))
+        inputs, targets = chunk.inputs().double(), chunk.targets.double()
+        seen: list[dict[str, list[Tensor]]] = []
+        for offset in range(inputs.shape[1]):
+            step = Pass(layers, inputs[:, offset], targets[:, offset], activation)
+            seen.append(step.of_weights() if wise == "weight" else step.of_features())
+            losses.append(step.loss())
+            layers = step.descend(lr)
+        # Measure → layers of (seeds, steps, items).
+        stacked = {
+            measure: [torch.stack(of_steps, 1) for of_steps in zip(*(u[measure] for u in seen), strict=True)]
+            for measure in seen[0]
+        }
+        stacked["random"] = _random(stacked["true"], seeds, start)
+        parts.append(_correlations(stacked))
+        tell(start + inputs.shape[1])
+    joined = {
+        scope: {measure: torch.cat([part[scope][measure] for part in parts], 1) for measure in MEASURES}
+        for scope in SCOPES
+    }
+    return joined, torch.stack(losses, 1)
+
+
+def _correlations(utilities: Mapping[str, Sequence[Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Measure → layers of utilities to scope → measure → correlations with the true ones."""
+    overall = {measure: centred_ranks(torch.cat(list(layers), -1)) for measure, layers in utilities.items()}
+    by_layer = {measure: [centred_ranks(layer) for layer in layers] for measure, layers in utilities.items()}
+    return {
+        "global": {measure: cosine(overall[measure], overall["true"]) for measure in MEASURES},
+        "local": {measure: _mean_cosine(by_layer[measure], by_layer["true"]) for measure in MEASURES},
+    }
+
+
+def _mean_cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    return torch.stack([cosine(*pair) for pair in zip(a, b, strict=True)]).nanmean(0)
+
+
+def _random(like: Sequence[Tensor], seeds: list[int], start: int) -> list[Tensor]:
+    """The measure that knows nothing, of its own for every seed and step."""
+    sizes = [layer.shape[-1] for layer in like]
+    steps = torch.arange(start, start + like[0].shape[1])
+    drawn = uniforms(torch.tensor(seeds)[:, None], Purpose.NOISE, steps, sum(sizes))
+    return list(torch.split(drawn, sizes, -1))
+
+
+def _with_error(of_seeds: Tensor) -> str:
+    mean = f"{of_seeds.mean().item():z.3f}".replace("-", "−")
+    return f"{mean} ± {of_seeds.std().item() / len(of_seeds) ** 0.5:.3f}" if len(of_seeds) > 1 else mean
+
+
+if __name__ == "__main__":
+    from upgd.experiments.paper._utility_page import main
+
+    main()

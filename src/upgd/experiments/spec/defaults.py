@@ -1,0 +1,101 @@
+"""What an experiment has unless told otherwise: network, length, number of runs and grid of every problem of the paper.
+
+Every method gets the same values of a hyperparameter that it shares with others, and only hyperparameters that it has.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from upgd.methods import METHODS
+
+__all__ = ["PROBLEMS", "Defaults", "defaults", "grid"]
+
+Values = tuple[Any, ...]
+
+#: The toy problems and stationary MNIST. The paper lists weight decay for the methods that have it; 0 is plain UPGD.
+_STATIONARY = {
+    "lr": (0.1, 0.01, 0.001, 0.0001),
+    "beta_utility": (0.0, 0.9, 0.99, 0.999),
+    "sigma": (1.0, 0.1, 0.01, 0.001, 0.0001),
+    "weight_decay": (0.0, 0.1, 0.01, 0.001),
+}
+_PERMUTED = {
+    "lr": (0.01, 0.001, 0.0001),
+    "beta_utility": (0.999, 0.9999),
+    "sigma": (0.01, 0.1, 1.0),
+    "weight_decay": (0.0, 0.1, 0.01, 0.001, 0.0001),
+}
+#: Not the paper's: the embedded digits are small and quick, so the grid is finer where it matters.
+_DIGITS = {
+    "lr": (0.1, 0.03, 0.01, 0.003, 0.001),
+    "beta_utility": (0.9, 0.99, 0.999),
+    "sigma": (0.1, 0.01, 0.001),
+    "weight_decay": (0.0, 0.01, 0.001, 0.0001),
+}
+_ADAMW = {
+    "betas": tuple((beta1, beta2) for beta1 in (0.0, 0.9) for beta2 in (0.99, 0.999, 0.9999)),
+    "eps": (1e-4, 1e-8, 1e-16),
+}
+_UPS = {
+    "lr": (1.0,),
+    "sigma": (0.1, 0.01, 0.001, 0.0001, 0.00001),
+    "beta_utility": (0.0, 0.9, 0.99, 0.999, 0.9999),
+}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the paper uses for a problem.
+
+    Attributes:
+        network: see :mod:`upgd.experiments.spec.architecture`.
+        steps: how long a run is.
+        seeds: how many runs.
+        grid: values for every hyperparameter that a method may have.
+    """
+
+    network: str
+    steps: int
+    seeds: int
+    grid: Mapping[str, Values]
+
+
+PROBLEMS: dict[str, Defaults] = {
+    "toy-changing-inputs": Defaults("300-150:identity", 1_000_000, 20, _STATIONARY),
+    "toy-changing-outputs": Defaults("300-150:identity", 1_000_000, 20, _STATIONARY),
+    "stationary-mnist": Defaults("300-150", 1_000_000, 20, _STATIONARY),
+    "input-permuted-mnist": Defaults("300-150", 1_000_000, 20, _PERMUTED),
+    "output-permuted-emnist": Defaults("300-150", 1_000_000, 20, _PERMUTED),
+    "output-permuted-cifar10": Defaults("conv", 1_000_000, 10, _PERMUTED),
+    "stationary-digits": Defaults("100-50", 30_000, 20, _DIGITS),
+    "input-permuted-digits": Defaults("100-50", 30_000, 20, _DIGITS),
+    "output-permuted-digits": Defaults("100-50", 30_000, 20, _DIGITS),
+}
+
+
+def defaults(problem: str) -> Defaults:
+    """What the paper uses for this problem; for other problems, what it uses for the permuted ones."""
+    return PROBLEMS.get(problem, PROBLEMS["input-permuted-mnist"])
+
+
+def grid(problem: str, method: str) -> dict[str, Values]:
+    """The values to try of every hyperparameter that the method has.
+
+    Example:
+        >>> grid("toy-changing-outputs", "sgdw")
+        {'lr': (0.1, 0.01, 0.001, 0.0001), 'weight_decay': (0.1, 0.01, 0.001)}
+    """
+    own = METHODS[method].settings
+    if method in ("ups", "ups-even"):
+        return {name: choices for name, choices in _UPS.items() if name in own}
+    shared = defaults(problem).grid
+    values = {
+        name: setting.grid
+        for name, setting in own.items()
+        if setting.grid and name not in shared and name not in _ADAMW
+    }
+    values = {name: choices for name, choices in shared.items() if name in own} | values
+    if "weight_decay" in values and METHODS[method].rule != "utility" and shared is _STATIONARY:
+        values["weight_decay"] = tuple(decay for decay in shared["weight_decay"] if decay)
+    return values | {name: choices for name, choices in _ADAMW.items() if name in own}
