@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from upgd.experiments.analysis.stores import open as open
     from upgd.experiments.analysis.stores import record
     from upgd.monitor import Monitor
+    from upgd.normalization import OnlineNorm
     from upgd.optim import PGD, UPGD, UPS, AdaUPGD, FeatureUPGD, FeatureUPS, ShrinkAndPerturb
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ __all__ = [
     "FeatureUPS",
     "HesScale",
     "Monitor",
+    "OnlineNorm",
     "ShrinkAndPerturb",
     "__version__",
     "record",
@@ -35,6 +37,7 @@ _MODULES = ("curvature", "methods", "monitor", "noise", "optim", "rules", "utili
 _HOMES = {
     "HesScale": "upgd.curvature",
     "Monitor": "upgd.monitor",
+    "OnlineNorm": "upgd.normalization",
     "open": "upgd.experiments.analysis.stores",  # not in __all__: a star import must not replace Python's own
     "record": "upgd.experiments.analysis.stores",
 }

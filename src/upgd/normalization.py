@@ -1,4 +1,4 @@
-"""Online normalization of inputs: a running mean and variance, which begin as plain averages.
+"""Online normalization of inputs by a running mean and variance, which start as plain averages.
 
 With decay rate α, at step t = 1, 2, …, for every input x::
 
@@ -8,6 +8,7 @@ With decay rate α, at step t = 1, 2, …, for every input x::
     x̂  = clip((x − μ′)/√(v′ + 10⁻⁴), −5, 5)
 """
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -39,17 +40,28 @@ def _normalized(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 class OnlineNorm(nn.Module):
-    """Normalizes inputs online; the first layer of anybody's model. ``Learner(normalize=rate)`` gives the same results.
+    """Normalizes inputs online, one sample at a time: use it as the first layer of any model.
 
-    In training mode every sample updates the running mean and variance before it is normalized, in the order of the batch.
-    In evaluation mode they stay as they are.
+    With decay rate α, at step t = 1, 2, …, for every input x::
+
+        a  = min(α, (t − 1)/t)                              a plain average at first
+        μ ← a·μ + (1−a)·x,   v ← a·v + (1−a)·(x − μ_old)·(x − μ)
+        output = clip((x − μ)/√(v + 10⁻⁴), −5, 5)
+
+    In training mode each sample of a batch, in order, updates the mean and the variance before it is normalized. In
+    evaluation mode they stay as they are. Gradients do not flow through the layer in training mode: it normalizes data.
+    ``Learner(normalize=rate)`` gives the same results in a population.
 
     Args:
         shape: the shape of one sample, such as ``784`` or ``(3, 32, 32)``.
         rate: the decay rate α, such as 0.99.
 
+    Attributes:
+        mean, variance, steps: the running statistics and how many samples they have seen; buffers, so they are part of
+            ``state_dict()``.
+
     Example:
-        >>> model = nn.Sequential(OnlineNorm(4), nn.Linear(4, 2))
+        >>> model = torch.nn.Sequential(upgd.OnlineNorm(4), torch.nn.Linear(4, 2))
         >>> model(torch.randn(1, 4)).shape
         torch.Size([1, 2])
     """
@@ -60,16 +72,17 @@ class OnlineNorm(nn.Module):
 
     def __init__(self, shape: int | tuple[int, ...], rate: float = 0.99) -> None:
         super().__init__()
-        if not 0 < rate < 1:
-            raise ValueError(f"rate must be between 0 and 1, not {rate!r}; try 0.99")
-        self.rate = rate
+        self.rate = _checked_rate(rate)
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("variance", torch.ones(shape))
         self.register_buffer("steps", torch.tensor(0, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1:] != self.mean.shape:
-            raise ValueError(f"x must be a batch of samples of shape {tuple(self.mean.shape)}, not {tuple(x.shape)}")
+            raise ValueError(
+                f"x must be a batch of samples of shape {tuple(self.mean.shape)}, not a tensor of shape {tuple(x.shape)}; "
+                "add a batch dimension with x.unsqueeze(0), or give OnlineNorm the shape of your samples"
+            )
         if not self.training:
             return _normalized(x, self.mean, self.variance)
         out = []
@@ -84,3 +97,9 @@ class OnlineNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{tuple(self.mean.shape)}, rate={self.rate}"
+
+
+def _checked_rate(rate: Any) -> float:
+    if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < float(rate) < 1:
+        raise ValueError(f"rate must be a number between 0 and 1, not {rate!r}; try 0.99")
+    return float(rate)
