@@ -90,7 +90,8 @@ def problems() -> str:
             "## Networks",
             "",
             f"{_code(architecture.BUILT_IN)}, or the sizes of the hidden layers, such as `300-150`. An activation may "
-            f"follow a colon, as in `300-150:tanh`: {_code(ACTIVATIONS)}.",
+            f"follow a colon, as in `300-150:tanh`: {_code(ACTIVATIONS)}. `300-150:layernorm` and `300-150:tanh:layernorm` "
+            "have an `nn.LayerNorm` before each activation. `upgd.networks.register` adds any other module.",
             "",
             "## Data sets",
             "",

@@ -21,8 +21,10 @@ import pytest
 import torch
 
 import upgd.curvature._registry as curvature
+import upgd.data.registry as data_sets
 import upgd.experiments.paper.reproduce as reproduce
-import upgd.experiments.spec.architecture as architecture
+import upgd.methods.registry as methods
+import upgd.networks as networks
 import upgd.streams.registry as streams
 from upgd.data import cache
 from upgd.experiments import load
@@ -75,7 +77,8 @@ def desk(tmp_path, monkeypatch):
     writer = mock.Mock(spec=["add_scalar"])
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda: writer))
     with ExitStack() as stack:
-        for registry in (curvature.LAYERS, curvature.LOSSES, streams._FACTORIES, architecture._REGISTERED):
+        registries = (module._REGISTERED for module in (data_sets, methods, networks))
+        for registry in (curvature.LAYERS, curvature.LOSSES, streams._FACTORIES, *registries):
             stack.enter_context(mock.patch.dict(registry))
         yield
     if torch.distributed.is_initialized():

@@ -10,6 +10,7 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional as F
 
+from upgd import networks
 from upgd.networks import ACTIVATIONS, MLP, ConvNet, Linear, initial_parameters, reset
 from upgd.noise import Purpose, uniforms
 
@@ -191,7 +192,90 @@ def test_mistakes_are_named(make, message: str) -> None:
         make()
 
 
-def test_layers_without_a_law_are_named() -> None:
-    network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with pytest.raises(TypeError, match="the layer '1' is a BatchNorm1d"):
-        reset(network, 0)
+class Scaled(nn.Module):
+    """A layer with a parameter of its own, and its own law for all of its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(3, 2), nn.Parameter(torch.empty(2))
+
+    def reset_parameters(self) -> None:
+        nn.init.orthogonal_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        nn.init.normal_(self.scale)
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+def test_other_modules_initialise_themselves_under_the_learners_seed() -> None:
+    network = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), Scaled())
+    torch.manual_seed(5)
+    stacked = initial_parameters(network, [7, 0, 7])
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(1))  # the caller's generator is where it was
+    for parameter in stacked.values():
+        assert torch.equal(parameter[0], parameter[2])
+    assert not torch.equal(stacked["2.scale"][0], stacked["2.scale"][1])
+    assert torch.equal(stacked["1.weight"], torch.ones(3, 3))
+    torch.manual_seed(0)
+    alone = Scaled().double()
+    torch.manual_seed(0)
+    alone.reset_parameters()
+    assert torch.equal(stacked["2.scale"][1], alone.scale.float())
+    assert torch.equal(stacked["2.linear.weight"][1], alone.linear.weight.float())
+    plain = initial_parameters(nn.Sequential(nn.Linear(4, 3)), [7, 0, 7])
+    assert torch.equal(stacked["0.weight"], plain["0.weight"])  # Linear layers keep their law
+
+
+def test_the_initial_weights_of_any_module_are_the_same_alone_and_among_others() -> None:
+    network = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), Scaled())
+    stacked = initial_parameters(network, [1, 2])
+    reset(network, 2)
+    assert all(torch.equal(stacked[name][1], parameter) for name, parameter in network.named_parameters())
+
+
+def test_layer_norm_stands_before_each_activation() -> None:
+    network = MLP((4, 5, 6, 2), "tanh", layer_norm=True)
+    assert [type(layer) for layer in network.layers] == [nn.Linear, nn.LayerNorm, nn.Tanh] * 2 + [nn.Linear]
+    assert network.describe() == "MLP 4-5-6-2, tanh, LayerNorm, 97 parameters"
+
+
+def test_parameters_that_nobody_initialises_are_named() -> None:
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(2))
+
+    with pytest.raises(TypeError, match=r"the layer '1', a Gain, has parameters and no reset_parameters\(\)"):
+        reset(nn.Sequential(nn.Linear(2, 2), Gain()), 0)
+
+    class Forgets(Scaled):
+        def reset_parameters(self) -> None:
+            nn.init.zeros_(self.scale)
+
+    with pytest.raises(ValueError, match=r"initial values of the parameter 'linear\.weight' are not all set"):
+        reset(Forgets(), 0)
+
+
+def test_a_registered_network_may_bring_its_own_initial_weights(monkeypatch) -> None:
+    monkeypatch.setattr(networks, "_REGISTERED", {})
+
+    def init(module, seed) -> None:
+        for parameter in module.parameters():
+            nn.init.constant_(parameter, seed + torch.rand(()).item())
+
+    @networks.register("constant", init=init)
+    def constant(stream):
+        return nn.Linear(3, stream)
+
+    network = networks.registered("constant")(2)
+    weights = initial_parameters(network, [0, 1, 0])["weight"]
+    assert torch.equal(weights[0], weights[2])
+    assert 0 < weights[0, 0, 0] < 1 < weights[1, 0, 0] < 2
+    assert networks.registered("constants") is None
+    with pytest.raises(ValueError, match="'conv' cannot be the name"):
+        networks.register("conv")
+    with pytest.raises(ValueError, match="there is a network named 'constant' already"):
+        networks.register("constant", init=init)(lambda stream: None)

@@ -6,21 +6,30 @@ the numbers come from the counters of :mod:`upgd.noise`: parameter number ``k`` 
 parameter's type. A learner therefore starts with the same bits alone (:func:`reset`) or among hundreds
 (:func:`initial_parameters`), whatever ran before and on whatever device.
 
+Other modules initialise themselves: a module's own ``reset_parameters`` is called with PyTorch's generator at the learner's
+seed, in float64 on the CPU. That of a module with children is responsible for all of them. :func:`register` gives a network a
+name, and its own function for initial weights if it needs one.
+
     >>> MLP((784, 300, 150, 10)).describe()
     'MLP 784-300-150-10, relu, 282,160 parameters'
 """
 
+import copy
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from itertools import pairwise
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from upgd import plugins
 from upgd.noise import Purpose, uniforms
 
-__all__ = ["ACTIVATIONS", "MLP", "ConvNet", "Linear", "initial_parameters", "reset"]
+__all__ = ["ACTIVATIONS", "MLP", "ConvNet", "Linear", "initial_parameters", "register", "registered", "reset"]
 
 #: The activations by name.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -51,6 +60,14 @@ LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _WORDS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+#: A function of a stream (:class:`upgd.streams.Stream`) that makes the network for it.
+Factory = Callable[[Any], nn.Module]
+AnyFactory = TypeVar("AnyFactory", bound=Factory)
+Init = Callable[[nn.Module, int], object]
+
+#: What the networks that have no sizes in their names are called.
+BUILT_IN = ("linear", "conv", "conv-authors")
+_REGISTERED: dict[str, Factory] = {}
 
 
 class MLP(nn.Module):
@@ -59,6 +76,7 @@ class MLP(nn.Module):
     Args:
         sizes: the numbers of units from the inputs to the outputs, such as ``(784, 300, 150, 10)``.
         activation: ``"relu"``, ``"leaky_relu"``, ``"tanh"`` or ``"identity"`` (a deep linear network).
+        layer_norm: whether an ``nn.LayerNorm`` stands before each activation.
         seed: what the initial weights are a function of.
 
     Images need no flattening beforehand: the trailing dimensions of an input are joined until they make ``sizes[0]``.
@@ -67,14 +85,18 @@ class MLP(nn.Module):
     Attributes:
         sizes: as given, a tuple.
         activation: as given.
+        layer_norm: as given.
         layers: the ``nn.Sequential`` of (Linear, activation) pairs and the last Linear.
     """
 
-    def __init__(self, sizes: Sequence[int], activation: str = "relu", *, seed: int = 0) -> None:
+    def __init__(
+        self, sizes: Sequence[int], activation: str = "relu", *, layer_norm: bool = False, seed: int = 0
+    ) -> None:
         super().__init__()
         self.sizes = _checked_sizes(sizes)
         self.activation = _checked_activation(activation)
-        self.layers = nn.Sequential(*_dense_layers(self.sizes, activation))
+        self.layer_norm = layer_norm
+        self.layers = nn.Sequential(*_dense_layers(self.sizes, activation, layer_norm=layer_norm))
         self.reset(seed)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,6 +113,8 @@ class MLP(nn.Module):
         parts = [f"{type(self).__name__} {shape}"]
         if len(self.sizes) > 2:
             parts.append(self.activation)
+        if self.layer_norm:
+            parts.append("LayerNorm")
         return ", ".join([*parts, _parameter_count(self)])
 
 
@@ -190,12 +214,60 @@ def is_leaf(module: nn.Module) -> bool:
     return all(name == "parametrizations" for name, _ in module.named_children())
 
 
+def register(name: str, *, init: Init | None = None) -> Callable[[AnyFactory], AnyFactory]:
+    """Add a network: put ``@upgd.networks.register("my-network")`` before a function that makes the module for a stream.
+
+    The stream's ``input_shape`` and ``outputs`` say what the network takes and gives. Initial weights are a function of the
+    learner's seed (see :mod:`upgd.networks`), unless ``init`` makes them.
+
+    Args:
+        name: what experiments call it, in lower-case letters, digits, ``-`` and ``_``.
+        init: a function of (module, seed) that initialises the module in place. PyTorch's generator is at the seed when it
+            is called, and nothing else may influence the result.
+
+    Example:
+        >>> @register("example-residual")
+        ... class Residual(nn.Module):
+        ...     def __init__(self, stream):
+        ...         super().__init__()
+        ...         self.first, self.norm = nn.Linear(math.prod(stream.input_shape), 32), nn.LayerNorm(32)
+        ...         self.second, self.last = nn.Linear(32, 32), nn.Linear(32, stream.outputs)
+        ...
+        ...     def forward(self, x):
+        ...         h = torch.relu(self.norm(self.first(x.flatten(1))))
+        ...         return self.last(h + torch.relu(self.second(h)))
+    """
+    if name in BUILT_IN or not re.fullmatch(r"[a-z][\w-]*", name):
+        raise ValueError(f"{name!r} cannot be the name of a new network: it is taken, or no plain lower-case name")
+
+    def remember(factory: AnyFactory) -> AnyFactory:
+        plugins.add(_REGISTERED, "network", name, _initialised_by(init, factory) if init is not None else factory)
+        return factory
+
+    return remember
+
+
+def _initialised_by(init: Init, factory: Factory) -> Factory:
+    @wraps(factory, updated=())
+    def make(stream: Any) -> nn.Module:
+        network = factory(stream)
+        network._upgd_init = init  # type: ignore[assignment]
+        return network
+
+    return make
+
+
+def registered(name: str) -> Factory | None:
+    """The function that makes the registered network of that name; None if there is none."""
+    return plugins.find(_REGISTERED, name)
+
+
 def initial_parameters(network: nn.Module, seeds: Sequence[int] | Tensor) -> dict[str, Tensor]:
     """The initial parameters of one learner per seed, stacked.
 
     Args:
-        network: a module made of Linear and convolution layers, ours or anybody's. Only its shapes matter; it is not
-            changed.
+        network: any module, ours or anybody's; it is not changed. The module documentation says how each of its parts is
+            initialised.
         seeds: one integer for each learner.
 
     Returns:
@@ -207,16 +279,17 @@ def initial_parameters(network: nn.Module, seeds: Sequence[int] | Tensor) -> dic
         >>> stacked["layers.0.weight"].shape
         torch.Size([3, 3, 4])
     """
-    fan_ins = _fan_ins(network)
+    fan_ins, own = _fan_ins(network)
+    given = _by_modules(network, own, seeds) if own else {}
     return {
-        name: _initial(parameter, number, fan_ins[name], seeds)
+        name: given[name] if name in given else _initial(parameter, number, fan_ins[name], seeds)
         for number, (name, parameter) in enumerate(network.named_parameters())
     }
 
 
 @torch.no_grad()
 def reset(network: AnyModule, seed: int) -> AnyModule:
-    """Give every parameter of ``network``, made of Linear and convolution layers, its initial value for ``seed``.
+    """Give every parameter of ``network`` its initial value for ``seed``.
 
     Returns:
         The network itself.
@@ -225,6 +298,47 @@ def reset(network: AnyModule, seed: int) -> AnyModule:
     for name, parameter in network.named_parameters():
         parameter.copy_(initial[name][0])
     return network
+
+
+def _by_modules(network: nn.Module, own: Sequence[str], seeds: Sequence[int] | Tensor) -> dict[str, Tensor]:
+    """The parameters that these modules initialise themselves, for each seed."""
+    model = copy.deepcopy(network)
+    model = (model.to_empty(device="cpu") if any(p.is_meta for p in network.parameters()) else model.cpu()).double()
+    modules = {path: model.get_submodule(path) for path in own}
+    like = dict(network.named_parameters())
+    inside = (f"{path}.{name}".lstrip(".") for path in own for name, _ in modules[path].named_parameters())
+    names = [name for name in inside if name in like]  # a parameter that two modules share has one name
+    rows: dict[str, list[Tensor]] = {name: [] for name in names}
+    for seed in torch.as_tensor(seeds, dtype=torch.long).tolist():
+        with _generator_at(seed), torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(math.nan)  # what a module forgets shall be noticed, and not be the last learner's
+            module: Any
+            for module in modules.values():
+                if hasattr(module, "_upgd_init"):
+                    module._upgd_init(module, seed)
+                else:
+                    module.reset_parameters()
+        values = dict(model.named_parameters())
+        for name in names:
+            if values[name].isnan().any():
+                raise ValueError(
+                    f"the initial values of the parameter {name!r} are not all set; let reset_parameters of the "
+                    f"{type(network).__name__} (or init) set every parameter of it"
+                )
+            rows[name].append(values[name].detach().clone())
+    return {
+        name: torch.stack(values).to(None if like[name].is_meta else like[name].device, like[name].dtype)
+        for name, values in rows.items()
+    }
+
+
+@contextmanager
+def _generator_at(seed: int) -> Iterator[None]:
+    """PyTorch's generator at a seed, and afterwards where it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def _initial(parameter: Tensor, number: int, fan_in: int, seeds: Sequence[int] | Tensor) -> Tensor:
@@ -241,26 +355,44 @@ def _initial(parameter: Tensor, number: int, fan_in: int, seeds: Sequence[int] |
     return out.view(len(all_seeds), *parameter.shape)
 
 
-def _fan_ins(network: nn.Module) -> dict[str, int]:
-    """How many inputs a unit has, for every parameter: a layer's bias has the fan-in of its weight."""
+def _fan_ins(network: nn.Module) -> tuple[dict[str, int], list[str]]:
+    """How many inputs a unit has, for the parameters of Linear and convolution layers (a bias has the fan-in of its weight);
+    and the paths of the modules that initialise themselves and all below them."""
     of_parameter: dict[Tensor, int] = {}
+    own: list[str] = []
     for path, module in network.named_modules():
-        own = list(module.parameters(recurse=False))
-        if own and not isinstance(module, LAYERS):
+        if any(path == other or path.startswith(f"{other}.") or not other for other in own):
+            continue
+        if _initialises_itself(module):
+            own.append(path)
+            continue
+        parameters = list(module.parameters(recurse=False))
+        if parameters and not isinstance(module, LAYERS):
             raise TypeError(
-                f"the layer {path or 'network'!r} is a {type(module).__name__}, but initial weights are defined for"
-                " Linear and convolution layers only; give your own to Population(..., parameters={...})"
+                f"the layer {path or 'network'!r}, a {type(module).__name__}, has parameters and no reset_parameters() to"
+                " initialise them; give it that method, register the network with init=..., or give initial weights to"
+                " Population(..., parameters={...})"
             )
-        for parameter in own:
+        for parameter in parameters:
             of_parameter.setdefault(parameter, module.weight[0].numel())
-    return {name: of_parameter[parameter] for name, parameter in network.named_parameters()}
+    return {name: of_parameter[p] for name, p in network.named_parameters() if p in of_parameter}, own
 
 
-def _dense_layers(sizes: Sequence[int], activation: str) -> list[nn.Module]:
+def _initialises_itself(module: nn.Module) -> bool:
+    if hasattr(module, "_upgd_init"):
+        return True
+    method = getattr(type(module), "reset_parameters", None)
+    return method not in (None, nn.Linear.reset_parameters, nn.modules.conv._ConvNd.reset_parameters) and any(
+        True for _ in module.parameters()
+    )
+
+
+def _dense_layers(sizes: Sequence[int], activation: str, *, layer_norm: bool = False) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), ACTIVATIONS[activation]()]
-    return layers[:-1]
+    for inputs, outputs in pairwise(sizes[:-1]):
+        norm = [nn.LayerNorm(outputs)] if layer_norm else []
+        layers += [nn.Linear(inputs, outputs), *norm, ACTIVATIONS[activation]()]
+    return [*layers, nn.Linear(sizes[-2], sizes[-1])]
 
 
 def _flat(x: Tensor, inputs: int) -> Tensor:

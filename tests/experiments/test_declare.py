@@ -5,12 +5,14 @@ import os
 import numpy as np
 import pytest
 
+from upgd import networks
 from upgd.experiments import Experiment, load
 from upgd.experiments.paper import best_known
 from upgd.experiments.spec import architecture, defaults, grids
 from upgd.experiments.spec.settings import hyperparameters, known, ordered
 from upgd.methods import METHODS
 from upgd.population import Learner
+from upgd.streams import make
 
 
 def test_settings_are_those_of_all_methods():
@@ -316,7 +318,7 @@ def test_no_file(tmp_path):
 
 
 def test_a_network_may_be_registered_again_by_the_same_definition_only(monkeypatch):
-    monkeypatch.setattr(architecture, "_REGISTERED", {})
+    monkeypatch.setattr(networks, "_REGISTERED", {})
     for _ in range(2):
 
         @architecture.register("mine")
@@ -325,6 +327,22 @@ def test_a_network_may_be_registered_again_by_the_same_definition_only(monkeypat
 
     with pytest.raises(ValueError, match="there is a network named 'mine' already"):
         architecture.register("mine")(lambda stream: None)
+
+
+def test_names_of_networks_with_layer_norm():
+    stream = make("output-permuted-digits")
+    layers = [str(architecture.network(name, stream).layers) for name in ("20-10:layernorm", "20-10:relu:layernorm")]
+    assert layers[0] == layers[1]
+    assert layers[0].count("LayerNorm") == 2
+    assert "Tanh" in str(architecture.network("20:tanh:layernorm", stream))
+
+
+@pytest.mark.parametrize(
+    "name", ["20:layernorm:tanh", "20:tanh:relu", "linear:layernorm", "linear:relu", "conv:layernorm"]
+)
+def test_a_wrong_ending_of_a_networks_name(name):
+    with pytest.raises(ValueError, match=f"activation in network={name!r} must be one of relu"):
+        architecture.check(name)
 
 
 def test_a_named_pipe_declares_nothing(tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from upgd.data import cache
+from upgd.data import cache, registry
 from upgd.data.acquire import adopt, fetch, fetch_from
 from upgd.data.cache import Entry
 from upgd.data.dataset import DataError
@@ -65,7 +65,10 @@ def _rows(verify: bool) -> Iterator[dict[str, Any]]:
         "classes": embedded.classes,
         "source": SOURCE,
     }
-    for name in [*OFFICIAL, *(n for n in cache.names() if n not in OFFICIAL)]:
+    registered = registry.names()
+    for name in registered:
+        yield {"name": name, "state": "registered"}
+    for name in [*OFFICIAL, *(n for n in cache.names() if n not in (*OFFICIAL, *registered))]:
         yield {"name": name, **_row(name, verify)}
 
 
@@ -92,6 +95,9 @@ def _row(name: str, verify: bool) -> dict[str, Any]:
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     if row["state"] == "absent":
         yield f"not here; get it with: upgd data fetch {row['name']}"
+        return
+    if row["state"] == "registered":
+        yield "registered by a plug-in"
         return
     if row["state"] == "damaged":
         yield f"DAMAGED: {row['reason']}"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
+from upgd import plugins
 from upgd.methods.method import PHASES, Method
 
 __all__ = ["METHODS", "get", "register"]
@@ -14,15 +15,20 @@ _REGISTERED: dict[str, type[Method]] = {}
 
 
 class _Methods(Mapping[str, type[Method]]):
-    """All methods by name; what is registered later appears here, too."""
+    """All methods by name, those of plug-ins included; what is registered later appears here, too."""
 
     def __getitem__(self, name: str) -> type[Method]:
-        return _REGISTERED[name]
+        found = plugins.find(_REGISTERED, name)
+        if found is None:
+            raise KeyError(name)
+        return found
 
     def __iter__(self) -> Iterator[str]:
+        plugins.discover()
         return iter(_REGISTERED)
 
     def __len__(self) -> int:
+        plugins.discover()
         return len(_REGISTERED)
 
 
@@ -45,13 +51,15 @@ def register(cls: AnyMethod) -> AnyMethod:
     if not hasattr(cls, "update"):
         raise TypeError(f"{cls.__name__} needs a rule: a method update(self, {', '.join(PHASES['update'][:4])}, …)")
     _REGISTERED[cls.name] = cls
+    plugins.remember("method", cls.name, cls)
     return cls
 
 
 def get(name: str) -> type[Method]:
     """The method of that name, or a ValueError that suggests one."""
-    if name not in _REGISTERED:
+    found = plugins.find(_REGISTERED, name)
+    if found is None:
         near = get_close_matches(str(name), _REGISTERED, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(_REGISTERED)}"
-        raise ValueError(f"there is no method={name!r}; {hint}")
-    return _REGISTERED[name]
+        raise ValueError(f"there is no method={name!r}; {hint}{plugins.broken()}")
+    return found

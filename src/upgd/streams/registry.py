@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeVar
 
+from upgd import plugins
 from upgd.streams.contract import Stream
 from upgd.streams.images import InputPermuted, OutputPermuted, Stationary
 from upgd.streams.toy import ToyChangingInputs, ToyChangingOutputs, UtilityQuality
@@ -55,19 +56,11 @@ def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
     """Add a stream: put ``@register("my-stream")`` before a class, or a function, that :func:`make` shall call."""
 
     def remember(factory: AnyFactory) -> AnyFactory:
-        known = _FACTORIES.get(name) or _FAMILIES.get(name)
-        if known is not None and not is_again(factory, known):
+        if name in _FAMILIES:
             raise ValueError(f"there is a stream named {name!r} already; choose another name")
-        _FACTORIES[name] = factory
-        return factory
+        return plugins.add(_FACTORIES, "stream", name, factory)
 
     return remember
-
-
-def is_again(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
-    """Whether it is the same definition, run again: a notebook's cell, or a module that is loaded anew."""
-    names = [(one.__module__, getattr(one, "__qualname__", "<lambda>")) for one in (new, old)]
-    return names[0] == names[1] and "<lambda>" not in names[0][1]
 
 
 def _factory(name: str) -> Factory:
@@ -76,16 +69,17 @@ def _factory(name: str) -> Factory:
             f"a problem is a name such as 'output-permuted-digits', not {name!r}; give a stream of your own a name with "
             "@upgd.streams.register"
         )
-    if factory := _FACTORIES.get(name) or _FAMILIES.get(name):
+    if factory := _FACTORIES.get(name) or _FAMILIES.get(name) or plugins.find(_FACTORIES, name):
         return factory
     for family, factory in _FAMILIES.items():
         if name.startswith(f"{family}-"):
             return partial(factory, name.removeprefix(f"{family}-"))
     near = get_close_matches(name, _FACTORIES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}"
-    raise ValueError(f"there is no stream named {name!r}; {hint}")
+    raise ValueError(f"there is no stream named {name!r}; {hint}{plugins.broken()}")
 
 
 def names() -> list[str]:
     """The names of all registered streams."""
+    plugins.discover()
     return list(_FACTORIES)

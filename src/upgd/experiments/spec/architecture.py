@@ -1,8 +1,10 @@
 """Networks by name, so that a result can say which one it used and another process can make the same.
 
 ``"300-150"`` is an MLP with hidden layers of 300 and 150 units, ``"300-150:identity"`` one with another activation,
+``"300-150:layernorm"`` or ``"300-150:tanh:layernorm"`` one with an ``nn.LayerNorm`` before each activation,
 ``"linear"`` a single layer, ``"conv"`` the paper's convolutional network, and ``"conv-authors"`` the same without activations
-after the convolutions, as in the authors' public code. Inputs and outputs are the problem's.
+after the convolutions, as in the authors' public code. :func:`upgd.networks.register` adds others. Inputs and outputs are
+the problem's.
 
     >>> from upgd.streams import make
     >>> network("100-50", make("output-permuted-digits")).describe()
@@ -11,36 +13,36 @@ after the convolutions, as in the authors' public code. Inputs and outputs are t
 
 import math
 import re
-from collections.abc import Callable
 from itertools import pairwise
-from typing import TypeVar
 
 from torch import nn
 
-from upgd.networks import ACTIVATIONS, MLP, ConvNet, Linear
+from upgd import plugins
+from upgd.networks import ACTIVATIONS, BUILT_IN, MLP, ConvNet, Linear, register, registered
 from upgd.streams import Stream
-from upgd.streams.registry import is_again
 
-__all__ = ["check", "network", "register"]
+__all__ = ["BUILT_IN", "check", "network", "register"]
 
-Factory = Callable[[Stream], nn.Module]
-AnyFactory = TypeVar("AnyFactory", bound=Factory)
-
-_REGISTERED: dict[str, Factory] = {}
-BUILT_IN = ("linear", "conv", "conv-authors")
 _DENSE = re.compile(r"[1-9]\d{0,17}(-[1-9]\d{0,17})*")
 #: 4 GB in float32, for one learner; a larger network is a slip of the keyboard.
 _MOST_PARAMETERS = 10**9
-_FORMS = "linear, conv, conv-authors, or hidden sizes such as 300-150; an activation may follow, as in 300-150:tanh"
+_FORMS = (
+    "linear, conv, conv-authors, or hidden sizes such as 300-150; an activation and layernorm may follow, as in "
+    "300-150:tanh:layernorm"
+)
 
 
 def network(name: str, stream: Stream) -> nn.Module:
     """The network of that name for a problem."""
     check(name)
-    if name in _REGISTERED:
-        return _REGISTERED[name](stream)
-    body, _, activation = name.partition(":")
-    activation = activation or "relu"
+    body, *words = name.split(":")
+    if not _is_built_in(body) and (factory := registered(name)) is not None:
+        made = factory(stream)
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"the function of network={name!r} must return an nn.Module, not {made!r}")
+        return made
+    layer_norm = "layernorm" in words
+    activation = next((word for word in words if word != "layernorm"), "relu")
     inputs = math.prod(stream.input_shape)
     if body == "linear":
         return Linear(inputs, stream.outputs)
@@ -53,30 +55,23 @@ def network(name: str, stream: Stream) -> nn.Module:
         raise ValueError(
             f"network={name!r} has {parameters:,} parameters, more than {_MOST_PARAMETERS:,}; use smaller hidden layers"
         )
-    return MLP(sizes, activation)
+    return MLP(sizes, activation, layer_norm=layer_norm)
 
 
 def check(name: str) -> str:
     """The name itself, or an error that says what names there are."""
-    body, colon, activation = str(name).partition(":")
-    known = name in _REGISTERED or body in BUILT_IN or _DENSE.fullmatch(body)
-    if not known:
-        raise ValueError(f"network must be {_FORMS}; not {name!r}")
-    if colon and (activation not in ACTIVATIONS or body == "linear"):
-        raise ValueError(f"the activation in network={name!r} must be one of {', '.join(ACTIVATIONS)}; linear has none")
+    body, *words = str(name).split(":")
+    if not _is_built_in(body) and registered(name) is None:
+        raise ValueError(f"network must be {_FORMS}; not {name!r}{plugins.broken()}")
+    if body not in BUILT_IN and words[-1:] == ["layernorm"]:
+        del words[-1]
+    if words and (len(words) > 1 or words[0] not in ACTIVATIONS or body == "linear"):
+        raise ValueError(
+            f"the activation in network={name!r} must be one of {', '.join(ACTIVATIONS)}, and an MLP's may be followed by "
+            ":layernorm; linear has none"
+        )
     return name
 
 
-def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
-    """Add a network: put ``@register("my-network")`` before a function that makes the module for a stream."""
-
-    if name in BUILT_IN or not re.fullmatch(r"[a-z][\w-]*", name):
-        raise ValueError(f"{name!r} cannot be the name of a new network: taken, or no plain lower-case name")
-
-    def remember(factory: AnyFactory) -> AnyFactory:
-        if name in _REGISTERED and not is_again(factory, _REGISTERED[name]):
-            raise ValueError(f"there is a network named {name!r} already; choose another name")
-        _REGISTERED[name] = factory
-        return factory
-
-    return remember
+def _is_built_in(body: str) -> bool:
+    return body in BUILT_IN or _DENSE.fullmatch(body) is not None

@@ -1,0 +1,60 @@
+"""Data sets by name and function."""
+
+import numpy as np
+import pytest
+
+import upgd.data
+from upgd.data import DataError, registry
+from upgd.streams import make
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+
+
+def arrays():
+    draw = np.random.default_rng(0)
+    return draw.integers(0, 256, (50, 4, 4), np.uint8), draw.integers(0, 3, 50)
+
+
+def test_a_registered_data_set_makes_problems():
+    calls = []
+
+    @upgd.data.register("mine")
+    def mine():
+        calls.append(1)
+        return arrays()
+
+    stream = make("output-permuted-mine", task_length=10)
+    assert (stream.name, stream.input_shape, stream.outputs) == ("output-permuted-mine", (4, 4), 3)
+    assert np.array_equal(upgd.data.load("mine").images, arrays()[0])
+    make("input-permuted-mine")
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "Mine", "a b"])
+def test_names_that_are_taken_or_odd(name):
+    with pytest.raises(DataError, match=f"{name!r} cannot be the name"):
+        upgd.data.register(name)
+
+
+def test_what_the_function_returns_is_checked():
+    upgd.data.register("one")(lambda: arrays()[0])
+    with pytest.raises(DataError, match=r"the function of the data set 'one' must return \(images, labels\)"):
+        upgd.data.load("one")
+    upgd.data.register("floats")(lambda: (np.zeros((3, 4, 4)), [0, 1, 0]))
+    with pytest.raises(DataError, match="the data set 'floats': images must be unsigned bytes"):
+        upgd.data.load("floats")
+    upgd.data.register("good")(arrays)
+    with pytest.raises(DataError, match="split must be 'train' for the registered data set 'good', not 'test'"):
+        upgd.data.load("good", "test")
+
+
+def test_it_is_listed(capsys, tmp_path, monkeypatch):
+    from upgd.data.console import list_command
+
+    monkeypatch.setenv("UPGD_DATA", str(tmp_path))
+    upgd.data.register("mine")(arrays)
+    list_command(False, False)
+    assert "registered by a plug-in" in capsys.readouterr().out
