@@ -425,3 +425,11 @@ def test_a_population_stays_with_its_stream():
     population.run(make("stationary-digits"), 5, window=5)
     with pytest.raises(ValueError, match="the stream was 'stationary-digits' until step 5"):
         population.run(make("output-permuted-digits"), 5, window=5)
+
+
+def test_blocks_grow_again_after_one_that_took_long():
+    crowd = population()
+    crowd.run(STREAM, 4)
+    crowd._pace.steps = 1  # what a block leaves behind in which something was compiled
+    crowd.run(STREAM, 40)
+    assert crowd._pace.steps > 1

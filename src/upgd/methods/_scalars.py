@@ -30,6 +30,10 @@ _ARITHMETIC = {
 }
 
 
+#: What torch calls where a tensor is divided by something else.
+_DIVISIONS = (torch.Tensor.div, torch.Tensor.__truediv__, torch.div, torch.true_divide)
+
+
 class Scalar:
     """An expression of hyperparameters and the step count, one value per learner.
 
@@ -118,6 +122,8 @@ class Scalar:
             first = next(arg for arg in args if isinstance(arg, Scalar))
             return first.owner.expression(func.__name__, _of_tensors(func), args)
         like = max(tensors, key=lambda tensor: tensor.ndim)
+        if func in _DIVISIONS and len(args) == 2 and isinstance(args[1], Scalar) and args[1].owner.by_reciprocal:
+            return args[0] * _met(1 / args[1], like)
         return func(*(_met(arg, like) for arg in args), **(kwargs or {}))
 
 
@@ -168,8 +174,6 @@ def evaluate(scalar: Scalar, values: Mapping[str, Any], like: Tensor) -> Tensor:
 
 
 def _binary(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
-    if function is operator.truediv and isinstance(one, Tensor) and other.owner.by_reciprocal:
-        function, other = operator.mul, 1 / other
     for mine, theirs in ((one, other), (other, one)):
         if isinstance(mine, Scalar) and isinstance(theirs, Tensor):
             return function(_met(one, theirs), _met(other, theirs))

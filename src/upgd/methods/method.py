@@ -14,6 +14,7 @@ Reduction = tuple[Literal["max", "norm", "mean"], Literal["learner", "layer", "u
 #: What each phase of a rule may ask for.
 PHASES: dict[str, tuple[str, ...]] = {
     "observe": ("w", "g", "s", "h", "t", "curvature"),
+    "measure": ("s", "h", "t"),
     "update": ("w", "g", "s", "h", "t", "o", "r", "noise", "curvature", "unit"),
     "observe_units": ("units", "s", "h", "t"),
     "reset_units": ("units", "s", "h", "t", "draw"),
@@ -121,7 +122,8 @@ class Method:
     =============  =====================================================================================================
 
     - ``observe(...)`` returns the state that changes (a dict) and the values to reduce (a dict with the names of
-      :attr:`reductions`). A method without reductions needs no ``observe``.
+      :attr:`reductions`). A method without reductions needs no ``observe``. Where the values follow from the state alone,
+      ``observe`` may return just the state, and ``measure(s, h, t)`` the values; compiled steps then keep one tensor less.
     - ``update(...)`` returns the new parameter; or the new parameter and the state that changes (a dict).
 
     A method that scores, gates or resets hidden units also has :meth:`observe_units` or :meth:`reset_units`.

@@ -80,10 +80,9 @@ class Utility(Method):
     def uses_units(self) -> bool:
         return not self.by_weight
 
-    def trace(self, instant: "Tensor", s: Any, h: Any, t: Any) -> tuple[Changes, Changes]:
-        """The new trace of a utility, and its unbiased value, which is what is compared."""
-        traced = upgd.rules.trace(s.utility, instant, h.beta_utility)
-        return {"utility": traced}, {"scale": upgd.rules.unbiased(traced, h.beta_utility, t)}
+    def measure(self, s: Any, h: Any, t: Any) -> Changes:
+        """The unbiased utility, which is what is compared."""
+        return {"scale": upgd.rules.unbiased(s.utility, h.beta_utility, t)} if hasattr(s, "utility") else {}
 
     def gate_of_weight(self, o: Any, r: Any, unit: Any) -> Any:
         """The gate ū of each entry of a parameter; 0 in layers that are not gated."""
@@ -143,13 +142,14 @@ class UtilityDescent(Utility):
         scale: Reduction = ("max", "learner") if self.scaling == "global" else ("norm", "layer")
         return {} if self.by_weight else {"scale": scale}
 
-    def observe(
-        self, w: "Tensor", g: "Tensor", s: Any, h: Any, t: Any, curvature: "Tensor | None"
-    ) -> tuple[Changes, Changes]:
-        return self.trace(upgd.rules.utility(w, g, curvature), s, h, t) if self.by_weight else ({}, {})
+    def observe(self, w: "Tensor", g: "Tensor", s: Any, h: Any, curvature: "Tensor | None") -> Changes:
+        if not self.by_weight:
+            return {}
+        return {"utility": upgd.rules.trace(s.utility, upgd.rules.utility(w, g, curvature), h.beta_utility)}
 
-    def observe_units(self, units: Any, s: Any, h: Any, t: Any) -> tuple[Changes, Changes]:
-        return self.trace(upgd.rules.utility(units.ones, units.gate_gradient, units.gate_curvature), s, h, t)
+    def observe_units(self, units: Any, s: Any, h: Any) -> Changes:
+        instant = upgd.rules.utility(units.ones, units.gate_gradient, units.gate_curvature)
+        return {"utility": upgd.rules.trace(s.utility, instant, h.beta_utility)}
 
     def update(self, w: "Tensor", g: "Tensor", h: Any, o: Any, r: Any, noise: Any, unit: Any) -> "Tensor":
         if not self.by_weight and unit is None:

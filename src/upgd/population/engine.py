@@ -265,14 +265,15 @@ class Population:
                 raise ValueError(f"the {name} was {old!r} until step {self.step}, and cannot become {new!r} now")
         self._window, self._loss, self._problem = window, stream.loss, stream.name
 
-    def _advance(self, stream: Stream, length: int, end: int) -> None:
-        """Take ``length`` steps or fewer, at most to the end of the window; ``end`` is where the run will end."""
+    def _advance(self, stream: Stream, length: int, end: int, *, alone: bool = False) -> None:
+        """Take ``length`` steps or fewer, at most to the end of the window; ``end`` is where the run will end. A step that is
+        taken alone, for a look, says nothing about the speed of many."""
         assert self._window is not None
         before = time.perf_counter()
         chunk = self._supply.take(stream, self.step, length, end)
         self._whole = False
         self._lanes.advance(chunk, stream.loss)
-        if length > 1:  # a step that is taken alone says little about the speed of many
+        if not alone:
             self._pace.adapt(chunk.length, time.perf_counter() - before)
         self.step += chunk.length
         if self.step % self._window == 0:
@@ -302,7 +303,7 @@ class Population:
         """Take one step, and see how much of its sample's loss the update removes."""
         chunk = self._supply.take(stream, self.step, 1, end)
         before = self._losses(chunk, stream.loss)
-        self._advance(stream, 1, end)
+        self._advance(stream, 1, end, alone=True)
         plasticity = sample_plasticity(before, self._losses(chunk, stream.loss))
         self._plasticities.append((self.step, plasticity.double().numpy()))
 

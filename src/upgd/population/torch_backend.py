@@ -5,7 +5,7 @@ learner dimension first and every setting a vector. Nothing here is clever; fast
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -175,7 +175,7 @@ class TorchBackend:
         observed: dict[str, Mapping[str, Tensor]] = {}
         for name, weight in self._parameters.items():
             if name in self._gated:
-                changed, values = self._method.call(
+                observation = self._method.call(
                     "observe",
                     w=weight,
                     g=found.gradient[name],
@@ -184,8 +184,7 @@ class TorchBackend:
                     t=self._h.step,
                     curvature=found.curvature.get(name),
                 )
-                self._keep(name, changed)
-                observed[name] = values
+                observed[name] = self._kept(name, observation, self._state_of)
         return _namespaces(observed), _namespaces(reduced(self._method.reductions, observed, learner_dims=1))
 
     def _observe_units(self, found: Derivatives) -> dict[str, SimpleNamespace]:
@@ -197,11 +196,10 @@ class TorchBackend:
         observed: dict[str, Mapping[str, Tensor]] = {}
         for name in hidden:
             units = self._model.units(name, self._parameters, found)
-            changed, values = self._method.call(
+            observation = self._method.call(
                 "observe_units", units=units, s=self._state_of(name), h=self._h, t=self._h.step
             )
-            self._keep(name, changed)
-            observed[name] = values
+            observed[name] = self._kept(name, observation, self._unit_state_of)
         reductions = reduced(self._method.unit_reductions, observed, learner_dims=1)
         return {
             name: SimpleNamespace(o=observed[name], r=reductions[name], s=self._unit_state_of(name)) for name in hidden
@@ -284,6 +282,14 @@ class TorchBackend:
             if part not in self._state:
                 raise ValueError(f"{self._method.name} changes a state {part!r} that it does not declare")
             self._state[part][name] = self._unless_diverged(value, self._state[part][name])
+
+    def _kept(self, name: str, observation: Any, state_of: Callable[[str], SimpleNamespace]) -> Mapping[str, Tensor]:
+        """Keep the state that an observation changes; the values to be reduced."""
+        changed, values = observation if isinstance(observation, tuple) else (observation, {})
+        self._keep(name, changed)
+        if hasattr(self._method, "measure"):
+            values = self._method.call("measure", s=state_of(name), h=self._h, t=self._h.step)
+        return values  # type: ignore[no-any-return]
 
     def _unit_of(self, name: str, of_units: Mapping[str, SimpleNamespace]) -> SimpleNamespace | None:
         """What the method has said of the unit that each entry of a parameter enters."""
