@@ -175,7 +175,7 @@ def test_networks_are_read() -> None:
 @pytest.mark.parametrize(
     ("network", "words"),
     [
-        (ConvNet((3, 32, 32), 10), "not a ConvNet"),
+        (ConvNet((3, 32, 32), 10), "layer 'layers.0' is a Conv2d"),
         (nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), "GELU"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), "end with a Linear"),
         (nn.Sequential(nn.Linear(4, 4), *[nn.Linear(4, 4)] * 2), "one layer twice"),

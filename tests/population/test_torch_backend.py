@@ -139,4 +139,4 @@ def test_a_layer_of_ones_own_is_not_taken_for_its_parent(parent):
             return -super().forward(x)
 
     network = nn.Sequential(nn.Linear(3, 4), Own(), nn.Linear(4, 2))
-    assert "its layer '1' is a Own" in str(Chain.unsupported(network))
+    assert "layer '1' is a Own" in str(Chain.unsupported(network))

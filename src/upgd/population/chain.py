@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from upgd.methods.units import Units
-from upgd.networks import MLP, ConvNet
+from upgd.population import network as net
 from upgd.population.backend import Loss
 
 __all__ = ["Chain", "Derivatives", "judge"]
@@ -77,8 +77,9 @@ class Chain:
     def __init__(self, network: nn.Module, *, curvature: bool = False, features: bool = False) -> None:
         self._curvature = curvature
         self._features = features
-        self._layers = _layers(network)
-        self._joins_inputs = not isinstance(network, nn.Sequential)
+        read = net.read(network)
+        self._layers = _layers(read.layers)
+        self._arranges_inputs = read.arranges_inputs
         #: Weight by weight, where its features can be seen: behind the activation before the next weights, if there is one.
         self._gates: dict[int, str] = {}
         self._owners: dict[str | None, str] = {}
@@ -95,8 +96,8 @@ class Chain:
     def unsupported(network: nn.Module) -> str | None:
         """Why the network is not such a chain; ``None`` if it is."""
         try:
-            _layers(network)
-        except NotAChain as reason:
+            net.read(network)
+        except net.NotAChain as reason:
             return str(reason)
         return None
 
@@ -156,7 +157,7 @@ class Chain:
 
     def _arranged(self, x: Tensor) -> Tensor:
         """The sample as the first layer takes it: our own networks join the sides of images, and add the colour to grey."""
-        if not self._joins_inputs:
+        if not self._arranges_inputs:
             return x
         return x.flatten(1) if isinstance(self._layers[0], Dense) else x.unsqueeze(1) if x.ndim == 3 else x
 
@@ -296,7 +297,11 @@ class Activation:
 
 @dataclass(frozen=True)
 class MaxPool:
-    pool: nn.MaxPool2d  #: one that returns the indices, too
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pool: nn.MaxPool2d  #: the same, and one that returns the indices, too
 
     def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
         out, index = self.pool(x)
@@ -304,9 +309,7 @@ class MaxPool:
 
     def backward(self, parameters: Parameters, memory: Memory, back: Back, into: Derivatives) -> Back:
         x, index = memory
-        shape = (
-            _pair(each) for each in (self.pool.kernel_size, self.pool.stride, self.pool.padding, self.pool.dilation)
-        )
+        shape = (self.kernel_size, self.stride, self.padding, self.dilation)
         windows = _windows(tuple(x.shape[2:]), tuple(index.shape[2:]), *shape, x.device)
         pixels = torch.arange(len(windows), device=x.device).unsqueeze(-1)
         largest = _collected(index.flatten(2), windows, -1) == pixels
@@ -371,22 +374,11 @@ def _collected(values: Tensor, entry: Tensor, otherwise: float) -> Tensor:
     return padded.index_select(-1, entry.flatten()).view(*values.shape[:-1], *entry.shape)
 
 
-def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
 def _over_positions(x: Tensor, features: int) -> Tensor:
     """Sums for each feature; Flatten may have joined a feature's positions with the features."""
     if x.ndim > 2:
         return x.flatten(2).sum(-1)
     return x if x.shape[1] == features else x.reshape(len(x), features, -1).sum(-1)
-
-
-# ------------------------------------------------------------------------------------------- from a module to its layers
-
-
-class NotAChain(Exception):
-    """Why a network cannot be read as a chain; a clause that goes on after "because"."""
 
 
 def _activation_of(at: int, layers: Sequence[Layer]) -> int:
@@ -399,64 +391,21 @@ def _activation_of(at: int, layers: Sequence[Layer]) -> int:
     return at
 
 
-def _layers(network: nn.Module) -> list[Layer]:
+def _layers(described: Sequence[net.Layer]) -> list[Layer]:
+    """The layers that compute what is described."""
     layers: list[Layer] = []
-    for name, module in _sequence(network):
-        weighted = any(isinstance(layer, Dense | Convolution) for layer in layers)
-        layers.append(_layer(name, module, first=not weighted))
-        if isinstance(layers[-1], Flat) and any(isinstance(layer, Dense) for layer in layers):
-            raise NotAChain(
-                f"its Flatten {name!r} comes behind a Linear layer, which must be for samples of several vectors"
-            )
-    if not any(isinstance(layer, Dense | Convolution) for layer in layers):
-        raise NotAChain("it has no Linear or Conv2d layer")
-    if not isinstance(layers[-1], Dense):
-        raise NotAChain("its last layer is no Linear layer")
-    return layers
-
-
-def _sequence(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers in the order in which the network calls them, by their names in ``named_parameters()``."""
-    if type(network).forward in (MLP.forward, ConvNet.forward):
-        prefix, sequential = "layers.", network.layers
-    elif type(network).forward is nn.Sequential.forward:
-        prefix, sequential = "", network
-    else:
-        raise NotAChain(f"{type(network).__name__} computes its outputs in a forward() of its own")
-    assert isinstance(sequential, nn.Sequential)
-    flat: list[tuple[str, nn.Module]] = []
-    for name, module in sequential.named_children():
-        if type(module) is nn.Sequential:
-            flat += [(f"{prefix}{name}.{inner}", layer) for inner, layer in _sequence(module)]
+    for layer in described:
+        first = not any(isinstance(before, Dense | Convolution) for before in layers)
+        if isinstance(layer, net.Dense):
+            layers.append(Dense(layer.weight, layer.bias, first))
+        elif isinstance(layer, net.Convolution):
+            geometry = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+            layers.append(Convolution(layer.weight, layer.bias, first, *geometry))
+        elif isinstance(layer, net.Activation):
+            layers.append(Activation(None if layer.kind == "tanh" else layer.slope))
+        elif isinstance(layer, net.MaxPool):
+            geometry = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+            layers.append(MaxPool(*geometry, nn.MaxPool2d(*geometry, return_indices=True, ceil_mode=layer.ceil_mode)))
         else:
-            flat.append((prefix + name, module))
-    if len({id(module) for _, module in flat}) < len(flat) or len(flat) < len(sequential):
-        raise NotAChain("it uses one layer twice")
-    return flat
-
-
-def _layer(name: str, module: nn.Module, first: bool) -> Layer:
-    kind = type(module)
-    if kind in (nn.Linear, nn.Conv2d):
-        weight, bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
-        if isinstance(module, nn.Linear):
-            return Dense(weight, bias, first)
-        assert isinstance(module, nn.Conv2d)
-        if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
-            raise NotAChain(f"its convolution {name!r} has groups, or padding other than a number of zeros")
-        return Convolution(weight, bias, first, module.kernel_size, module.stride, module.padding, module.dilation)
-    if kind in (nn.ReLU, nn.Identity):
-        return Activation(0.0 if kind is nn.ReLU else 1.0)
-    if type(module) is nn.LeakyReLU:
-        return Activation(module.negative_slope)
-    if kind is nn.Tanh:
-        return Activation(None)
-    if type(module) is nn.MaxPool2d:
-        m = module
-        return MaxPool(nn.MaxPool2d(m.kernel_size, m.stride, m.padding, m.dilation, True, m.ceil_mode))
-    if type(module) is nn.Flatten and module.start_dim in (1, -3) and module.end_dim == -1:
-        return Flat()
-    raise NotAChain(
-        f"its layer {name!r} is a {kind.__name__}, and only Linear, Conv2d, ReLU, LeakyReLU, Tanh, Identity, MaxPool2d and "
-        "Flatten are known"
-    )
+            layers.append(Flat())
+    return layers

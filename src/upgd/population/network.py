@@ -1,0 +1,204 @@
+"""Reading a network as a chain of plain layer descriptions, which every backend starts from.
+
+>>> from upgd.networks import MLP
+>>> for layer in read(MLP((4, 3, 2))).layers:
+...     print(layer)
+Dense(weight='layers.0.weight', bias='layers.0.bias', inputs=4, outputs=3)
+Activation(name='layers.1', kind='relu', slope=0.0)
+Dense(weight='layers.2.weight', bias='layers.2.bias', inputs=3, outputs=2)
+
+A network that is no such chain raises :class:`NotAChain`. Each backend then decides which chains it runs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch import nn
+
+from upgd.networks import MLP, ConvNet
+
+__all__ = [
+    "Activation",
+    "Convolution",
+    "Dense",
+    "Flatten",
+    "Layer",
+    "MaxPool",
+    "Network",
+    "NotAChain",
+    "read",
+    "torch_name",
+]
+
+Pair = tuple[int, int]
+
+
+class NotAChain(Exception):
+    """Why a network cannot be read as a chain; a clause that goes on after "because"."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A Linear layer."""
+
+    weight: str  #: the parameter's name, as in ``network.named_parameters()``
+    bias: str | None
+    inputs: int
+    outputs: int
+
+    @property
+    def name(self) -> str:
+        """The layer's name in the network."""
+        return self.weight.removesuffix(".weight")
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A two-dimensional convolution without groups, padded with zeros."""
+
+    weight: str
+    bias: str | None
+    inputs: int  #: channels
+    outputs: int
+    kernel_size: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    @property
+    def name(self) -> str:
+        """The layer's name in the network."""
+        return self.weight.removesuffix(".weight")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation by the name it has in :data:`upgd.networks.ACTIVATIONS`."""
+
+    name: str
+    kind: Literal["relu", "leaky_relu", "tanh", "identity"]
+    slope: float  #: below zero; of no meaning for tanh
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """A two-dimensional max pooling."""
+
+    name: str
+    kernel_size: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    ceil_mode: bool
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """All dimensions of a sample joined into one."""
+
+    name: str
+
+
+Layer: TypeAlias = Dense | Convolution | Activation | MaxPool | Flatten
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network as a chain of layers, in the order in which they are called."""
+
+    layers: tuple[Layer, ...]
+    #: Whether it is one of ours, which arrange a sample as their first layer takes it.
+    arranges_inputs: bool
+    #: ``(channels, height, width)`` of a sample where the network itself says so, else None.
+    image: tuple[int, int, int] | None
+
+
+def read(network: nn.Module) -> Network:
+    """The network's layers.
+
+    Args:
+        network: :class:`upgd.networks.MLP`, :class:`upgd.networks.ConvNet`, or an ``nn.Sequential`` (of ``nn.Sequential``)
+            of Linear, Conv2d, ReLU, LeakyReLU, Tanh, Identity, MaxPool2d and Flatten layers that ends with a Linear layer.
+
+    Raises:
+        NotAChain: the network is something else.
+    """
+    ours = type(network).forward in (MLP.forward, ConvNet.forward)
+    prefix, sequential = ("layers.", network.get_submodule("layers")) if ours else ("", network)
+    modules = list(_modules(sequential, prefix))
+    layers = tuple(_layer(name, module) for name, module in modules)
+    if not any(isinstance(layer, Dense | Convolution) for layer in layers):
+        raise NotAChain("the network has no Linear or Conv2d layer")
+    if not isinstance(layers[-1], Dense):
+        raise NotAChain("the network does not end with a Linear layer")
+    first_dense = next(at for at, layer in enumerate(layers) if isinstance(layer, Dense))
+    for layer in layers[first_dense:]:
+        if isinstance(layer, Flatten):
+            raise NotAChain(
+                f"the network's Flatten {layer.name!r} comes behind a Linear layer, which must be for samples of several "
+                "vectors"
+            )
+    # An activation may serve several layers. A parameter may not: it would have several names, and several gradients.
+    parameters = [parameter for _, module in modules for parameter in module.parameters()]
+    if len({id(parameter) for parameter in parameters}) < len(parameters):
+        raise NotAChain("the network uses one layer twice, or one parameter in two layers")
+    image = network._image if ours and isinstance(network, ConvNet) else None
+    return Network(layers, ours, image)
+
+
+def torch_name(layer: Layer) -> str:
+    """The layer as PyTorch calls it, for messages."""
+    if isinstance(layer, Activation):
+        names = {"relu": "ReLU", "leaky_relu": f"LeakyReLU({layer.slope:g})", "tanh": "Tanh", "identity": "Identity"}
+        return names[layer.kind]
+    return {Dense: "Linear", Convolution: "Conv2d", MaxPool: "MaxPool2d", Flatten: "Flatten"}[type(layer)]
+
+
+def _modules(sequential: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    if type(sequential).forward is not nn.Sequential.forward:
+        raise NotAChain(f"{type(sequential).__name__} computes its outputs in a forward() of its own")
+    # Not named_children(), which leaves out a module that comes again.
+    for name, module in sequential._modules.items():
+        assert module is not None
+        if isinstance(module, nn.Sequential):
+            yield from _modules(module, f"{prefix}{name}.")
+        else:
+            yield prefix + name, module
+
+
+def _layer(name: str, module: nn.Module) -> Layer:
+    # Exact types: a subclass may compute something else.
+    if type(module) is nn.Linear:
+        return Dense(f"{name}.weight", _bias(name, module), module.in_features, module.out_features)
+    if type(module) is nn.Conv2d:
+        if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
+            raise NotAChain(f"the network's convolution {name!r} has groups, or padding other than a number of zeros")
+        channels = module.in_channels, module.out_channels
+        geometry = module.kernel_size, module.stride, module.padding, module.dilation
+        return Convolution(f"{name}.weight", _bias(name, module), *channels, *map(_pair, geometry))
+    if type(module) is nn.ReLU:
+        return Activation(name, "relu", 0.0)
+    if type(module) is nn.LeakyReLU:
+        return Activation(name, "leaky_relu", float(module.negative_slope))
+    if type(module) is nn.Tanh:
+        return Activation(name, "tanh", 0.0)
+    if type(module) is nn.Identity:
+        return Activation(name, "identity", 1.0)
+    if type(module) is nn.MaxPool2d:
+        size, stride = _pair(module.kernel_size), _pair(module.stride)
+        return MaxPool(name, size, stride, _pair(module.padding), _pair(module.dilation), module.ceil_mode)
+    if type(module) is nn.Flatten and module.start_dim in (1, -3) and module.end_dim == -1:
+        return Flatten(name)
+    raise NotAChain(
+        f"the network's layer {name!r} is a {type(module).__name__}, and only Linear, Conv2d, ReLU, LeakyReLU, Tanh, "
+        "Identity, MaxPool2d and Flatten are known"
+    )
+
+
+def _bias(name: str, module: nn.Linear | nn.Conv2d) -> str | None:
+    return None if module.bias is None else f"{name}.bias"
+
+
+def _pair(value: int | tuple[int, ...]) -> Pair:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
