@@ -51,6 +51,10 @@ class Purpose(IntEnum):
     INPUTS = 4
     RESET = 5
     UNITS = 6
+    TARGET = 7
+    LABELS = 8
+    SUBSET = 9
+    MIXTURE = 10
 
 
 def white_(out: Tensor, generator: torch.Generator | None = None) -> Tensor:

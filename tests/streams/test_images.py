@@ -98,8 +98,36 @@ def test_colour_images_are_permuted_over_all_their_inputs() -> None:
     assert (order[:36] >= 36).any()
 
 
+@pytest.mark.parametrize("family", [InputPermuted, OutputPermuted])
+def test_a_task_takes_over_gradually(family) -> None:
+    """A mixture has the samples of the two tasks, and the new one's share grows from 0 to 1 over the window."""
+    seeds, length, drift = range(400), 20, 9
+    plain, mixed = (family(arrays(), task_length=length, drift=d).chunk(seeds, 0, 3 * length) for d in (0, drift))
+    later = family(arrays(), task_length=length, drift=drift).chunk(seeds, length, length)
+    assert torch.equal(later.inputs(), mixed.inputs()[:, length : 2 * length])
+    same = (plain.inputs() == mixed.inputs()).flatten(2).all(-1) & (plain.targets == mixed.targets)
+    assert same[:, :length].all()  # nothing comes before the first task
+    new = same[:, length:].view(len(seeds), 2, length).double().mean((0, 1))
+    assert (new[drift:] == 1).all()
+    # One label in three agrees with that of the task before by chance.
+    chance = 0 if family is InputPermuted else 1 / 3
+    expected = torch.arange(1, drift + 1) / (drift + 1)
+    assert (new[:drift] - (expected + (1 - expected) * chance)).abs().max() < 4 * 0.5 / 800**0.5
+    old = family(arrays(), task_length=length)
+    for seed in (0, 1):  # what is not the new task's is the old one's
+        for step in range(length, length + drift):
+            if not same[seed, step]:
+                alone = old.chunk([seed], 0, length)
+                if family is InputPermuted:
+                    shown = mixed.inputs()[seed, step].flatten()
+                    pixels = plain.pixels()[seed, step].gather(0, alone.permutation[0, 0])
+                    assert torch.equal(shown, plain.scaled(pixels).flatten())
+
+
 def test_mistakes_are_named() -> None:
     images, labels = arrays()
+    with pytest.raises(ValueError, match="drift must be an integer from 0 to 7, not 8"):
+        InputPermuted((images, labels), task_length=7, drift=8)
     with pytest.raises(ValueError, match="uint8"):
         Stationary((images / 255, labels))
     with pytest.raises(ValueError, match="30 images and 29 labels"):

@@ -65,7 +65,7 @@ def test_the_example_runs(capsys) -> None:
         ("toy-changing-input", {}, ValueError, "did you mean 'toy-changing-inputs'?"),
         ("???", {}, ValueError, "choose one of toy-changing-inputs, "),
         ("toy-changing-inputs", {"speed": 1}, TypeError, "'speed'; its options are: amplitude, task_length"),
-        ("input-permuted", {}, TypeError, "'data'; its options are: data, task_length"),
+        ("input-permuted", {}, TypeError, "'data'; its options are: data, task_length, drift"),
         ("stationary-leaves", {}, ValueError, "there is no data set 'leaves'"),
     ],
 )

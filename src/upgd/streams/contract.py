@@ -81,30 +81,32 @@ class Chunk:
         """
         if self.dense is not None:
             return self.dense
-        pixels = self._pixels(slice(None))
+        pixels = self.pixels()
         if self.permutation is not None:
             tasks = self.permutation.shape[1]
             lengths = torch.bincount(self.task, minlength=tasks).tolist()
             of_tasks = zip(torch.split(pixels, lengths, 1), self.permutation.unbind(1), strict=True)
             pixels = torch.cat([seen.gather(2, order[:, None].expand_as(seen)) for seen, order in of_tasks], 1)
-        return self._scaled(pixels)
+        return self.scaled(pixels)
 
     def inputs_at(self, offset: int) -> Tensor:
         """What the learners see at step ``start + offset``: ``(seeds, *input_shape)``. Never waits for the device."""
         if self.dense is not None:
             return self.dense[:, offset]
-        pixels = self._pixels(offset)
+        pixels = self.pixels(offset)
         if self.permutation is not None:
             row = self.task[offset : offset + 1]
             pixels = pixels.gather(1, self.permutation.index_select(1, row).squeeze(1))
-        return self._scaled(pixels)
+        return self.scaled(pixels)
 
-    def _pixels(self, steps: int | slice) -> Tensor:
+    def pixels(self, steps: int | slice = slice(None)) -> Tensor:
+        """The images as the source has them, flattened: ``(seeds, length, inputs)`` uint8, or without length for one step."""
         assert self.source is not None
         assert self.index is not None
         return self.source.flatten(1)[self.index[:, steps]]
 
-    def _scaled(self, pixels: Tensor) -> Tensor:
+    def scaled(self, pixels: Tensor) -> Tensor:
+        """Flattened pixels as the learners see them: ``(…, *input_shape)`` float32 in [−1, 1]."""
         assert self.source is not None
         # Dividing by a tensor, since a GPU takes division by a number for multiplication with its rounded reciprocal.
         white = torch.full((), self.white, dtype=torch.float32, device=pixels.device)
@@ -244,6 +246,13 @@ def step_tensor(start: int, length: int, device: Device = "cpu") -> Tensor:
     if start < 0 or length < 1:
         raise ValueError(f"start must be 0 or more and length 1 or more, not {start} and {length}")
     return torch.arange(start, start + length, device=device)
+
+
+def checked_count(name: str, count: int, least: int, most: int) -> int:
+    """An integer from ``least`` to ``most``, or an error that names the option."""
+    if isinstance(count, bool) or not hasattr(count, "__index__") or not least <= count.__index__() <= most:
+        raise ValueError(f"{name} must be an integer from {least:,} to {most:,}, not {count!r}")
+    return count.__index__()
 
 
 def checked_task_length(task_length: int) -> int:

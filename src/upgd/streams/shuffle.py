@@ -36,7 +36,14 @@ def permutations(seeds: Tensor, tasks: Tensor, size: int) -> Tensor:
 
 
 def sample_order(
-    seeds: Tensor, start: int, length: int, task_length: int, size: int, device: torch.device | str = "cpu"
+    seeds: Tensor,
+    start: int,
+    length: int,
+    task_length: int,
+    size: int,
+    device: torch.device | str = "cpu",
+    *,
+    purpose: Purpose = Purpose.SAMPLE_ORDER,
 ) -> Tensor:
     """Which sample comes at each step: without replacement within a task.
 
@@ -51,6 +58,7 @@ def sample_order(
         task_length: steps per task.
         size: the number of samples.
         device: where to compute the order.
+        purpose: what the order is for; orders for different purposes are independent.
 
     Returns:
         int64 ``(seeds, length)``, in [0, size).
@@ -64,7 +72,7 @@ def sample_order(
     first, last = number_of_pass(start), number_of_pass(start + length - 1)
     high, low, rounds = _plan(size)
     # A few numbers for each pass: many small operations, which a GPU would take longer to start than a CPU to finish.
-    keys = words(seeds[:, None], Purpose.SAMPLE_ORDER, torch.arange(first, last + 1), rounds).movedim(-1, 0).to(device)
+    keys = words(seeds[:, None], purpose, torch.arange(first, last + 1), rounds).movedim(-1, 0).to(device)
     if first < last:
         keys = keys[..., number_of_pass(steps) - first]
     place = _feistel(steps % task_length % size, keys, high, low)
