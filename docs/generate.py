@@ -47,7 +47,7 @@ def problems() -> str:
             "",
             "## Problems",
             "",
-            "`stationary-DATA`, `input-permuted-DATA` and `output-permuted-DATA` exist for every data set, your own too. "
+            f"{_code(f'{family}-DATA' for family in registry.FAMILIES)} exist for every data set, your own too. "
             "Network, steps and seeds are the defaults of an experiment. [Streams](streams.md) explains the problems.",
             "",
             *_table(
@@ -106,7 +106,8 @@ def _problem(name: str) -> list[str]:
     factory = registry._factory(name)
     kind: Any = factory.func if isinstance(factory, partial) else factory
     needs_download = any(name.endswith(f"-{data}") for data in OFFICIAL)
-    length = kind.default_task_length if needs_download else make(name).task_length
+    needs_files = needs_download or name == "label-permuted-features"
+    length = kind.default_task_length if needs_files else make(name).task_length
     what = (inspect.getdoc(kind) or "").splitlines()[0]
     usual = defaults.defaults(name)
     options = _code(inspect.signature(factory).parameters)

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
-INITIAL_WEIGHTS, NOISE, TASK, SAMPLE_ORDER, INPUTS = range(5)
+INITIAL_WEIGHTS, NOISE, TASK, SAMPLE_ORDER, INPUTS, RESET, UNITS, TARGET, LABELS, SUBSET, MIXTURE = range(11)
 WORD = 1 << 32
 
 
@@ -60,12 +60,12 @@ def bases(size: int) -> tuple[int, int, int]:
     return high, low, rounds
 
 
-def sample(seed: int, step: int, task_length: int, size: int) -> int:
+def sample(seed: int, step: int, task_length: int, size: int, purpose: int = SAMPLE_ORDER) -> int:
     """The number of the sample at ``step``."""
     task, within = divmod(step, task_length)
     number_of_pass = task * ((task_length + size - 1) // size) + within // size
     high, low, rounds = bases(size)
-    keys = words(seed, SAMPLE_ORDER, number_of_pass, rounds)
+    keys = words(seed, purpose, number_of_pass, rounds)
     place = within % size
     while True:
         a, b = divmod(place, low)
@@ -114,14 +114,62 @@ def utility_quality(seed: int, step: int, task_length: int) -> tuple[list[float]
     return x, [x[i] + x[j]]
 
 
+def bit_flipping(seed: int, step: int, task_length: int) -> tuple[list[float], list[float]]:
+    slow = [word >> 31 for word in words(seed, TASK, 0, 15)]
+    for flip in range(1, step // task_length + 1):
+        slow[words(seed, TASK, flip, 1)[0] * 15 // WORD] ^= 1
+    x = slow + [word >> 31 for word in words(seed, INPUTS, step, 5)]
+    signs = [1 if word >> 31 else -1 for word in words(seed, TARGET, 100, 101)]
+    y = signs[100]
+    for unit in range(100):
+        weights = [1 if word >> 31 else -1 for word in words(seed, TARGET, unit, 21)]
+        threshold = 0.7 * 21 - weights.count(-1)
+        if sum(w * bit for w, bit in zip(weights, [*x, 1], strict=True)) > threshold:
+            y += signs[unit]
+    return [float(bit) for bit in x], [float(y)]
+
+
+def label_permuted_features(
+    features: Sequence[Sequence[float]], labels: Sequence[int], seed: int, step: int, task_length: int
+) -> tuple[list[float], int]:
+    which = sample(seed, step, task_length, len(labels))
+    return list(features[which]), permutation(seed, step // task_length, max(labels) + 1)[labels[which]]
+
+
+def pixels_of(image: Sequence[int], white: int) -> list[float]:
+    return [rounded((value / white - 0.5) / 0.5) for value in image]
+
+
+def class_pair(
+    images: Sequence[Sequence[int]], labels: Sequence[int], white: int, seed: int, step: int, task_length: int
+) -> tuple[list[float], int]:
+    of_class = [[i for i, label in enumerate(labels) if label == one] for one in sorted(set(labels))]
+    size = min(map(len, of_class))
+    pairs = [(a, b) for a in range(len(of_class)) for b in range(a + 1, len(of_class))]
+    task = step // task_length
+    pair = pairs[sample(seed, task, len(pairs), len(pairs), TASK)]
+    place = sample(seed, step, task_length, 2 * size)
+    output = place // size
+    image = images[of_class[pair[output]][place % size]]
+    return pixels_of(image, white), 1 - output if words(seed, LABELS, task, 1)[0] >> 31 else output
+
+
 def image(
     family: str, images: Sequence[Sequence[int]], labels: Sequence[int], white: int, classes: int, seed: int, step: int,
-    task_length: int,
+    task_length: int, drift: int = 0,
 ) -> tuple[list[float], int]:  # fmt: skip
-    """Flattened pixels and the class."""
+    """Flattened pixels and the class. A task of ``random-label`` is one pass over as many images as it has steps."""
     task = step // task_length
+    if family == "random-label":
+        place = sample(seed, step, task_length, task_length)
+        which = sample(seed, place, len(labels), len(labels), SUBSET)
+        return pixels_of(images[which], white), words(seed, LABELS, task, task_length)[place] * classes // WORD
+    if family == "class-pairs":
+        return class_pair(images, labels, white, seed, step, task_length)
+    if task > 0 and uniform(words(seed, MIXTURE, step, 1)[0]) >= (step % task_length + 1) / (drift + 1):
+        task -= 1
     which = sample(seed, step, len(labels) if family == "stationary" else task_length, len(labels))
-    pixels = [rounded((value / white - 0.5) / 0.5) for value in images[which]]
+    pixels = pixels_of(images[which], white)
     label = labels[which]
     if family == "input-permuted":
         pixels = [pixels[source] for source in permutation(seed, task, len(pixels))]

@@ -3,7 +3,10 @@
 Streams over data sets that must be fetched run over small stand-ins of the same shapes; the digits are always there.
 """
 
+import functools
+import tempfile
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import plain_streams as plain
@@ -15,14 +18,28 @@ from torch import Tensor
 
 import upgd.streams
 from upgd.data import Dataset, from_arrays, load
-from upgd.streams import Chunk, Stream
-from upgd.streams.images import InputPermuted, OutputPermuted
+from upgd.streams import (
+    BitFlipping,
+    Chunk,
+    ClassPairs,
+    InputPermuted,
+    LabelPermutedFeatures,
+    OutputPermuted,
+    RandomLabels,
+    Stream,
+)
 
 TASK_LENGTH = 29
 SHAPES = {"mnist": (28, 28), "emnist": (28, 28), "cifar10": (3, 32, 32)}
 CLASSES = {"mnist": 10, "emnist": 47, "cifar10": 10}
 NAMES = upgd.streams.names()
-OVER_IMAGES = [name for name in NAMES if name.startswith(("stationary", "input-permuted", "output-permuted"))]
+FAMILIES = ("stationary", "input-permuted", "output-permuted", "random-label", "class-pairs")
+OVER_IMAGES = [name for name in NAMES if name.startswith(FAMILIES)]
+DRIFTING = [
+    f"{family}-{data} drift {drift}" for family in FAMILIES[1:3] for data, drift in (("digits", 11), ("cifar10", 29))
+]
+#: Where the slow bits stand takes all flips before.
+FAR = {"bit-flipping": 10**5}
 SEEDS = st.integers(0, 2**63 - 1)
 
 
@@ -35,11 +52,28 @@ def stand_in(name: str, size: int) -> Dataset:
     return from_arrays(name, drawn.integers(0, 256, (size, *SHAPES[name]), np.uint8), labels, classes=CLASSES[name])
 
 
+@functools.cache
+def features() -> tempfile.TemporaryDirectory:
+    """61 feature vectors of 7 classes in a folder that goes with the process."""
+    folder, drawn = tempfile.TemporaryDirectory(), np.random.default_rng(0)
+    np.save(Path(folder.name, "features.npy"), drawn.normal(size=(61, 5)).astype(np.float32))
+    np.save(Path(folder.name, "labels.npy"), np.arange(61) % 7)
+    return folder
+
+
 def make(name: str, size: int = 61, **options) -> Stream:
-    """A stream of that name over at most ``size`` images."""
+    """A stream of that name over at most ``size`` images; ``"input-permuted-digits drift 11"`` is one with that option."""
+    name, _, drift = name.partition(" drift ")
+    options = {"task_length": TASK_LENGTH} | ({"drift": int(drift)} if drift else {}) | options
+    if name.startswith("random-label"):
+        length = options.pop("task_length")
+        examples = min(length, size)
+        options |= {"examples": examples, "epochs": length // examples}
+    if name == "label-permuted-features":
+        options["folder"] = features().name
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("upgd.streams.images.load", lambda data: stand_in(data, size))
-        return upgd.streams.make(name, **{"task_length": TASK_LENGTH, **options})
+        return upgd.streams.make(name, **options)
 
 
 def as_stored(stream: Stream, chunk: Chunk, steps: slice) -> tuple[Tensor, Tensor]:
@@ -49,34 +83,48 @@ def as_stored(stream: Stream, chunk: Chunk, steps: slice) -> tuple[Tensor, Tenso
     return torch.from_numpy(pixels / stream.data.white * 2 - 1), torch.from_numpy(stream.data.labels[rows]).long()
 
 
+def mapping(kinds: Tensor, targets: Tensor, size: int) -> Tensor:
+    """The target of every kind of sample, after seeing that there is only one; −1 for those that do not occur."""
+    rule = torch.full((size,), -1).scatter(0, kinds, targets)
+    assert torch.equal(rule[kinds], targets)
+    return rule
+
+
 def rule_of_task(stream: Stream, chunk: Chunk, task: int) -> Tensor:
     """What makes the first seed's samples of a task, after seeing that it does so at every step of it."""
     steps = slice(task * TASK_LENGTH, (task + 1) * TASK_LENGTH)
     inputs, targets = chunk.inputs()[0, steps].flatten(1), chunk.targets[0, steps]
+    if isinstance(stream, BitFlipping):
+        slow = inputs[:, : stream.flipping].unique(dim=0)
+        assert len(slow) == 1
+        return slow[0]
+    if isinstance(stream, LabelPermutedFeatures):
+        vectors, known = (torch.from_numpy(np.load(Path(features().name, f"{n}.npy"))) for n in ("features", "labels"))
+        rows = (inputs[:, None] == vectors).all(-1).nonzero()[:, 1]
+        return mapping(known[rows], targets, stream.outputs)
     if stream.loss == "mse":
         weights = torch.linalg.lstsq(inputs, targets).solution
         assert torch.allclose(inputs @ weights, targets, atol=1e-5)
         return weights.round(decimals=3)
     pixels, labels = as_stored(stream, chunk, steps)
-    if isinstance(stream, OutputPermuted):
-        rule = torch.zeros(stream.outputs, dtype=torch.long).scatter(0, labels, targets)
-        assert torch.equal(rule[labels], targets)
+    if isinstance(stream, OutputPermuted | RandomLabels | ClassPairs):
         assert torch.allclose(inputs, pixels, atol=1e-6)
-        return rule
+        kinds = chunk.index[0, steps] if isinstance(stream, RandomLabels) else labels
+        return mapping(kinds, targets, 61)
     assert torch.equal(labels, targets)
     rule = chunk.permutation[0, task] if isinstance(stream, InputPermuted) else torch.arange(pixels.shape[1])
     assert torch.allclose(inputs, pixels[:, rule], atol=1e-6)
     return rule
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *DRIFTING])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_chunks_are_pure(name: str, data: st.DataObject) -> None:
     """Whatever pieces one asks for, in whatever order, for whichever seeds: the same samples."""
     stream, untouched = make(name), make(name)
     seeds = data.draw(st.lists(SEEDS, min_size=1, max_size=3))
-    start = data.draw(st.one_of(st.integers(0, 200), st.integers(0, 10**9)))
+    start = data.draw(st.one_of(st.integers(0, 200), st.integers(0, FAR.get(name, 10**9))))
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
     whole = untouched.chunk(seeds, start, sum(lengths))
     pieces = [(start + sum(lengths[:i]), length) for i, length in enumerate(lengths)]
@@ -95,7 +143,7 @@ def test_chunks_are_pure(name: str, data: st.DataObject) -> None:
         assert torch.equal(piece.inputs_at(offset), piece.inputs()[:, offset])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *DRIFTING])
 def test_shapes_types_and_devices_are_as_promised(name: str) -> None:
     stream = make(name)
     assert isinstance(stream, Stream)
@@ -114,11 +162,12 @@ def test_shapes_types_and_devices_are_as_promised(name: str) -> None:
     assert (chunk.start, chunk.length, stream.task_length) == (20, 40, TASK_LENGTH)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *DRIFTING])
 def test_samples_are_those_of_the_plain_reference(name: str) -> None:
     stream = make(name)
-    family = next((f for f in ("stationary", "input-permuted", "output-permuted") if name.startswith(f)), None)
-    first = TASK_LENGTH * 2**33 - 3  # far out, where step numbers need more than 32 bits
+    family = next((f for f in FAMILIES if name.startswith(f)), None)
+    # Far out, where step numbers need more than 32 bits.
+    first = TASK_LENGTH * (2**33 if name not in FAR else 1_000) - 3
     for seed in (0, 3, 2**40 + 1):
         for start, length in ((0, 3), (TASK_LENGTH - 2, 4), (3 * TASK_LENGTH - 1, 2), (first, 6)):
             chunk = stream.chunk([seed], start, length)
@@ -128,8 +177,14 @@ def test_samples_are_those_of_the_plain_reference(name: str) -> None:
                     images = stream.data.images.reshape(len(stream.data), -1)
                     labels = stream.data.labels.tolist()
                     x, y = plain.image(
-                        family, images.tolist(), labels, stream.data.white, stream.outputs, seed, step, TASK_LENGTH
+                        *(family, images.tolist(), labels, stream.data.white, stream.outputs, seed, step, TASK_LENGTH),
+                        drift=getattr(stream, "drift", 0),
                     )
+                elif name == "label-permuted-features":
+                    vectors, labels = (
+                        np.load(Path(features().name, f"{n}.npy")).tolist() for n in ("features", "labels")
+                    )
+                    x, y = plain.label_permuted_features(vectors, labels, seed, step, TASK_LENGTH)
                 else:
                     x, y = getattr(plain, stream.name.replace("-", "_"))(seed, step, TASK_LENGTH)
                 seen = chunk.inputs_at(offset)[0].flatten().double()
@@ -157,14 +212,15 @@ def test_seeds_are_independent(name: str) -> None:
                 agreements = (chunk.index[i] == chunk.index[j]).sum()
                 assert agreements < 10  # one in (size of the data set) is what chance gives
             else:
-                x, y = chunk.dense[i].flatten().double(), chunk.dense[j].flatten().double()
+                moving = slice(getattr(stream, "flipping", 0), None)  # the slow bits hardly do
+                x, y = (chunk.dense[k, :, moving].flatten().double() for k in (i, j))
                 correlation = torch.corrcoef(torch.stack((x, y)))[0, 1]
                 assert abs(correlation) < 4 / len(x) ** 0.5
     if chunk.permutation is not None:
         assert len(torch.unique(chunk.permutation.flatten(0, 1), dim=0)) == len(seeds) * chunk.permutation.shape[1]
 
 
-@pytest.mark.parametrize("name", OVER_IMAGES)
+@pytest.mark.parametrize("name", [name for name in OVER_IMAGES if name.startswith(FAMILIES[:3])])
 @settings(max_examples=10, deadline=None)
 @given(seed=SEEDS, size=st.integers(1, 70), task_length=st.integers(1, 200), task=st.integers(0, 10**6))
 def test_no_sample_comes_twice_in_a_pass(name: str, seed: int, size: int, task_length: int, task: int) -> None:

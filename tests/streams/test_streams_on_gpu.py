@@ -11,9 +11,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("family", ["stationary", "input-permuted", "output-permuted"])
+@pytest.mark.parametrize("family", ["stationary", "input-permuted", "output-permuted", "random-label", "class-pairs"])
 def test_images_have_the_same_bits(family: str) -> None:
-    stream = make(f"{family}-digits", task_length=700)
+    options = {"examples": 70, "epochs": 10} if family == "random-label" else {"task_length": 700}
+    stream = make(f"{family}-digits", **options)
     here, there = (stream.chunk(range(40), 3_000, 1_500, device) for device in ("cpu", "cuda"))
     assert there.targets.is_cuda
     assert torch.equal(here.index, there.index.cpu())
@@ -21,6 +22,20 @@ def test_images_have_the_same_bits(family: str) -> None:
     assert torch.equal(here.inputs(), there.inputs().cpu())
     assert torch.equal(here.inputs_at(900), there.inputs_at(900).cpu())
     assert there.source.data_ptr() == stream.chunk([0], 0, 1, "cuda").source.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("input-permuted-digits", {"task_length": 700, "drift": 300}),
+        ("output-permuted-digits", {"task_length": 700, "drift": 300}),
+        ("bit-flipping", {"task_length": 100}),
+    ],
+)
+def test_mixtures_and_bits_have_the_same_bits(name: str, options: dict[str, int]) -> None:
+    here, there = (make(name, **options).chunk(range(40), 3_000, 1_500, device) for device in ("cpu", "cuda"))
+    assert torch.equal(here.targets, there.targets.cpu())
+    assert torch.equal(here.inputs(), there.inputs().cpu())
 
 
 @pytest.mark.parametrize("name", ["toy-changing-inputs", "toy-changing-outputs", "utility-quality"])

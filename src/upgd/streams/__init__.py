@@ -9,16 +9,23 @@ pieces, for one seed or for many, on any device.
     (torch.Size([2, 3, 8, 8]), torch.Size([2, 3]))
 """
 
+from upgd.streams.bits import BitFlipping
 from upgd.streams.contract import Chunk, Stream, seed_tensor
+from upgd.streams.features import LabelPermutedFeatures
 from upgd.streams.images import InputPermuted, OutputPermuted, Stationary
+from upgd.streams.labels import ClassPairs, RandomLabels
 from upgd.streams.loops import StreamDataset, iterate
 from upgd.streams.registry import make, names, register
 from upgd.streams.toy import ToyChangingInputs, ToyChangingOutputs, UtilityQuality
 
 __all__ = [
+    "BitFlipping",
     "Chunk",
+    "ClassPairs",
     "InputPermuted",
+    "LabelPermutedFeatures",
     "OutputPermuted",
+    "RandomLabels",
     "Stationary",
     "Stream",
     "StreamDataset",

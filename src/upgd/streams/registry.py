@@ -7,8 +7,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from upgd import plugins
+from upgd.streams.bits import BitFlipping
 from upgd.streams.contract import Stream
+from upgd.streams.features import LabelPermutedFeatures
 from upgd.streams.images import InputPermuted, OutputPermuted, Stationary
+from upgd.streams.labels import ClassPairs, RandomLabels
 from upgd.streams.toy import ToyChangingInputs, ToyChangingOutputs, UtilityQuality
 
 __all__ = ["make", "names", "register"]
@@ -18,14 +21,19 @@ AnyFactory = TypeVar("AnyFactory", bound=Factory)
 
 #: The data sets whose streams :func:`names` lists; the families take any other data set, too.
 _DATA_SETS = ("digits", "mnist", "emnist", "cifar10")
-_FAMILIES: dict[str, Factory] = {family.family: family for family in (Stationary, InputPermuted, OutputPermuted)}
+#: Problems that exist for every data set.
+FAMILIES: dict[str, Factory] = {
+    family.family: family for family in (Stationary, InputPermuted, OutputPermuted, RandomLabels, ClassPairs)
+}
 _FACTORIES: dict[str, Factory] = {
     "toy-changing-inputs": ToyChangingInputs,
     "toy-changing-outputs": ToyChangingOutputs,
+    "bit-flipping": BitFlipping,
+    "label-permuted-features": LabelPermutedFeatures,
     "utility-quality": UtilityQuality,
     "utility-quality-weights": UtilityQuality,
     "utility-quality-features": UtilityQuality,
-    **{f"{name}-{data}": partial(family, data) for name, family in _FAMILIES.items() for data in _DATA_SETS},
+    **{f"{name}-{data}": partial(family, data) for name, family in FAMILIES.items() for data in _DATA_SETS},
 }
 
 
@@ -33,9 +41,9 @@ def make(name: str, **options: Any) -> Stream:
     """The stream of that name.
 
     Args:
-        name: one of :func:`names`; or ``stationary-DATA``, ``input-permuted-DATA``, ``output-permuted-DATA`` for any data
-            set that :func:`upgd.data.load` knows; or ``stationary``, ``input-permuted``, ``output-permuted`` with
-            ``data=(images, labels)``, your own arrays.
+        name: one of :func:`names`; or ``stationary-DATA``, ``input-permuted-DATA``, ``output-permuted-DATA``,
+            ``random-label-DATA``, ``class-pairs-DATA`` for any data set that :func:`upgd.data.load` knows; or one of these
+            without ``-DATA`` and with ``data=(images, labels)``, your own arrays.
         options: what the stream takes, such as ``task_length``.
 
     Example:
@@ -56,7 +64,7 @@ def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
     """Add a stream: put ``@register("my-stream")`` before a class, or a function, that :func:`make` shall call."""
 
     def remember(factory: AnyFactory) -> AnyFactory:
-        if name in _FAMILIES:
+        if name in FAMILIES:
             raise ValueError(f"there is a stream named {name!r} already; choose another name")
         return plugins.add(_FACTORIES, "stream", name, factory)
 
@@ -69,9 +77,9 @@ def _factory(name: str) -> Factory:
             f"a problem is a name such as 'output-permuted-digits', not {name!r}; give a stream of your own a name with "
             "@upgd.streams.register"
         )
-    if factory := _FACTORIES.get(name) or _FAMILIES.get(name) or plugins.find(_FACTORIES, name):
+    if factory := _FACTORIES.get(name) or FAMILIES.get(name) or plugins.find(_FACTORIES, name):
         return factory
-    for family, factory in _FAMILIES.items():
+    for family, factory in FAMILIES.items():
         if name.startswith(f"{family}-"):
             return partial(factory, name.removeprefix(f"{family}-"))
     near = get_close_matches(name, _FACTORIES, n=1)

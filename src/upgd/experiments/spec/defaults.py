@@ -1,4 +1,4 @@
-"""What an experiment has unless told otherwise: network, length, number of runs and grid of every problem of the paper.
+"""What an experiment has unless told otherwise: network, length, number of runs and grid of every problem.
 
 Every method gets the same values of a hyperparameter that it shares with others, and only hyperparameters that it has.
 """
@@ -68,9 +68,18 @@ PROBLEMS: dict[str, Defaults] = {
     "input-permuted-mnist": Defaults("300-150", 1_000_000, 20, _PERMUTED),
     "output-permuted-emnist": Defaults("300-150", 1_000_000, 20, _PERMUTED),
     "output-permuted-cifar10": Defaults("conv", 1_000_000, 10, _PERMUTED),
+    # Permuted pixels have no neighbours, so that a convolution has nothing to find: an MLP, as for MNIST.
+    "input-permuted-cifar10": Defaults("300-150", 1_000_000, 20, _PERMUTED),
+    "bit-flipping": Defaults("5", 1_000_000, 20, _STATIONARY),
+    "random-label-mnist": Defaults("300-150", 1_500_000, 20, _PERMUTED),
+    "class-pairs-emnist": Defaults("300-150", 1_000_000, 20, _PERMUTED),
+    "class-pairs-cifar10": Defaults("conv", 1_000_000, 10, _PERMUTED),
+    "label-permuted-features": Defaults("300-150", 1_000_000, 20, _PERMUTED),
     "stationary-digits": Defaults("100-50", 30_000, 20, _DIGITS),
     "input-permuted-digits": Defaults("100-50", 30_000, 20, _DIGITS),
     "output-permuted-digits": Defaults("100-50", 30_000, 20, _DIGITS),
+    "random-label-digits": Defaults("100-50", 30_000, 20, _DIGITS),
+    "class-pairs-digits": Defaults("100-50", 30_000, 20, _DIGITS),
 }
 
 
