@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from upgd.population import torch_backend
-from upgd.population.backend import Backend, Group, Kind
+from upgd.population.backend import Backend, Group
 from upgd.population.chain import Chain
 from upgd.population.graphed import GraphedBackend
 
@@ -44,7 +44,7 @@ def choose(
         return "torch", _torch(device)
     missing = False
     try:
-        kernel, reason = _kernel(network, group.kind, device, dtype)
+        kernel, reason = _kernel(network, group, device, dtype)
     except ImportError as error:  # numba also refuses versions of numpy that it does not know
         missing, kernel = True, None
         what = f"{error.name} is not installed" if isinstance(error, ModuleNotFoundError) else str(error)
@@ -76,13 +76,14 @@ def _torch(device: torch.device) -> type[Backend]:
 
 
 def _kernel(
-    network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype
+    network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype
 ) -> tuple[type[Backend] | None, str | None]:
-    """The class, or the reason why not."""
-    if device.type == "cuda":
-        module, name = importlib.import_module("upgd.population.cuda"), "CudaBackend"
-    else:
-        module, name = importlib.import_module("upgd.population.kernel"), "KernelBackend"
-    if reason := module.unsupported(network, kind, device, dtype):
+    """The class, or the reason why not. On the CPU, a rule without a kernel written by hand gets a generated one."""
+    where = "cuda" if device.type == "cuda" else "kernel"
+    module = importlib.import_module(f"upgd.population.{where}")
+    if where == "kernel" and group.kind.rule not in module.BY_HAND:
+        reason = module.cannot_generate(network, group, device, dtype)
+        return (None, reason) if reason else (module.GeneratedBackend, None)
+    if reason := module.unsupported(network, group.kind, device, dtype):
         return None, reason
-    return getattr(module, name), None
+    return module.CudaBackend if where == "cuda" else module.KernelBackend, None

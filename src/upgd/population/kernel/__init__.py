@@ -2,10 +2,12 @@
 
 From the outside in: ``backend.py`` brings learners and samples to the kernels, ``network.py`` says which networks they run,
 ``learner.py`` takes one learner through its samples, ``sample.py`` has what a sample says and ``updates.py`` what the
-learner does about it, ``layers.py`` and ``convolution.py`` the loops over weights, ``normals.py`` the noise, ``layout.py``
-where everything lies in memory, and ``machine.py`` what numba needs to be told.
+learner does about it. ``generated.py`` makes a kernel from the rule of any other method; ``generated_backend.py`` runs it.
+``layers.py`` and ``convolution.py`` have the loops over weights, ``normals.py`` the noise, ``functions.py`` what rules may
+call, ``layout.py`` where everything lies in memory, and ``machine.py`` what numba needs to be told.
 """
 
-from upgd.population.kernel.backend import KernelBackend, unsupported
+from upgd.population.kernel.backend import BY_HAND, KernelBackend, unsupported
+from upgd.population.kernel.generated_backend import GeneratedBackend, cannot_generate
 
-__all__ = ["KernelBackend", "unsupported"]
+__all__ = ["BY_HAND", "GeneratedBackend", "KernelBackend", "cannot_generate", "unsupported"]

@@ -13,9 +13,10 @@ from upgd.population.kernel.learner import advance
 from upgd.population.kernel.network import chain, plan
 from upgd.streams.contract import Chunk
 
-__all__ = ["KernelBackend", "unsupported"]
+__all__ = ["BY_HAND", "KernelBackend", "unsupported"]
 
-_RULES = {"plain": PLAIN, "utility": UTILITY, "adamw": ADAMW}
+#: The rules whose kernels are written by hand, as the kernels count them.
+BY_HAND = {"plain": PLAIN, "utility": UTILITY, "adamw": ADAMW}
 _NOISES = {"none": 0, "white": 1, "anticorrelated": 2}
 #: The kernels' name of a setting, and its value for methods that lack it.
 _NAMES = {"beta": "beta_utility"}
@@ -24,7 +25,7 @@ _OTHERWISE = {"c": 1.0}
 
 def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot run this, to be read after "because"; ``None`` if they can."""
-    if kind.rule not in _RULES:
+    if kind.rule not in BY_HAND:
         return f"there is no kernel for the rule {kind.rule!r}"
     if not kind.is_common:
         return "it neither normalizes inputs nor gates single layers"
@@ -159,7 +160,7 @@ def _method(group: Group, i: int) -> Method:
         name: float(group.value(_NAMES.get(name, name), _OTHERWISE.get(name, 0.0))[i]) for name in Method._fields[6:]
     }
     return Method(
-        rule=_RULES[kind.rule],
+        rule=BY_HAND[kind.rule],
         feature_wise=kind.granularity == "feature",
         local=kind.scaling == "local",
         second_order=kind.order == 2,

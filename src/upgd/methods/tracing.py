@@ -1,0 +1,268 @@
+"""A method's per-entry rule as a list of operations, from which kernels are made.
+
+The rule runs once on symbols instead of tensors (:class:`Entry`), which record what is done to them. What depends on
+settings and the step alone stays one number per learner and step (:class:`upgd.methods._scalars.Scalar`); a kernel reads it
+from a table. A rule that does something for which there is no symbol raises :class:`CannotTrace` with the reason.
+
+>>> from upgd.methods import METHODS
+>>> rule = traced(METHODS["adamw"]())
+>>> rule.state, rule.scalars[0].key
+(('first_moment', 'second_moment'), 'beta1')
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from upgd.methods._scalars import Scalar, Scalars
+from upgd.methods.method import Method, Reduction
+
+__all__ = ["CannotTrace", "Entry", "Rule", "traced"]
+
+Node = tuple[Any, ...]
+
+
+class CannotTrace(Exception):
+    """Why a rule cannot become a kernel; a clause that goes on after "because"."""
+
+
+@dataclass
+class _Tape:
+    """What a rule does, operation by operation; an operation that is done twice is recorded once."""
+
+    nodes: list[Node] = field(default_factory=list)
+    places: dict[Node, int] = field(default_factory=dict)
+    scalars: list[Scalar] = field(default_factory=list)
+
+    def record(self, *node: Any) -> "Entry":
+        if node not in self.places:
+            self.places[node] = len(self.nodes)
+            self.nodes.append(node)
+        return Entry(self, self.places[node])
+
+    def entry(self, value: Any) -> "Entry":
+        """A symbol for whatever meets one."""
+        if isinstance(value, Entry):
+            return value
+        if isinstance(value, Scalar):
+            keys = [scalar.key for scalar in self.scalars]
+            if value.key not in keys:
+                self.scalars.append(value)
+                keys.append(value.key)
+            return self.record("scalar", keys.index(value.key))
+        if isinstance(value, bool | int | float):
+            return self.record("constant", float(value))
+        raise CannotTrace(
+            f"its rule uses a {type(value).__name__}, which is neither an entry of a parameter nor a number"
+        )
+
+
+class Entry:
+    """One entry of a parameter, or what a rule has computed from it."""
+
+    dtype = torch.float32
+    is_entry = True
+
+    def __init__(self, tape: _Tape, place: int) -> None:
+        self.tape, self.place = tape, place
+
+    def _with(self, name: str, *others: Any) -> "Entry":
+        return self.tape.record(name, *(self.tape.entry(value).place for value in (self, *others)))
+
+    def _after(self, name: str, other: Any) -> "Entry":
+        return self.tape.entry(other)._with(name, self)
+
+    def __add__(self, other: Any) -> "Entry":
+        return self._with("add", other)
+
+    def __radd__(self, other: Any) -> "Entry":
+        return self._after("add", other)
+
+    def __sub__(self, other: Any) -> "Entry":
+        return self._with("sub", other)
+
+    def __rsub__(self, other: Any) -> "Entry":
+        return self._after("sub", other)
+
+    def __mul__(self, other: Any) -> "Entry":
+        return self._with("mul", other)
+
+    def __rmul__(self, other: Any) -> "Entry":
+        return self._after("mul", other)
+
+    def __truediv__(self, other: Any) -> "Entry":
+        if isinstance(other, Scalar):  # known before the loop
+            return self._with("mul", 1 / other)
+        return self._with("div", other)
+
+    def __rtruediv__(self, other: Any) -> "Entry":
+        return self._after("div", other)
+
+    def __neg__(self) -> "Entry":
+        return self._with("neg")
+
+    def __abs__(self) -> "Entry":
+        return self._with("abs")
+
+    def __pow__(self, power: Any) -> "Entry":
+        if power == 0.5:
+            return self.sqrt()
+        if not isinstance(power, int) or not 1 <= power <= 8:
+            raise CannotTrace(f"its rule takes a power of {power!r}, and kernels know whole powers from 1 to 8")
+        result = self
+        for _ in range(power - 1):
+            result = result * self
+        return result
+
+    def __lt__(self, other: Any) -> "Entry":
+        return self._with("lt", other)
+
+    def __le__(self, other: Any) -> "Entry":
+        return self._with("le", other)
+
+    def __gt__(self, other: Any) -> "Entry":
+        return self._with("gt", other)
+
+    def __ge__(self, other: Any) -> "Entry":
+        return self._with("ge", other)
+
+    def __bool__(self) -> bool:
+        raise CannotTrace("its rule branches on the value of an entry; torch.where does not")
+
+    def sqrt(self) -> "Entry":
+        return self._with("sqrt")
+
+    def exp(self) -> "Entry":
+        return self._with("exp")
+
+    def abs(self) -> "Entry":
+        return self._with("abs")
+
+    def sign(self) -> "Entry":
+        return self._with("sign")
+
+    def tanh(self) -> "Entry":
+        return self._with("tanh")
+
+    def sigmoid(self) -> "Entry":
+        return 1 / (1 + (-self).exp())
+
+    def square(self) -> "Entry":
+        return self * self
+
+    def reciprocal(self) -> "Entry":
+        return 1 / self
+
+    def rsqrt(self) -> "Entry":
+        return 1 / self.sqrt()
+
+    def div(self, other: Any) -> "Entry":
+        return self.__truediv__(other)
+
+    def mul(self, other: Any) -> "Entry":
+        return self.__mul__(other)
+
+    def add(self, other: Any, alpha: float = 1) -> "Entry":
+        return self.__add__(other if alpha == 1 else alpha * other)
+
+    def maximum(self, other: Any) -> "Entry":
+        return self._with("max", other)
+
+    def minimum(self, other: Any) -> "Entry":
+        return self._with("min", other)
+
+    def clamp(self, min: Any = None, max: Any = None) -> "Entry":
+        low = self if min is None else self.maximum(min)
+        return low if max is None else low.minimum(max)
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> "Entry":
+        tape = next(arg.tape for arg in args if isinstance(arg, Entry))
+        if func is torch.where:
+            condition, one, other = (tape.entry(arg) for arg in args)
+            return tape.record("where", condition.place, one.place, other.place)
+        method = getattr(cls, func.__name__, None)
+        if method is None:
+            raise CannotTrace(f"its rule calls torch.{func.__name__}, which kernels do not know")
+        result: Entry = method(tape.entry(args[0]), *args[1:], **(kwargs or {}))
+        return result
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule as operations on symbols.
+
+    Attributes:
+        nodes: the operations in order; arguments are places in this list. Inputs are ``("w",)``, ``("g",)``,
+            ``("curvature",)``, ``("noise",)``, ``("state", number)``, ``("reduced", number)``, ``("scalar", number)``.
+        state: the names of the state tensors.
+        scalars: per-learner expressions.
+        reductions: what is reduced, by the number of the reduction.
+        observed: where the values to be reduced are, likewise.
+        new_state: where the new value of each state tensor is; ``None`` where it does not change.
+        new_weight: where the new parameter is.
+    """
+
+    nodes: tuple[Node, ...]
+    state: tuple[str, ...]
+    scalars: tuple[Scalar, ...]
+    reductions: tuple[Reduction, ...]
+    observed: tuple[int, ...]
+    new_state: tuple[int | None, ...]
+    new_weight: int
+
+    def uses(self, name: str) -> bool:
+        """Whether an input of that kind occurs."""
+        return any(node[0] == name for node in self.nodes)
+
+
+def traced(method: Method) -> Rule:
+    """Run a method's rule on symbols."""
+    if method.uses_units:
+        raise CannotTrace("it looks at hidden units")
+    tape, names = _Tape(), tuple(method.state)
+    h = Scalars(dict.fromkeys(_numbers(method), torch.zeros(1)), _no_tensor)
+    w, g = tape.record("w"), tape.record("g")
+    state = {name: tape.record("state", number) for number, name in enumerate(names)}
+    known: dict[str, Any] = {"w": w, "g": g, "h": h, "t": h.step, "unit": None, "o": None, "r": None}
+    known["curvature"] = tape.record("curvature") if method.uses_curvature else None
+    known["noise"] = tape.record("noise") if method.needs("noise") else None
+    new, values = dict(state), {}
+    if hasattr(method, "observe"):
+        observation = method.call("observe", **known, s=SimpleNamespace(**state))
+        changed, values = observation if isinstance(observation, tuple) else (observation, {})
+        new |= changed
+        if hasattr(method, "measure"):
+            values = method.call("measure", **known, s=SimpleNamespace(**new))
+    reductions = dict(method.reductions)
+    known["o"] = SimpleNamespace(**values)
+    known["r"] = SimpleNamespace(**{name: tape.record("reduced", n) for n, name in enumerate(reductions)})
+    result = method.call("update", **known, s=SimpleNamespace(**new))
+    weight, changed = result if isinstance(result, tuple) else (result, {})
+    if isinstance(changed, Mapping):
+        new |= changed
+    return Rule(
+        nodes=tuple(tape.nodes),
+        state=names,
+        scalars=tuple(tape.scalars),
+        reductions=tuple(reductions.values()),
+        observed=tuple(tape.entry(values[name]).place for name in reductions),
+        new_state=tuple(None if new[n] is state[n] else tape.entry(new[n]).place for n in names),
+        new_weight=tape.entry(weight).place,
+    )
+
+
+def _numbers(method: Method) -> list[str]:
+    """The names that the rule finds in ``h``."""
+    names = list(method.constants)
+    for name, setting in method.settings.items():
+        if not setting.is_switch:
+            names += setting.pair or (name,)
+    return names
+
+
+def _no_tensor(scalar: Scalar) -> torch.Tensor:
+    raise CannotTrace(f"its rule needs {scalar.key} as a tensor")

@@ -1,0 +1,48 @@
+"""Functions that rules may use, as polynomials that become vector instructions."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from upgd.population.kernel.machine import add, float_of, fused, inlined, larger, shifted_left, smaller, truncated
+
+__all__ = ["exp", "flushed", "sign", "tanh"]
+
+_f: Any = np.float32
+_u: Any = np.uint32
+#: What is smaller counts as zero: processors are slow with numbers below the smallest normal float.
+_SMALL = _f(1e-37)
+
+
+@inlined
+def flushed(x: float) -> float:
+    """The number, or zero instead of one that is next to nothing."""
+    return x if abs(x) >= _SMALL else _f(0)
+
+
+@inlined
+def exp(x: float) -> float:
+    """eˣ = 2ᵗ, where t = x·log₂e is split into a whole number and a rest in [−½, ½]; 0 below −87, and no more than 2¹²⁷."""
+    t = smaller(larger(_f(math.log2(math.e)) * x, _f(-126)), _f(127))
+    whole = np.floor(t + _f(0.5))
+    rest = t - whole
+    p = _f(0.0013390863)
+    p = fused(p, rest, _f(0.009618129))
+    p = fused(p, rest, _f(0.05550411))
+    p = fused(p, rest, _f(0.24022651))
+    p = fused(p, rest, _f(0.6931472))
+    p = fused(p, rest, _f(1.0))
+    return p * float_of(shifted_left(add(truncated(whole), _u(127)), _u(23)))
+
+
+@inlined
+def tanh(x: float) -> float:
+    """1 − 2/(1 + e²ˣ)."""
+    return _f(1) - _f(2) / (_f(1) + exp(x + x))
+
+
+@inlined
+def sign(x: float) -> float:
+    """−1, 0 or 1."""
+    return _f(1) if x > _f(0) else (_f(-1) if x < _f(0) else _f(0))

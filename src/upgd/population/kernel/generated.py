@@ -1,0 +1,374 @@
+"""Kernels made from a method's rule: the source of a module that takes a learner of that method through its samples.
+
+:mod:`upgd.methods.tracing` gives the rule as operations; here they are printed as the inner loops of two passes over a
+parameter tensor. The first pass, for rules with reductions, only reads; the second writes parameters and state. All else
+(samples, forward and backward pass, noise) is shared with the kernels written by hand.
+
+numba keeps compiled code beside the source file, so the source is written to the cache folder of the package, under the
+digest of its text; the next process finds both there.
+"""
+
+import functools
+import importlib.util
+import os
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.methods import Method
+from upgd.methods.tracing import CannotTrace, Rule, traced
+from upgd.population.kernel.machine import digest_of_sources
+
+__all__ = ["module_of", "rule_of", "source", "table", "unsupported"]
+
+_HEAD = '''"""Made by upgd from the rule of the method {name}."""
+
+import math
+
+import numpy as np
+
+from upgd.population.kernel.functions import exp, flushed, sign, tanh
+from upgd.population.kernel.layers import BLOCK, Noise, _make, dot
+from upgd.population.kernel.layout import carve, layer_at
+from upgd.population.kernel.machine import (
+    compiled, compiled_sum, fused, kept_on_disk, larger, skip, smaller, start_of, vectorised,
+)
+from upgd.population.kernel.normals import step_keys
+from upgd.population.kernel.sample import backward, forward, judge, load
+from upgd.population.kernel.updates import _tensor
+
+_f = np.float32
+SOURCES = {sources}
+'''
+
+_OBSERVE = '''
+
+@compiled_sum
+def observe(tensor, parameters, state, count, k, reduced, rows):
+    """What is to be reduced, row by row."""
+    vectorised()
+{scalars}
+    for i in range(tensor.rows):
+        at = tensor.begin + i * tensor.columns
+        w = skip(parameters, at)
+{states}
+        h, delta = skip(tensor.h, i * tensor.stride), tensor.d[i]
+        h2, bend = skip(tensor.h2, i * tensor.stride), tensor.s[i]
+{begin}
+        for j in range(tensor.columns):
+{body}
+{end}
+
+
+@compiled
+def combine(plan, slopes, reduced, rows, scratch):
+    """From values of rows to those that the second pass sees."""
+{combined}
+'''
+
+_UPDATE = '''
+
+@compiled
+def update(tensor, parameters, state, count, k, reduced, rows, noise, next_x, next_dot, look_ahead):
+    """The new parameters and state, and the products with the next sample."""
+    vectorised()
+{scalars}
+    columns = tensor.columns
+    at_once = max(1, BLOCK // columns)
+    for block in range((tensor.rows - 1) // at_once, -1, -1):
+        begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
+        first = tensor.begin + begin * columns
+        _make(noise, first, (end - begin) * columns)
+        for i in range(begin, end):
+            at = tensor.begin + i * columns
+            w = skip(parameters, at)
+{states}
+            h, delta = skip(tensor.h, i * tensor.stride), tensor.d[i]
+            h2, bend = skip(tensor.h2, i * tensor.stride), tensor.s[i]
+            z = skip(noise.buffer, first % 2 + (i - begin) * columns if noise.kind else 0)
+{reduced}
+            for j in range(columns):
+{body}
+            if look_ahead:
+                next_dot[i] = dot(w, next_x, columns)
+'''
+
+_ADVANCE = """
+
+def _entry(sources):
+    def advance(
+        plan, slopes, parameters, state, scalars, reduced, units, rows, seed, noise_kind, samples, start, loss_sum, correct,
+        floats, bytes_,
+    ):
+        count = parameters.size
+        w, s, r = start_of(parameters), start_of(state), start_of(reduced)
+        longest = max(plan[:, 0].max(), plan[:, 1].max())
+        scratch = carve(start_of(floats), start_of(bytes_), units, rows, longest)
+        for i in range(rows):
+            scratch.ones[i] = _f(1)
+        opening, last = layer_at(plan, slopes, 0), layer_at(plan, slopes, len(plan) - 1)
+        inputs, dense = opening.outputs, opening.kernel == 0
+        d_out, s_out = skip(scratch.d, last.outputs), skip(scratch.s, last.outputs)
+        steps = max(samples.classes.shape[0], samples.values.shape[0]) if sources else 0
+        load(samples, 0, scratch.h, inputs)
+        if dense:
+            for i in range(opening.rows):
+                scratch.first_dot[i] = dot(skip(w, opening.weight + i * opening.columns), scratch.h, opening.columns)
+        for at in range(steps):
+            forward(plan, slopes, w, scratch)
+            loss, right = judge(samples, at, skip(scratch.h, last.outputs), last.rows, d_out, s_out)
+            if not np.isfinite(loss):
+                return start + at
+            loss_sum[0] += loss
+            correct[0] += right
+            backward(plan, slopes, w, {curvature}, scratch)
+            look_ahead = at + 1 < steps and dense
+            if at + 1 < steps:
+                load(samples, at + 1, scratch.next_x, inputs)
+            step = start + at + 1
+            kind = 1 if step == 1 and noise_kind == 2 else noise_kind  # there is no noise before the first step
+            noise = Noise(kind, step_keys(seed, step), step_keys(seed, step - 1), scratch.noise, scratch.spare)
+            k = skip(start_of(scalars), at * scalars.shape[1])
+{curvatures}{observing}            for number in range(2 * len(plan) - 1, -1, -1):
+                tensor = _tensor(plan, slopes, number, scratch)
+                update(
+                    tensor, w, s, count, k, r, rows, noise, scratch.next_x, scratch.first_dot, look_ahead and number == 0
+                )
+            for j in range(inputs):
+                scratch.h[j] = scratch.next_x[j]
+        return -1
+
+    return kept_on_disk(advance)
+
+
+advance = _entry(SOURCES)
+"""
+
+_CURVATURES = """            for i in range(plan[-1, 6]):
+                scratch.h2[i] = scratch.h[i] * scratch.h[i]
+"""
+_OBSERVING = """            for number in range(2 * len(plan)):
+                tensor = _tensor(plan, slopes, number, scratch)
+                if tensor.rows:
+                    observe(tensor, w, s, count, k, r, rows)
+            combine(plan, slopes, r, rows, scratch)
+"""
+
+#: How an operation is written; those with another form are in :func:`_expression`.
+_FORMS = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "neg": "-{0}",
+    "abs": "abs({0})",
+    "sqrt": "_f(math.sqrt({0}))",
+    "exp": "exp({0})",
+    "tanh": "tanh({0})",
+    "sign": "sign({0})",
+    "max": "larger({0}, {1})",
+    "min": "smaller({0}, {1})",
+    "where": "{1} if {0} else {2}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+}
+
+
+def unsupported(method: Method) -> str | None:
+    """Why no kernel can be made for a method, to be read after "because"; ``None`` if one can."""
+    try:
+        rule_of(method)
+    except CannotTrace as reason:
+        return f"no kernel can be made of {method.name}: {reason}"
+    return None
+
+
+def rule_of(method: Method) -> Rule:
+    """The method's rule as operations."""
+    return traced(method)
+
+
+def source(name: str, rule: Rule) -> str:
+    """The text of the module."""
+    scalars = [f"    k{n} = k[{n}]" for n in range(len(rule.scalars))]
+    head = _HEAD.format(name=name, sources=digest_of_sources())
+    observe = _observe(rule, scalars) if rule.reductions else ""
+    return head + observe + _update(rule, scalars) + _advance(rule)
+
+
+def _update(rule: Rule, scalars: list[str]) -> str:
+    lines = _lines(rule, [rule.new_weight, *(place for place in rule.new_state if place is not None)])
+    lines += [f"s{n}[j] = flushed(v{place})" for n, place in enumerate(rule.new_state) if place is not None]
+    lines.append(f"w[j] = v{rule.new_weight}")
+    return _UPDATE.format(
+        scalars="\n".join(scalars),
+        states=_indented(_states(rule), 12),
+        reduced=_indented([f"r{n} = reduced[{n} * rows + tensor.row + i]" for n in range(len(rule.reductions))], 12),
+        body=_indented(lines, 16),
+    )
+
+
+def _observe(rule: Rule, scalars: list[str]) -> str:
+    begins, adds, ends, combined = [], [], [], []
+    for n, ((operation, over), place) in enumerate(zip(rule.reductions, rule.observed, strict=True)):
+        begins.append(f"a{n} = _f(-np.inf)" if operation == "max" else f"a{n} = _f(0)")
+        adds.append(
+            {
+                "max": f"a{n} = larger(a{n}, v{place})",
+                "norm": f"a{n} += v{place} * v{place}",
+                "mean": f"a{n} += v{place}",
+            }[operation]
+        )
+        ends.append(f"reduced[{n} * rows + tensor.row + i] = a{n}")
+        combined += _combined(n, operation, over)
+    return _OBSERVE.format(
+        scalars="\n".join(scalars),
+        states=_indented(_states(rule), 8),
+        begin=_indented(begins, 8),
+        body=_indented([*_lines(rule, list(rule.observed)), *adds], 12),
+        end=_indented(ends, 8),
+        combined=_indented(combined, 4),
+    )
+
+
+def _advance(rule: Rule) -> str:
+    curvature = rule.uses("curvature")
+    return _ADVANCE.format(
+        curvature=curvature,
+        curvatures=_CURVATURES if curvature else "",
+        observing=_OBSERVING if rule.reductions else "",
+    )
+
+
+def _combined(n: int, operation: str, over: str) -> list[str]:
+    """From one number per row to one per unit, tensor or learner, written back to all of its rows."""
+    lines = [f"out = skip(reduced, {n} * rows)", "total, entries = 0.0, 0", "top = _f(-np.inf)"]
+    lines += ["for number in range(2 * len(plan)):", "    tensor = _tensor(plan, slopes, number, scratch)"]
+    if over in ("unit", "layer"):
+        lines += ["    total, entries = 0.0, 0", "    top = _f(-np.inf)"]
+    lines += [
+        "    high = _f(-np.inf)",
+        "    for i in range(tensor.row, tensor.row + tensor.rows):",
+    ]
+    if over == "unit":
+        each = {
+            "max": "out[i] = out[i]",
+            "norm": "out[i] = _f(math.sqrt(np.float64(out[i])))",
+            "mean": "out[i] = _f(np.float64(out[i]) / tensor.columns)",
+        }[operation]
+        return [*lines, f"        {each}"]
+    lines += ["        high = max(high, out[i])", "        total += np.float64(out[i])"]
+    lines += ["    entries += tensor.rows * tensor.columns"]
+    # A tensor with an infinite or undefined maximum does not take part.
+    lines += ["    if tensor.rows:", "        top = max(top, high if np.isfinite(high) else _f(0))"]
+    value = {"max": "top", "norm": "_f(math.sqrt(total))", "mean": "_f(total / max(1, entries))"}[operation]
+    if over == "layer":
+        return [*lines, "    for i in range(tensor.row, tensor.row + tensor.rows):", f"        out[i] = {value}"]
+    return [*lines, f"value = {value}", "for i in range(rows):", "    out[i] = value"]
+
+
+def _states(rule: Rule) -> list[str]:
+    return [f"s{n} = skip(state, {n} * count + at)" for n in range(len(rule.state))]
+
+
+def _lines(rule: Rule, wanted: list[int]) -> list[str]:
+    """The operations that lead to the wanted ones, as assignments."""
+    needed, waiting = set(), list(wanted)
+    while waiting:
+        place = waiting.pop()
+        if place not in needed:
+            needed.add(place)
+            waiting += _arguments(rule, place)
+    uses = [argument for place in needed for argument in _arguments(rule, place)]
+    # A product that is used once, in a sum, becomes part of it.
+    inside = {
+        place: _product(rule, place, uses, set(wanted)) for place in needed if rule.nodes[place][0] in ("add", "sub")
+    }
+    hidden = {product for product in inside.values() if product is not None}
+    return [
+        f"v{place} = {_expression(rule, place, inside.get(place))}" for place in sorted(needed) if place not in hidden
+    ]
+
+
+def _arguments(rule: Rule, place: int) -> list[int]:
+    node = rule.nodes[place]
+    return list(node[1:]) if node[0] in _FORMS else []
+
+
+def _product(rule: Rule, place: int, uses: list[int], wanted: set[int]) -> int | None:
+    """The argument of a sum that is a product which nobody else needs."""
+    for argument in rule.nodes[place][1:]:
+        if rule.nodes[argument][0] == "mul" and uses.count(argument) == 1 and argument not in wanted:
+            return int(argument)
+    return None
+
+
+def _expression(rule: Rule, place: int, product: int | None) -> str:
+    kind, *arguments = rule.nodes[place]
+    inputs = {"w": "w[j]", "g": "delta * h[j]", "curvature": "bend * h2[j]", "noise": "z[j]"}
+    if kind in inputs:
+        return inputs[kind]
+    if kind == "state":
+        return f"s{arguments[0]}[j]"
+    if kind == "reduced":
+        return f"r{arguments[0]}"
+    if kind == "scalar":
+        return f"k{arguments[0]}"
+    if kind == "constant":
+        return f"_f({arguments[0]!r})"
+    if product is not None:
+        a, b = (f"v{factor}" for factor in rule.nodes[product][1:])
+        first, second = arguments
+        if kind == "add":
+            return f"fused({a}, {b}, v{second if first == product else first})"
+        return f"fused({a}, {b}, -v{second})" if first == product else f"fused(-{a}, {b}, v{first})"
+    return _FORMS[kind].format(*(f"v{argument}" for argument in arguments))
+
+
+def _indented(lines: list[str], by: int) -> str:
+    return "\n".join(" " * by + line for line in lines) if lines else " " * by + "pass"
+
+
+@functools.cache
+def module_of(text: str) -> ModuleType:
+    """The module with this text, from the cache folder if there is one to write to."""
+    digest = sha256(text.encode()).hexdigest()[:24]
+    path = _written(f"rule_{digest}.py", text)
+    spec = importlib.util.spec_from_file_location(f"upgd_kernel_{digest}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _written(name: str, text: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache"
+    for folder in (Path(cache, "upgd", "kernels"), Path(tempfile.mkdtemp(prefix="upgd-kernels-"))):
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not path.exists() or path.read_text() != text:  # never run what somebody else has put there
+                with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".partial", delete=False) as file:
+                    file.write(text)
+                os.replace(file.name, path)
+            return path
+        except OSError:
+            continue
+    raise OSError("kernels cannot be written anywhere; set XDG_CACHE_HOME to a folder with room")
+
+
+def table(rule: Rule, values: dict[str, float], steps: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The per-learner numbers of all steps, ``(steps, scalars)``, computed in float64."""
+    made = np.empty((len(steps), max(1, len(rule.scalars))), np.float32)
+    for n, scalar in enumerate(rule.scalars):
+        made[:, n] = scalar.compute({**values, "t": steps})
+    return made

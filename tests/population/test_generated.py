@@ -1,0 +1,200 @@
+"""Kernels that are made from a method's rule."""
+
+import numpy as np
+import pytest
+import torch
+
+from upgd.methods import METHODS, Method, Setting, registry
+from upgd.methods.tracing import CannotTrace, traced
+from upgd.networks import MLP, ConvNet
+from upgd.noise import Purpose, normals, words
+from upgd.population import Learner, Population
+from upgd.population.choose import choose
+from upgd.population.spec import groups
+from upgd.streams import Chunk, make
+
+numba = pytest.importorskip("numba", reason="kernels need numba")
+
+from upgd.population.kernel import GeneratedBackend, KernelBackend, generated  # noqa: E402
+
+DIGITS = make("output-permuted-digits", task_length=50)
+NETWORK = MLP((64, 20, 12, 10))
+
+
+class TowardsStart(Method):
+    """Decays towards the initial weights."""
+
+    name = "towards-start"
+    strength = Setting(0.1, least=0)
+    state = {"start": "parameter"}  # noqa: RUF012
+
+    def update(self, w, g, s, h):
+        return w - h.lr * (g + h.strength * (w - s.start))
+
+
+class Everything(Method):
+    """All reductions and functions that a kernel knows."""
+
+    name = "everything"
+    state = {"mean": "zeros", "size": "zeros"}  # noqa: RUF012
+    reductions = {  # noqa: RUF012
+        f"{operation}_{over}": (operation, over)
+        for operation in ("max", "norm", "mean")
+        for over in ("learner", "layer", "unit")
+    }
+
+    def observe(self, w, g, s, h, t):
+        mean = 0.9 * s.mean + 0.1 * g
+        value = mean / (1 - 0.9**t)
+        return {"mean": mean}, dict.fromkeys(self.reductions, value)
+
+    def update(self, w, g, s, h, t, o, r):
+        value = next(iter(vars(o).values()))
+        size = torch.maximum(s.size, torch.abs(g)) + (g**2).sqrt() * 0.01
+        scale = r.norm_unit + r.norm_layer + r.norm_learner + r.max_learner.abs() + 1e-3
+        shift = r.mean_learner + r.mean_layer - r.mean_unit + 0.01 * (r.max_unit - r.max_layer)
+        direction = torch.tanh(value / scale) + torch.sign(g) * torch.exp(-size.clamp(min=0.1, max=2.0))
+        direction = torch.where(g > 0, direction, 0.5 * direction) + shift * torch.sigmoid(w)
+        return w - h.lr * direction, {"size": size}
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
+    for cls in (TowardsStart, Everything):
+        registry.register(cls)
+
+
+def distance(one: Population, other: Population) -> float:
+    """The largest relative distance between the parameters of any learner."""
+    return max(
+        float((one.parameters(i)[name].double() - p).norm() / p.norm())
+        for i in range(len(other.learners))
+        for name, p in other.parameters(i).items()
+    )
+
+
+def held(network, stream, learners: list[Learner], steps: int, backend=GeneratedBackend) -> None:
+    """The kernel stays as near to float64 as float32 tensors do."""
+    kernel, truth = (Population(network, learners, backend=b, dtype=t) for b, t in CASES[backend])
+    result, expected = (population.run(stream, steps) for population in (kernel, truth))
+    np.testing.assert_allclose(result.loss, expected.loss, rtol=1e-5)
+    assert distance(kernel, truth) < 5e-6
+
+
+CASES = {backend: ((backend, torch.float32), ("torch", torch.float64)) for backend in (GeneratedBackend, KernelBackend)}
+
+
+def test_a_rule_of_one_line():
+    learners = [Learner(method="towards-start", lr=lr, strength=0.3, seed=seed) for seed, lr in enumerate((0.1, 0.02))]
+    held(NETWORK, DIGITS, learners, 120)
+
+
+def test_every_reduction_and_function():
+    held(NETWORK, DIGITS, [Learner(method="everything", lr=0.01, seed=seed) for seed in (0, 1)], 60)
+
+
+@pytest.mark.parametrize("noise", ["white", "anticorrelated"])
+def test_noise_curvature_and_moments(noise):
+    held(NETWORK, DIGITS, [Learner(method="adaupgd", lr=0.003, beta_utility=0.9, sigma=0.1, noise=noise)], 80)
+
+
+class Images:
+    name, input_shape, outputs, loss, task_length = "images", (1, 20, 20), 3, "cross_entropy", 25
+
+    def chunk(self, seeds, start, length, device="cpu"):
+        seeds, steps = torch.as_tensor(seeds)[:, None], torch.arange(start, start + length)
+        dense = normals(seeds, Purpose.INPUTS, steps, 400).float().view(len(seeds), length, *self.input_shape)
+        return Chunk(start=start, targets=words(seeds, Purpose.TASK, steps, 1)[..., 0] % 3, dense=dense)
+
+
+def test_convolutions_and_regression():
+    held(ConvNet((1, 20, 20), 3), Images(), [Learner(method="towards-start", lr=0.01)], 30)
+    held(MLP((16, 9, 1), "tanh"), make("toy-changing-outputs"), [Learner(method="towards-start", lr=0.01)], 100)
+
+
+def test_a_learner_is_the_same_alone_in_pieces_and_resumed():
+    learners = [Learner(method="towards-start", lr=0.05, seed=seed) for seed in range(3)]
+    together, alone = Population(NETWORK, learners), Population(NETWORK, learners[1:2])
+    assert set(together.backends) == {"kernel"}
+    together.run(DIGITS, 90)
+    alone.run(DIGITS, 40)
+    resumed = Population(NETWORK, learners[1:2])
+    resumed.restore(alone.state())
+    resumed.run(DIGITS, 50)
+    for name, parameter in together.parameters(1).items():
+        assert torch.equal(parameter, resumed.parameters(0)[name])
+
+
+def test_a_diverged_learner_stops():
+    population = Population(
+        NETWORK, [Learner(method="towards-start", lr=1e30), Learner(method="towards-start", lr=0.05)]
+    )
+    result = population.run(DIGITS, 60)
+    assert result.diverged_at[0] >= 0
+    assert result.diverged_at[1] == -1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "upgd", "beta_utility": 0.9, "sigma": 0.01},
+        {"method": "upgd", "scaling": "local", "order": 2, "sigma": 0.0},
+        {"method": "upgd-nonprotecting", "noise": "anticorrelated", "weight_decay": 0.01},
+        {"method": "shrink-and-perturb", "sigma": 0.1, "weight_decay": 0.01},
+        {"method": "adamw"},
+    ],
+    ids=lambda settings: settings["method"],
+)
+def test_kernels_written_by_hand_compute_what_the_rule_says(settings):
+    for backend in (GeneratedBackend, KernelBackend):
+        held(NETWORK, DIGITS, [Learner(lr=0.01, **settings)], 100, backend)
+
+
+def test_what_cannot_become_a_kernel_says_why():
+    class Branching(Method):
+        name = "branching"
+
+        def update(self, w, g, h):
+            return w - h.lr * g if w > 0 else w
+
+    class Unknown(Method):
+        name = "unknown-function"
+
+        def update(self, w, g, h):
+            return w - h.lr * torch.erf(g)
+
+    class Power(Method):
+        name = "power"
+
+        def update(self, w, g, h):
+            return w - h.lr * g**2.5
+
+    for cls, reason in ((Branching, "torch.where"), (Unknown, "torch.erf"), (Power, "a power of 2.5")):
+        with pytest.raises(CannotTrace, match=reason):
+            traced(cls())
+    with pytest.raises(CannotTrace, match="hidden units"):
+        traced(METHODS["upgd"](granularity="feature"))
+    registry.register(Unknown)
+    ((group, _),) = groups([Learner(method="unknown-function", lr=0.1)], [0])
+    name, _ = choose("auto", NETWORK, group, torch.device("cpu"), torch.float32)
+    assert name == "torch"
+    with pytest.raises(ValueError, match=r"no kernel can be made of unknown-function: its rule calls torch\.erf"):
+        choose("kernel", NETWORK, group, torch.device("cpu"), torch.float32)
+
+
+def test_products_become_part_of_sums_and_nothing_is_computed_twice():
+    text = generated.source("towards-start", traced(TowardsStart()))
+    assert text.count("fused(") >= 2
+    body = text[text.index("def update(") : text.index("def _entry")]
+    assigned = [line.split(" = ")[0].strip() for line in body.splitlines() if line.strip().startswith("v")]
+    assert len(assigned) == len(set(assigned)) > 0
+
+
+def test_a_file_that_somebody_else_has_written_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = generated.source("towards-start", traced(TowardsStart()))
+    path = generated._written("rule_test.py", text)
+    path.write_text("raise SystemExit('not ours')")
+    assert generated._written("rule_test.py", text).read_text() == text
