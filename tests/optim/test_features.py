@@ -497,7 +497,7 @@ def test_the_utility_of_weights_is_not_loaded_as_that_of_features(kinds):
     one, other = (kind(model if kind is upgd.FeatureUPGD else model.parameters()) for kind in kinds)
     model(torch.ones(1, 4)).sum().backward()
     one.step()
-    with pytest.raises(ValueError, match="utility of weights is none of features"):
+    with pytest.raises(ValueError, match="of the same kind, for weights or for features"):
         other.load_state_dict(one.state_dict())
     assert not other.state
 

@@ -26,9 +26,18 @@ def check_group(group: dict[str, Any]) -> None:
         check_betas(group["betas"])
     if "eps" in group:
         check_eps(group["eps"])
+    check_gated(group)
     for name, choices in CHOICES.items():
         if name in group and group[name] not in choices:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, but it is {group[name]!r}.")
+
+
+def check_gated(group: dict[str, Any]) -> None:
+    if not isinstance(group.get("gated", True), bool):
+        raise ValueError(
+            f"gated must be True or False, but it is {group['gated']!r}; give the parameters of layers without gates to a "
+            "group of their own with gated=False."
+        )
 
 
 def check_complete(group: dict[str, Any], names: Iterable[str], optimizer: Optimizer) -> None:

@@ -86,6 +86,7 @@ class AdaUPGD(WeightwiseOptimizer):
             "scaling": scaling,
             "protect_gradient": protect_gradient,
             "noise": noise,
+            "gated": True,
             "maximize": maximize,
             "foreach": foreach,
             "capturable": capturable,

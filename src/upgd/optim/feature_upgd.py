@@ -82,8 +82,8 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
             param_group = {**param_group, "params": named}
         super().add_param_group(param_group)
 
-    def _fits(self, utility: Tensor, param: Tensor) -> bool:
-        return utility.shape == param.shape[:1]
+    def _fits(self, value: Tensor, param: Tensor, name: str) -> bool:
+        return value.shape == param.shape[:1] if name == "utility" else super()._fits(value, param, name)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of parameters and gates."""

@@ -26,6 +26,9 @@ class UPGD(WeightwiseOptimizer):
     entries it belongs to, as with every torch optimizer, but no other parameter: the spoilt tensor is left out of the
     global scale. The utility of 16-bit parameters is kept in 32 bits.
 
+    A parameter group with ``"gated": False`` has no gates: its weights follow the rule with ū = 0, which is perturbed
+    gradient descent, and take no part in the global scale.
+
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
         lr: learning rate; a number or a one-element tensor. Most gates are close to ½ and halve the step, so it wants to be
@@ -91,6 +94,7 @@ class UPGD(WeightwiseOptimizer):
             "scaling": scaling,
             "protect_gradient": protect_gradient,
             "noise": noise,
+            "gated": True,
             "maximize": maximize,
             "foreach": foreach,
             "capturable": capturable,

@@ -62,6 +62,7 @@ class UPS(WeightwiseOptimizer):
             "weight_decay": 0.0,
             "scaling": scaling,
             "noise": noise,
+            "gated": True,
             "maximize": maximize,
             "foreach": foreach,
             "capturable": capturable,

@@ -1,0 +1,177 @@
+"""torch's manners, which all of our optimizers share: options, checkpoints, copies, closures, noise and curvature."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, Protocol, TypeVar, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from upgd import noise
+from upgd.optim._arguments import check_complete, check_curvature, check_parameter
+from upgd.optim._phases import utility_dtype
+from upgd.optim._sharded import is_sharded, white_like
+
+Result = TypeVar("Result")
+
+
+class Curvature(Protocol):
+    """Anything that knows the diagonal of the loss's Hessian after ``loss.backward()``, such as :class:`upgd.HesScale`."""
+
+    def diagonal(self, param: Tensor) -> Tensor: ...
+
+
+class BaseOptimizer(Optimizer):
+    """What torch users take for granted around a step. A subclass takes the step (:meth:`_advance`) and knows its options."""
+
+    #: The options without a default: where the caller gives none for all groups, every group brings its own.
+    _required: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        *,
+        curvature: Curvature | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        check_curvature(curvature)
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, but it is {generator!r}; try torch.Generator().")
+        self.curvature = curvature
+        self.generator = generator
+        given = {name: value for name, value in defaults.items() if value is not None or name not in self._required}
+        # Also where every group brings options of its own.
+        super().__init__(params, self._checked(given))
+
+    def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options with Python's own numbers; a ValueError for those that are wrong."""
+        raise NotImplementedError
+
+    def _advance(self) -> None:
+        """Take one step."""
+        raise NotImplementedError
+
+    def _averages(self) -> Iterable[str]:
+        """The names of the state that has the parameter's shape, and 32 bits where the parameter has 16."""
+        raise NotImplementedError
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters with options of its own; see :meth:`torch.optim.Optimizer.add_param_group`."""
+        if isinstance(param_group, dict):
+            check_complete({**self.defaults, **param_group}, self._required, self)
+            param_group.update(self._checked(param_group))
+        super().add_param_group(param_group)
+        try:
+            for param in self.param_groups[-1]["params"]:
+                check_parameter(param)
+        except TypeError:
+            self.param_groups.pop()
+            raise
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # A checkpoint written before an option existed gets that option's default.
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                if name != "differentiable":  # torch adds it to the defaults of every optimizer that it loads
+                    group.setdefault(name, value)
+            # AdamW, too, takes a checkpoint whose step is a number, as other programs and old versions of torch write it.
+            for param in group["params"]:
+                state = self.state.get(param, {})
+                if "step" in state and not isinstance(state["step"], Tensor):
+                    state["step"] = torch.tensor(
+                        float(state["step"]), dtype=torch.float32, device=step_device(param, group)
+                    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own list of what to copy and pickle knows nothing of these.
+        return super().__getstate__() | {"curvature": self.curvature, "generator": self.generator}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` gave; see :meth:`torch.optim.Optimizer.load_state_dict`."""
+        loaded: dict[str, Any] = {}  # what the hooks of others, which come first, have made of it
+
+        def look(_: Optimizer, given: dict[str, Any]) -> None:
+            loaded.update(given)
+            self._check_saved(given)
+
+        with self.register_load_state_dict_pre_hook(look):
+            super().load_state_dict(state_dict)
+        # torch casts all state to the parameter's dtype, but the averages of a 16-bit parameter are kept in 32 bits.
+        for saved, param in self._saved(loaded):
+            for name in self._averages():
+                if name in saved:
+                    self.state[param][name] = saved[name].to(param.device, utility_dtype(param))
+
+    def _saved(self, state_dict: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        """What was saved for each parameter, as long as there are both."""
+        ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        own = chain.from_iterable(group["params"] for group in self.param_groups)
+        return ((state_dict["state"].get(number, {}), param) for number, param in zip(ids, own, strict=False))
+
+    def _check_saved(self, state_dict: dict[str, Any]) -> None:
+        """Refuse a checkpoint that is not of such an optimizer and model."""
+        for saved, param in self._saved(state_dict):
+            for name in self._averages():
+                value = saved.get(name)
+                if isinstance(value, Tensor) and not is_sharded(param) and not self._fits(value, param, name):
+                    raise ValueError(
+                        f"state_dict has {name} of shape {tuple(value.shape)} for a parameter of shape "
+                        f"{tuple(param.shape)}, which {type(self).__name__} cannot take; load the checkpoint of an optimizer "
+                        "of the same kind, for weights or for features, and of the same model."
+                    )
+
+    def _fits(self, value: Tensor, param: Tensor, name: str) -> bool:
+        """Whether it can be the state of that name of a parameter."""
+        return value.shape == param.shape
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], Result]) -> Result: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Result] | None = None) -> Result | None:
+        """Update the parameters once.
+
+        Args:
+            closure: evaluates the model again and returns the loss, as for every torch optimizer; optional.
+        """
+        _capture_health_check(self)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        self._advance()
+        return loss
+
+    def _draw(self, param: Tensor) -> Tensor:
+        if is_sharded(param):
+            return white_like(param, self.generator)
+        return noise.white_(torch.empty_like(param, memory_format=torch.preserve_format), self.generator)
+
+    def _diagonal(self, param: Tensor) -> Tensor:
+        assert self.curvature is not None
+        diagonal = self.curvature.diagonal(param)
+        if not isinstance(diagonal, Tensor) or diagonal.shape != param.shape:
+            got = f"shape {tuple(diagonal.shape)}" if isinstance(diagonal, Tensor) else repr(diagonal)
+            raise ValueError(
+                f"curvature.diagonal(param) must give a tensor of the parameter's shape {tuple(param.shape)}, but it gave "
+                f"{got}; call loss.backward() before step(), and give the curvature the model that owns the parameter."
+            )
+        return diagonal
+
+
+def step_device(param: Tensor, group: dict[str, Any]) -> torch.device:
+    """Where a parameter's count of steps lives."""
+    return param.device if group["capturable"] else torch.device("cpu")
+
+
+def _capture_health_check(optimizer: Optimizer) -> None:
+    """torch's warning for those who capture a step that is not capturable; newer versions have it under a wider name."""
+    wider, older = "_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"
+    getattr(optimizer, wider if hasattr(optimizer, wider) else older)()
