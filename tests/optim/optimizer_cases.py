@@ -7,8 +7,43 @@ import torch
 from torch import Tensor, nn
 
 import upgd
+from upgd.methods import METHODS, Method, Setting
+from upgd.optim.from_method import MethodOptimizer
 
 Build = Callable[..., torch.optim.Optimizer]
+
+
+class Example(Method):
+    """A method that somebody might write, with all that an optimizer must know of: state of both kinds, reductions of several
+    kinds, noise, the step count, and a pair of settings."""
+
+    name = "example-anchored-momentum"
+    sigma = Setting(0.0, least=0)
+    noise = Setting("white", choices=("white", "anticorrelated"))
+    scaling = Setting("global", choices=("global", "local"))
+    betas = Setting((0.9, 0.99), pair=("beta1", "beta2"), least=0, below=1)
+    strength = Setting(0.01, least=0)
+    state = {"momentum": "zeros", "start": "parameter"}  # noqa: RUF012  # as users write it
+
+    @property
+    def reductions(self):
+        return {"size": ("norm", "learner" if self.scaling == "global" else "unit"), "largest": ("max", "layer")}
+
+    def observe(self, w, g, s, h, t):
+        momentum = h.beta1 * s.momentum + (1 - h.beta1) * g
+        unbiased = momentum / (1 - h.beta1**t)
+        return {"momentum": momentum}, {"size": unbiased, "largest": unbiased.abs()}
+
+    def update(self, w, g, s, h, o, r, noise):
+        direction = g + h.beta2 * o.size / (1 + r.size + r.largest)
+        return w - h.lr * (direction + h.sigma * noise + h.strength * (w - s.start))
+
+
+def _of_method(method: type[Method], **fixed: Any) -> Build:
+    def build(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+        return MethodOptimizer(model.parameters(), method, **{**fixed, **options})
+
+    return build
 
 
 def _weightwise(cls: Callable[..., torch.optim.Optimizer], **fixed: Any) -> Build:
@@ -43,6 +78,14 @@ OPTIMIZERS: dict[str, Build] = {
     "FeatureUPGD-W-local": _featurewise(upgd.FeatureUPGD, lr=0.01, sigma=0.01, weight_decay=0.1, scaling="local"),
     "FeatureUPGD-anticorrelated": _featurewise(upgd.FeatureUPGD, lr=0.01, sigma=0.01, noise="anticorrelated"),
     "FeatureUPS": _featurewise(upgd.FeatureUPS, lr=0.1, sigma=0.01),
+    "MethodOptimizer": _of_method(Example, lr=0.01, sigma=0.01),
+    "MethodOptimizer-local-anticorrelated": _of_method(
+        Example, lr=0.01, sigma=0.01, scaling="local", noise="anticorrelated"
+    ),
+    "MethodOptimizer of AdaUPGD": _of_method(METHODS["adaupgd"], lr=0.003, sigma=0.01, weight_decay=0.1),
+    "MethodOptimizer of Shrink & Perturb": _of_method(
+        METHODS["shrink-and-perturb"], lr=0.01, sigma=0.01, weight_decay=0.1
+    ),
     "ShrinkAndPerturb": _weightwise(upgd.ShrinkAndPerturb, lr=0.01, sigma=0.01, weight_decay=0.1),
 }
 

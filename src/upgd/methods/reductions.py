@@ -31,7 +31,7 @@ def reduced(
             overall = _over_learner(operation, list(values.values()), learner_dims) if values else None
             for of, value in values.items():
                 assert overall is not None
-                results[of][name] = _broadcast(overall.to(value.device), value)
+                results[of][name] = _broadcast(overall.to(value), value)
         else:
             for of, value in values.items():
                 results[of][name] = _within(operation, over, value, learner_dims)

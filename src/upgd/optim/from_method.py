@@ -1,0 +1,406 @@
+"""A torch optimizer for every method: the public class where there is one, else one that runs the method's rule."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from upgd import noise, rules
+from upgd.methods import Method, Setting
+from upgd.methods.method import Reduction
+from upgd.methods.reductions import reduced
+from upgd.methods.utility import Utility, gate_of
+from upgd.optim._arguments import check_dense, check_gated, check_lr
+from upgd.optim._base import BaseOptimizer, Curvature, step_device
+from upgd.optim._phases import on, utility_dtype
+from upgd.optim.ada_upgd import AdaUPGD
+from upgd.optim.pgd import PGD, ShrinkAndPerturb
+from upgd.optim.upgd import UPGD
+from upgd.optim.ups import UPS
+
+__all__ = ["MethodOptimizer", "optimizer"]
+
+#: The methods that have an optimizer of their own, and the options that make it this method.
+_PUBLIC: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+    "sgd": (PGD, {"sigma": 0.0}),
+    "sgdw": (PGD, {"sigma": 0.0}),
+    "pgd": (PGD, {}),
+    "anti-pgd": (PGD, {"noise": "anticorrelated"}),
+    "shrink-and-perturb": (ShrinkAndPerturb, {}),
+    "upgd": (UPGD, {}),
+    "upgd-nonprotecting": (UPGD, {"protect_gradient": False}),
+    "ups": (UPS, {}),
+    "adamw": (torch.optim.AdamW, {}),
+    "adaupgd": (AdaUPGD, {}),
+}
+#: What optimizers take beside the settings of a method.
+_OPTIONS = ("maximize", "foreach", "capturable", "curvature", "generator", "process_group")
+#: Names in a parameter's state that are not the method's.
+_RESERVED = ("step", "previous_noise")
+
+
+def optimizer(method: type[Method], params: ParamsT, **settings: Any) -> Optimizer:
+    """See :func:`upgd.methods.optimizer`."""
+    params = params if isinstance(params, Tensor) else list(params)  # type: ignore[assignment]
+    cls, fixed = _PUBLIC.get(method.name, (None, {}))
+    settings = _for_optimizer(method, settings)
+    for name, setting in method.settings.items():
+        if setting.default is ... and name not in settings and not (cls is not None and name == "lr"):
+            _check_groups_bring(method, name, setting, params)
+    if cls is None:
+        return MethodOptimizer(params, method, **settings)
+    # A public class has a `curvature` in the place of the order, and another class for features.
+    settings = {name: value for name, value in settings.items() if name not in ("granularity", "order")}
+    known = inspect.signature(cls).parameters
+    for name in [name for name in _OPTIONS if name in settings and name not in known]:
+        if settings.pop(name) is not None:
+            raise ValueError(f"{name} is no option of {cls.__name__}, which method={method.name!r} is; leave it out")
+    return cls(params, **fixed, **settings)
+
+
+def _for_optimizer(method: type[Method], settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, without those that a model or parameter groups stand for; a ValueError for those that are wrong."""
+    settings = {name: value for name, value in settings.items() if value is not None}
+    for name, value in settings.items():
+        if name not in method.settings and name not in _OPTIONS:
+            takes = ", ".join(own for own in method.settings if own not in ("normalize", "gated"))
+            raise ValueError(
+                f"{name}={value!r} has no meaning for method={method.name!r}, which takes {takes}; leave it out"
+            )
+    if settings.pop("normalize", 0) != 0:
+        raise ValueError(
+            "normalize is for the inputs of a model; put upgd.OnlineNorm(shape, rate) in front of the model"
+        )
+    if (gated := settings.pop("gated", "all")) != "all":
+        raise ValueError(
+            f"gated={gated!r} names layers, which an optimizer does not know; put the parameters of the other layers into a "
+            'group {"params": …, "gated": False}'
+        )
+    if method.name in _PUBLIC and settings.get("granularity") == "feature":
+        raise ValueError(
+            "granularity='feature' needs the model and not its parameters; use upgd.FeatureUPGD(model, …) or "
+            "upgd.FeatureUPS(model, …)"
+        )
+    if settings.get("curvature") is not None:
+        if "order" in method.settings:
+            settings.setdefault("order", 2)
+        if not method(**settings).uses_curvature:
+            raise ValueError(f"method={method.name!r} with these settings does not use curvature; leave curvature out")
+    elif settings.get("order") == 2:
+        raise ValueError("order=2 needs curvature; pass curvature=upgd.HesScale(model, criterion)")
+    return settings
+
+
+def _check_groups_bring(method: type[Method], name: str, setting: Setting, params: Any) -> None:
+    if not isinstance(params, list) or not params or not all(isinstance(g, dict) and name in g for g in params):
+        raise ValueError(f"method={method.name!r} needs {name}; give it a value, such as {name}={setting.example!r}")
+
+
+@dataclass
+class _Work:
+    """One parameter group's part in one step; lists have an entry for each parameter that has a gradient."""
+
+    group: dict[str, Any]
+    method: Method  #: in the variant that the group's options choose
+    params: list[Tensor]
+    weights: list[Tensor]  #: the parameters, in the type of their state
+    grads: list[Tensor]
+    curvatures: list[Tensor | None]
+    states: list[dict[str, Tensor]]
+    steps: list[float | Tensor]
+    previous_noises: list[Tensor]
+    observed: list[Mapping[str, Tensor]]  #: empty where the group has no gates
+
+
+class MethodOptimizer(BaseOptimizer):
+    """Runs the rule of any method that works entry by entry; made by :func:`upgd.methods.optimizer`.
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for every torch optimizer. Every group may have its own
+            settings; a reduction over the learner is one over all groups. If the method has gates, a group with
+            ``"gated": False`` has none.
+        method: the method.
+        curvature, maximize, capturable, generator: as for :class:`upgd.UPGD`.
+        settings: the method's settings by name.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        method: type[Method],
+        *,
+        curvature: Curvature | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        generator: torch.Generator | None = None,
+        **settings: Any,
+    ) -> None:
+        self.method = method
+        own = {name: setting for name, setting in method.settings.items() if name not in ("normalize", "gated")}
+        self._required = tuple(name for name, setting in own.items() if setting.default is ...)
+        if unknown := [name for name in settings if name not in own]:
+            raise ValueError(
+                f"{unknown[0]} is no option of an optimizer for method={method.name!r}; leave it out, or use one of "
+                f"{', '.join(own)}"
+            )
+        defaults = {
+            name: settings.get(name, None if setting.default is ... else setting.default)
+            for name, setting in own.items()
+        }
+        if "gated" in method.settings:
+            defaults["gated"] = True
+        defaults |= {"maximize": maximize, "capturable": capturable}
+        super().__init__(params, defaults, curvature=curvature, generator=generator)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("(", f"({self.method.name}", 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"method": self.method, "_required": self._required}
+
+    def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
+        check_gated(options)
+        checked = dict(options)
+        for name, setting in self.method.settings.items():
+            if name == "lr" and name in options:
+                check_lr(options[name])
+                checked[name] = options[name] if isinstance(options[name], Tensor) else float(options[name])
+            elif name in options and name != "gated":
+                checked[name] = setting.check(name, options[name])
+        return checked
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters with options of its own; see :meth:`torch.optim.Optimizer.add_param_group`."""
+        if isinstance(param_group, dict):
+            self._check_variant(self._variant({**self.defaults, **param_group}))
+        super().add_param_group(param_group)
+
+    def _check_variant(self, method: Method) -> None:
+        name = self.method.name
+        if method.uses_units:
+            raise ValueError(
+                f"method={name!r} with these settings works on hidden units, which an optimizer does not see; run it in a "
+                "upgd.population.Population"
+            )
+        if method.uses_curvature and self.curvature is None:
+            raise ValueError(f"method={name!r} needs curvature; pass curvature=upgd.HesScale(model, criterion)")
+        if taken := [part for part in method.state if part in _RESERVED]:
+            raise ValueError(
+                f"method={name!r} has a state named {taken[0]!r}, which optimizers use; give it another name"
+            )
+
+    def _variant(self, group: Mapping[str, Any]) -> Method:
+        """The method as a group's options choose it."""
+        switches = {
+            name: group[name]
+            for name, setting in self.method.settings.items()
+            if setting.is_switch and name != "gated" and name in group
+        }
+        return self.method(**switches)
+
+    def _averages(self) -> Iterable[str]:
+        return {part for group in self.param_groups for part in self._variant(group).state}
+
+    # --------------------------------------------------------------------------------------------------------- a step
+
+    def _advance(self) -> None:
+        work = [self._gather(group) for group in self.param_groups]
+        for one in work:
+            self._observe(one)
+        observed = {f"{k}.{i}": values for k, one in enumerate(work) for i, values in enumerate(one.observed)}
+        known: list[tuple[dict[str, Reduction], dict[str, dict[str, Tensor]]]] = []
+        for k, one in enumerate(work):
+            reductions = _reductions(one.method, observed, known)
+            for i in range(len(one.params)):
+                self._update(one, i, reductions.get(f"{k}.{i}"))
+
+    def _observe(self, work: _Work) -> None:
+        """Run the first phase for a group."""
+        if not hasattr(work.method, "observe") or not work.group.get("gated", True):
+            return
+        for i, weight in enumerate(work.weights):
+            changed, values = work.method.call(
+                "observe",
+                w=weight,
+                g=work.grads[i],
+                s=SimpleNamespace(**work.states[i]),
+                h=self._numbers(work.group, weight.device),
+                t=work.steps[i],
+                curvature=work.curvatures[i],
+            )
+            self._keep(work.states[i], changed)
+            work.observed.append(values)
+
+    def _update(self, work: _Work, i: int, reductions: Mapping[str, Tensor] | None) -> None:
+        """Run the second phase for a parameter."""
+        result = work.method.call(
+            "update",
+            w=work.weights[i],
+            g=work.grads[i],
+            s=SimpleNamespace(**work.states[i]),
+            h=self._numbers(work.group, work.params[i].device),
+            t=work.steps[i],
+            o=SimpleNamespace(**work.observed[i]) if work.observed else None,
+            r=None if reductions is None else SimpleNamespace(**reductions),
+            noise=self._noise(work, i),
+            curvature=work.curvatures[i],
+            unit=None,
+        )
+        updated, changed = result if isinstance(result, tuple) else (result, {})
+        self._keep(work.states[i], changed if isinstance(changed, Mapping) else {})
+        work.params[i].copy_(updated)
+
+    def _keep(self, state: dict[str, Tensor], changed: Mapping[str, Tensor]) -> None:
+        if unknown := [part for part in changed if part not in state]:
+            raise ValueError(f"{self.method.name} changes a state {unknown[0]!r} that it does not declare")
+        # A rule may hand on one state as another, so none is overwritten before all are known.
+        values = {
+            part: value.clone() if any(value is old for old in state.values()) else value
+            for part, value in changed.items()
+        }
+        for part, value in values.items():
+            state[part].copy_(value)
+
+    def _noise(self, work: _Work, i: int) -> Tensor | float:
+        if self._noise_of(work.method, work.group) == "none":
+            return 0.0
+        drawn = self._draw(work.params[i])
+        xi = drawn
+        if work.previous_noises:
+            xi = noise.anticorrelated(drawn, work.previous_noises[i])
+            work.previous_noises[i].copy_(drawn)
+        return xi.to(work.weights[i].dtype)
+
+    def _noise_of(self, method: Method, group: Mapping[str, Any]) -> str:
+        return method.noise_of({name: group[name] for name in ("sigma",) if name in group})
+
+    def _numbers(self, group: Mapping[str, Any], device: torch.device) -> SimpleNamespace:
+        """What the rule sees as ``h``."""
+        numbers: dict[str, Any] = dict(self.method.constants)
+        for name, setting in self.method.settings.items():
+            if setting.pair:
+                numbers.update(zip(setting.pair, group[name], strict=True))
+            elif not setting.is_switch and name in group:
+                numbers[name] = group[name]
+        if isinstance(numbers.get("lr"), Tensor):
+            numbers["lr"] = on(numbers["lr"], device)
+        return SimpleNamespace(**numbers)
+
+    def _gather(self, group: dict[str, Any]) -> _Work:
+        method = self._variant(group)
+        parts = list(method.state)
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        steps: list[Tensor] = []
+        previous_noises: list[Tensor] = []
+        lists: list[list[Tensor]] = [[] for _ in parts]
+        self._init_group(group, params, grads, steps, previous_noises, *lists)
+        if steps:
+            # Not in _init_group, which the compiler runs once and leaves out of the compiled step.
+            torch._foreach_add_(steps, 1.0)
+        on_device = group["capturable"] or torch.compiler.is_compiling()
+        counted: list[float | Tensor] = [step if on_device else step.item() for step in steps]
+        # Maximizing a loss is minimizing its negative.
+        sign = -1.0 if group["maximize"] else 1.0
+        return _Work(
+            group=group,
+            method=method,
+            params=params,
+            weights=[param.to(utility_dtype(param)) for param in params],
+            grads=[sign * grad.to(utility_dtype(param)) for param, grad in zip(params, grads, strict=True)],
+            curvatures=[
+                sign * self._diagonal(param).to(utility_dtype(param)) if method.uses_curvature else None
+                for param in params
+            ],
+            states=[{part: tensors[i] for part, tensors in zip(parts, lists, strict=True)} for i in range(len(params))],
+            steps=counted or [0.0] * len(params),
+            previous_noises=previous_noises,
+            observed=[],
+        )
+
+    # torch.compile knows this method by its name, as torch's own optimizers have it, and runs it outside the compiled step.
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        steps: list[Tensor],
+        previous_noises: list[Tensor],
+        *lists: list[Tensor],
+    ) -> None:
+        method = self._variant(group)
+        counts = self.method.needs("t")
+        remembers_noise = self._noise_of(method, group) == "anticorrelated"
+        for param in group["params"]:
+            if param.grad is None or param.numel() == 0:
+                continue
+            check_dense(param, self)
+            params.append(param)
+            grads.append(param.grad)
+            if not (counts or remembers_noise or method.state):
+                continue  # nothing to remember: no state, not even an empty one
+            state = self.state[param]
+            if counts:
+                if "step" not in state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=step_device(param, group))
+                steps.append(state["step"])
+            if remembers_noise:
+                if "previous_noise" not in state:
+                    state["previous_noise"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+                previous_noises.append(state["previous_noise"])
+            for (part, begins_as), tensors in zip(method.state.items(), lists, strict=True):
+                if part not in state:
+                    state[part] = _beginning(begins_as, param)
+                tensors.append(state[part])
+
+    @torch.no_grad()
+    def gates(self) -> dict[Tensor, Tensor]:
+        """How useful each weight is held to be, parameter → ū in [0, 1]; empty for methods without utility."""
+        if not issubclass(self.method, Utility):
+            return {}
+        observed: dict[str, dict[str, Tensor]] = {}
+        found: dict[str, tuple[Tensor, Utility]] = {}
+        for group in self.param_groups:
+            for param in group["params"] if group.get("gated", True) else ():
+                state = self.state.get(param, {})
+                if "utility" in state and param.numel():
+                    beta = self._numbers(group, param.device).beta_utility
+                    key = str(len(found))
+                    observed[key] = {"scale": rules.unbiased(state["utility"], beta, state["step"].item())}
+                    method = self._variant(group)
+                    assert isinstance(method, Utility)
+                    found[key] = param, method
+        known: list[tuple[dict[str, Reduction], dict[str, dict[str, Tensor]]]] = []
+        return {
+            param: gate_of(method, observed[key]["scale"], _reductions(method, observed, known)[key]["scale"])
+            for key, (param, method) in found.items()
+        }
+
+
+def _reductions(
+    method: Method,
+    observed: Mapping[str, Mapping[str, Tensor]],
+    known: list[tuple[dict[str, Reduction], dict[str, dict[str, Tensor]]]],
+) -> dict[str, dict[str, Tensor]]:
+    """The reductions that a variant of the method asks for, over all groups; ``known`` has those of other groups."""
+    wanted = dict(method.reductions)
+    for reductions, result in known:
+        if reductions == wanted:
+            return result
+    result = reduced(wanted, {of: own for of, own in observed.items() if all(name in own for name in wanted)})
+    known.append((wanted, result))
+    return result
+
+
+def _beginning(begins_as: str, param: Tensor) -> Tensor:
+    """The initial state of that kind, in 32 bits where the parameter has 16."""
+    if begins_as not in ("zeros", "parameter"):
+        raise ValueError(f"state begins as 'zeros' or as a copy of the 'parameter', not as {begins_as!r}")
+    if begins_as == "parameter":
+        return param.detach().to(utility_dtype(param), copy=True, memory_format=torch.preserve_format)
+    return torch.zeros_like(param, dtype=utility_dtype(param), memory_format=torch.preserve_format)
