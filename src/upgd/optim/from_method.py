@@ -224,16 +224,20 @@ class MethodOptimizer(BaseOptimizer):
         if not hasattr(work.method, "observe") or not work.group.get("gated", True):
             return
         for i, weight in enumerate(work.weights):
-            changed, values = work.method.call(
+            h, t = self._numbers(work.group, weight.device), work.steps[i]
+            observation = work.method.call(
                 "observe",
                 w=weight,
                 g=work.grads[i],
                 s=SimpleNamespace(**work.states[i]),
-                h=self._numbers(work.group, weight.device),
-                t=work.steps[i],
+                h=h,
+                t=t,
                 curvature=work.curvatures[i],
             )
+            changed, values = observation if isinstance(observation, tuple) else (observation, {})
             self._keep(work.states[i], changed)
+            if hasattr(work.method, "measure"):
+                values = work.method.call("measure", s=SimpleNamespace(**work.states[i]), h=h, t=t)
             work.observed.append(values)
 
     def _update(self, work: _Work, i: int, reductions: Mapping[str, Tensor] | None) -> None:
