@@ -21,7 +21,7 @@ import sqlite3
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -120,7 +120,7 @@ class Key:
     @cached_property
     def digest(self) -> str:
         """The key in 64 letters; equal for equal keys on every machine."""
-        values = {**asdict(self), "settings": _stored(self.settings)}
+        values = {**{name: getattr(self, name) for name in _KEY_COLUMNS}, "settings": _stored(self.settings)}
         return hashlib.sha256(_json(values).encode()).hexdigest()
 
 

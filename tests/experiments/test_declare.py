@@ -33,6 +33,11 @@ def test_every_combination_once():
     assert experiment.learner_steps == 6 * 7
 
 
+def test_learners_are_made_once():
+    experiment = Experiment("output-permuted-digits", ["upgd"], seeds=3)
+    assert experiment.learners() is experiment.learners()
+
+
 def test_arrays_and_integers_of_numpy_are_as_good_as_lists_and_ints():
     given = Experiment(
         "output-permuted-digits",

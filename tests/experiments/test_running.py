@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -50,6 +51,32 @@ def numbers(results: ex.Results) -> list:
 @pytest.fixture(scope="module")
 def expected() -> list:
     return numbers(ex.run(SMALL, backend="torch"))
+
+
+def test_problem_and_network_are_made_once_for_a_run(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        architecture, "network", lambda *given, usual=architecture.network: made.append(1) or usual(*given)
+    )
+    everything = whole(SMALL)
+    jobs = plan(everything, workers=3, most=1)
+    assert len(jobs) == 6
+    with Store.write(":memory:") as store:
+        execute(SMALL, store, in_process(Settings(backend="torch")), workers=3, device="cpu")
+    assert len(made) == 1
+
+
+def test_what_a_job_remembers_is_not_sent_to_another_process():
+    everything = whole(SMALL)
+    _ = everything.digests, everything.built
+    part = everything.part(everything.learners[:1])
+    assert part.digests == {everything.key(part.learners[0]).digest}
+    sent = pickle.loads(pickle.dumps(part))
+    assert sent == part
+    assert vars(sent).keys() == {"problem", "options", "network", "steps", "learners"}
+    assert sent.like(part).built is everything.built
+    other = Job("output-permuted-digits", {"task_length": 5}, "8", 60, part.learners)
+    assert other.like(part).built is not everything.built
 
 
 def test_records_are_what_the_population_shows():
@@ -461,14 +488,14 @@ def test_a_disk_that_is_really_full(tmp_path):
 
 UNHEARD = """
 from multiprocessing import Pipe
-from upgd.experiments.execution import workers
+from upgd.experiments.execution import jobs, workers
 
 def attend(job, settings, tell):
     ours.close()
     raise OSError("unfinished work cannot be saved")
 
 ours, theirs = Pipe()
-ours.send("a job")
+ours.send(jobs.Job("output-permuted-digits", {}, "8", 1, ()))
 workers._attend = attend
 workers._serve(theirs, workers.Settings(), 1)
 """
@@ -493,7 +520,7 @@ def test_a_unit_whose_processes_keep_dying_gets_a_sentence(monkeypatch):
 
 def test_an_error_in_a_worker_comes_up_here(tmp_path):
     job = Job("output-permuted-digits", {"wrong": 1}, "8", 5, (Learner(method="sgd", lr=0.1),))
-    with pytest.raises(TypeError, match="its options are") as raised:
+    with pytest.raises(ValueError, match="its options are") as raised:
         list(in_processes(Settings(backend="torch"), 1)([job], lambda *_: None))
     assert "in a worker" in raised.value.__notes__[0]
 

@@ -98,3 +98,13 @@ def test_groups_hold_every_learner_once_with_its_own_numbers(drawn):
             assert group.value("beta2")[i] == (mine.betas[1] if mine.betas else 0)
     assert sorted(places) == list(range(len(learners)))
     assert len(groups(learners, [0] * len(learners))) == len({own.kind for own in learners})
+
+
+def test_another_seed_gives_the_learner_that_is_made_with_it():
+    learner = Learner(method="upgd", lr=0.1, sigma=0.2, seed=1)
+    other = learner.but(seed=2)
+    made = Learner(method="upgd", lr=0.1, sigma=0.2, seed=2)
+    assert (other, hash(other), repr(other), other.kind) == (made, hash(made), repr(made), made.kind)
+    assert other.lr == 0.1
+    with pytest.raises(ValueError, match="seed must be"):
+        learner.but(seed=-1)

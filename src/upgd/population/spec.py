@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -77,6 +78,10 @@ class Learner:
 
     def but(self, **changes: Any) -> "Learner":
         """The same learner with another seed or other settings."""
+        if changes.keys() == {"seed"}:  # an experiment makes thousands of these; their settings are checked already
+            other = object.__new__(Learner)
+            other.__dict__.update(method=self.method, seed=_seed(changes["seed"]), values=self.values)
+            return other
         return Learner(**{"method": self.method, "seed": self.seed, "values": self.values, **changes})
 
     def settings(self) -> dict[str, Any]:
@@ -92,16 +97,23 @@ class Learner:
     @property
     def kind(self) -> Kind:
         """Which computation the learner needs."""
-        method, values = self.variant, dict(self.values)
-        words = {name: value for name, value in values.items() if isinstance(value, str | int) and name != "noise"}
-        known: dict[str, Any] = {name: words.pop(name) for name in Kind._fields if name in words}
-        return Kind(
-            method.rule,
-            noise=method.noise_of(values),
-            normalize=values["normalize"] > 0,
-            others=tuple(sorted(words.items())),
-            **known,
-        )
+        return _kind(METHODS[self.method], self.values)  # type: ignore[arg-type]  # classes are hashable
+
+
+@lru_cache(maxsize=1 << 14)
+def _kind(cls: type[Method], settings: tuple[tuple[str, Any], ...]) -> Kind:
+    """Learners that differ in the seed alone share it."""
+    values = dict(settings)
+    method = cls(**values)
+    words = {name: value for name, value in values.items() if isinstance(value, str | int) and name != "noise"}
+    known: dict[str, Any] = {name: words.pop(name) for name in Kind._fields if name in words}
+    return Kind(
+        method.rule,
+        noise=method.noise_of(values),
+        normalize=values["normalize"] > 0,
+        others=tuple(sorted(words.items())),
+        **known,
+    )
 
 
 def groups(learners: Sequence[Learner], rows: Sequence[int]) -> list[tuple[Group, list[int]]]:

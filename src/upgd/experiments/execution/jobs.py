@@ -4,21 +4,23 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from upgd import __version__, writing
+from upgd.experiments.spec import architecture
 from upgd.experiments.spec.declare import Experiment
 from upgd.experiments.spec.engine import ENGINE
 from upgd.population import Learner
 from upgd.store import Key
+from upgd.streams import Stream, make
 
 __all__ = ["Checkpoints", "Job", "Snapshot", "plan"]
 
@@ -54,18 +56,51 @@ class Job:
         )
 
     @cached_property
+    def digest_of(self) -> Mapping[Learner, str]:
+        """The digest of the key of each learner. A part of a job has its job's, which may hold more learners."""
+        return {learner: self.key(learner).digest for learner in self.learners}
+
+    @cached_property
     def digests(self) -> frozenset[str]:
         """The keys of its learners."""
-        return frozenset(self.key(learner).digest for learner in self.learners)
+        return frozenset(self.digest_of[learner] for learner in self.learners)
 
     @cached_property
     def name(self) -> str:
         """A name for its files, the same on every machine."""
-        return hashlib.sha256("".join(self.key(learner).digest for learner in self.learners).encode()).hexdigest()[:24]
+        return hashlib.sha256("".join(self.digest_of[learner] for learner in self.learners).encode()).hexdigest()[:24]
+
+    def part(self, learners: Iterable[Learner]) -> "Job":
+        """The job with these of its learners alone."""
+        part = replace(self, learners=tuple(learners))
+        part.__dict__["digest_of"] = self.digest_of  # of 200,000 learners, they take seconds
+        return part.like(self)
+
+    @cached_property
+    def built(self) -> tuple[Stream, nn.Module]:
+        """The problem and the network; neither is changed by those who use them."""
+        try:
+            stream = make(self.problem, **self.options)
+        except TypeError as error:  # an option that the problem does not have
+            raise ValueError(str(error)) from error
+        return stream, architecture.network(self.network, stream)
+
+    def like(self, other: "Job | None") -> "Job":
+        """The job itself, with the other's problem and network if these are the same and there already."""
+        same = other is not None and all(
+            getattr(self, name) == getattr(other, name) for name in ("problem", "options", "network")
+        )
+        if same and "built" in vars(other):
+            vars(self)["built"] = vars(other)["built"]
+        return self
 
     def without(self, digests: Collection[str]) -> "Job":
         """The job without the learners that have these keys."""
-        return replace(self, learners=tuple(one for one in self.learners if self.key(one).digest not in digests))
+        return self.part(one for one in self.learners if self.digest_of[one] not in digests)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is cached stays here: a part would send the digests of the whole to another process.
+        return Job, tuple(getattr(self, one.name) for one in fields(self))
 
     def describe(self) -> str:
         """For whom to watch: its methods and how many learners it has."""
@@ -104,7 +139,7 @@ def plan(job: Job, workers: int, most: int, *, mixed: bool = False) -> list[Job]
     together = [[learner for learners in kinds.values() for learner in learners]] if mixed else kinds.values()
     pieces = [sorted(_even_pieces(own, -(-len(own) // size)), key=len, reverse=True) for own in together]
     return [
-        Job(job.problem, job.options, job.network, job.steps, tuple(piece))
+        job.part(piece)
         for turn in zip_longest(*pieces, fillvalue=())
         for piece in sorted(turn, key=len, reverse=True)
         if piece

@@ -11,7 +11,6 @@ from upgd.experiments.execution.jobs import Checkpoints, Job, plan, whole
 from upgd.experiments.execution.progress import Display, Progress, display, published
 from upgd.experiments.execution.work import device_named, most_learners
 from upgd.experiments.execution.workers import Executor, Settings, in_process, in_processes
-from upgd.experiments.spec import architecture
 from upgd.experiments.spec.declare import Experiment, Grid
 from upgd.population.choose import BackendName
 from upgd.store import Store
@@ -89,8 +88,9 @@ def execute(
         checkpoints: where unfinished jobs are.
         show: told about the progress.
     """
-    jobs = pending(experiment, store, workers, device, checkpoints)
-    progress = Progress.of(jobs, already=len(experiment.learners()) - sum(len(job.learners) for job in jobs))
+    everything = whole(experiment)
+    jobs = pending(everything, store, workers, device, checkpoints)
+    progress = Progress.of(jobs, already=len(everything.learners) - sum(len(job.learners) for job in jobs))
     with published(show, store.path) as tell:
         tell(progress)
 
@@ -107,22 +107,21 @@ def execute(
                         checkpoints.remove(job)
                     progress.finish(job, sum(record.diverged_at is not None for record in records))
                     tell(progress)
-    everything = whole(experiment)
     found = {
         record.key.digest: record for record in store.records(problem=everything.problem, digests=everything.digests)
     }
-    return Results([found[everything.key(learner).digest] for learner in everything.learners])
+    return Results([found[everything.digest_of[learner]] for learner in everything.learners])
 
 
 def pending(
-    experiment: Experiment, store: Store, workers: int, device: str, checkpoints: Checkpoints | None = None
+    wanted: Experiment | Job, store: Store, workers: int, device: str, checkpoints: Checkpoints | None = None
 ) -> list[Job]:
-    """The jobs of work that the store does not have; those that were begun come first, as they were."""
-    stream = experiment.stream()
-    architecture.network(experiment.network, stream)  # says what is wrong, if something is, before any work begins
+    """What of an experiment, or of a single job, the store does not have; jobs that were begun come first, as they were."""
+    everything = wanted if isinstance(wanted, Job) else whole(wanted)
+    _ = everything.built  # says what is wrong, if something is, before any work begins
     there = store.digests()
     begun: list[Job] = []
-    missing = whole(experiment).without(there)
+    missing = everything.without(there)
     if checkpoints is not None:
         begun = checkpoints.unfinished(missing, lambda digests: digests <= there)
         missing = missing.without(there.union(*(job.digests for job in begun)))

@@ -8,11 +8,9 @@ import numpy as np
 import torch
 
 from upgd.experiments.execution.jobs import Job, Snapshot
-from upgd.experiments.spec import architecture
 from upgd.population import Diagnostics, Population, Result
 from upgd.population.choose import BackendName
 from upgd.store import Record
-from upgd.streams import make
 
 __all__ = ["Watch", "compute", "device_named", "most_learners"]
 
@@ -50,8 +48,8 @@ def compute(
     Returns:
         A record for each learner.
     """
-    stream = make(job.problem, **job.options)
-    population = Population(architecture.network(job.network, stream), job.learners, device, backend)
+    stream, network = job.built
+    population = Population(network, job.learners, device, backend)
     earlier = 0.0
     if begun is not None:
         population.restore(begun.state)

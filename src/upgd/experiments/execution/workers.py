@@ -257,9 +257,10 @@ def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
         except OSError:
             raise KeyboardInterrupt from None
 
+    job: Job | None = None
     try:
         while True:
-            job = pipe.recv()
+            job = pipe.recv().like(job)
             try:
                 records = _attend(job, settings, tell)
             except Exception as error:

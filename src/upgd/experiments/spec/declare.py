@@ -72,7 +72,7 @@ class Experiment:
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._check_size()
-        self.learners()  # says what is wrong with the settings, if something is
+        object.__setattr__(self, "_learners", self._made())  # says what is wrong with the settings, if something is
 
     def _check_size(self) -> None:
         """To make the learners of a number with a digit too many takes hours."""
@@ -86,14 +86,16 @@ class Experiment:
 
     def learners(self) -> tuple[Learner, ...]:
         """All learners: method by method, setting by setting, seed by seed; none twice."""
-        return tuple(
-            dict.fromkeys(
-                Learner(method=method, seed=seed, **dict(zip(values, chosen, strict=True)))
-                for method, values in self.methods.items()
-                for chosen in product(*values.values())
-                for seed in self.seeds
-            )
+        made: tuple[Learner, ...] = self._learners  # type: ignore[attr-defined]  # made once: there may be 200,000
+        return made
+
+    def _made(self) -> tuple[Learner, ...]:
+        settings = dict.fromkeys(
+            Learner(method=method, seed=self.seeds[0], **dict(zip(values, chosen, strict=True)))
+            for method, values in self.methods.items()
+            for chosen in product(*values.values())
         )
+        return tuple(learner.but(seed=seed) for learner in settings for seed in self.seeds)
 
     def stream(self) -> Stream:
         """The problem."""
@@ -130,10 +132,6 @@ class Listed(Experiment):
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-    def learners(self) -> tuple[Learner, ...]:
-        listed: tuple[Learner, ...] = self._learners  # type: ignore[attr-defined]
-        return listed
 
 
 def _values(
