@@ -15,16 +15,18 @@ from upgd.experiments import Results
 from upgd.experiments.analysis.compare import Entry, area, best, comparisons, quarter, rows
 from upgd.experiments.analysis.results import best_text
 from upgd.experiments.analysis.student import p_value
+from upgd.experiments.spec.engine import ENGINE
 from upgd.store import Key, Record
 
 
 def record(
-    accuracy, *, method="upgd", seed=0, diverged_at=None, window=10, steps=None, problem="p", **chosen
+    accuracy, *, method="upgd", seed=0, diverged_at=None, window=10, steps=None, problem="p", engine=ENGINE, **chosen
 ) -> Record:
     """A learner with this online accuracy: a number, or one for each window."""
     curve = np.atleast_1d(np.array(accuracy, np.float32))
     steps = steps or window * len(curve)
-    key = Key(problem=problem, network="n", method=method, settings={"lr": 0.1, **chosen}, seed=seed, steps=steps)
+    settings = {"lr": 0.1, **chosen}
+    key = Key(problem=problem, network="n", method=method, settings=settings, seed=seed, steps=steps, engine=engine)
     return Record(key, window=window, loss=1 - curve, accuracy=curve, diverged_at=diverged_at)
 
 
@@ -229,6 +231,20 @@ def test_a_table_by_hand():
     text = str(Results(records).table())
     assert "p, network n, 40 steps: online accuracy" in text
     assert "0.6000 ± 0.1000" in text
+
+
+def test_results_of_two_versions_of_the_engine_are_two_tables():
+    old, new = (
+        [record(level, seed=seed, engine=engine) for seed in (0, 1)] for level, engine in ((0.25, 1), (0.5, ENGINE))
+    )
+    results = Results([*old, *new])
+    table = results.table()
+    assert [line["engine"] for line in table.lines] == [1, ENGINE]
+    first, second = str(table).split("\n\n")[:2]
+    assert first.startswith("p, network n, 10 steps, engine version 1: online accuracy")
+    assert second.startswith("p, network n, 10 steps: online accuracy")
+    assert ("0.25" in first, "0.25" in second) == (True, False)
+    assert "engine version 1" in best_text([(one, best(one, "upgd")) for one in results.comparisons()])
 
 
 def test_a_table_shows_divergence_and_names_are_escaped():

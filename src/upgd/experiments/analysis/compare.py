@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.experiments.analysis.student import p_value
+from upgd.experiments.spec.engine import ENGINE
 from upgd.store import Record
 
 __all__ = [
@@ -74,7 +75,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What can be compared: the same problem, network and number of steps."""
+    """What can be compared: the same problem, network, number of steps and version of the engine."""
 
     problem: str
     options: Mapping[str, Any]
@@ -82,6 +83,7 @@ class Comparison:
     steps: int
     metric: Metric
     entries: tuple[Entry, ...] = field(repr=False)
+    engine: int = ENGINE
 
     def of(self, method: str) -> list[Entry]:
         """The method's settings."""
@@ -90,7 +92,7 @@ class Comparison:
     @property
     def title(self) -> str:
         options = "".join(f", {name} {value}" for name, value in self.options.items())
-        return f"{self.problem}{options}, network {self.network}, {self.steps:,} steps"
+        return f"{self.problem}{options}, network {self.network}, {self.steps:,} steps{engine_text(self.engine)}"
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,11 @@ class Pair:
     difference: float | None
     p: float | None
     p_holm: float | None = None
+
+
+def engine_text(engine: int) -> str:
+    """What a title says about results of an older version of the engine."""
+    return "" if engine == ENGINE else f", engine version {engine}"
 
 
 def comparisons(records: Iterable[Record]) -> list[Comparison]:
@@ -298,7 +305,7 @@ def _comparison(records: list[Record]) -> Comparison:
         own[2][record.key.seed] = record
     metric: Metric = "loss" if records[0].accuracy is None else "accuracy"
     found = tuple(Entry(*entry) for entry in entries.values())
-    return Comparison(key.problem, key.options, key.network, key.steps, metric, found)
+    return Comparison(key.problem, key.options, key.network, key.steps, metric, found, key.engine)
 
 
 def _mean(record: Record, metric: Metric, begin: float, end: float) -> float:

@@ -16,6 +16,7 @@ from upgd.experiments.analysis.compare import (
     Row,
     area,
     comparisons,
+    engine_text,
     pairs,
     quarter,
 )
@@ -232,7 +233,8 @@ class Table:
         parts: dict[str, list[Mapping[str, Any]]] = {}
         for line in self.lines:
             options = "".join(f", {name} {_text(value)}" for name, value in line["options"].items())
-            title = f"{line['problem']}{options}, network {line['network']}, {line['steps']:,} steps: online {line['metric']}"
+            steps = f"{line['steps']:,} steps{engine_text(line['engine'])}"
+            title = f"{line['problem']}{options}, network {line['network']}, {steps}: online {line['metric']}"
             reference = f", compared with {line['against']}" if line.get("against") else ""
             parts.setdefault(f"{title}{_ON[line['evaluation']]}{reference}", []).append(line)
         return [(title, self._cells(lines)) for title, lines in parts.items()]
@@ -367,6 +369,7 @@ def _where(comparison: Comparison, evaluation: Evaluation) -> dict[str, Any]:
         "options": dict(comparison.options),
         "network": comparison.network,
         "steps": comparison.steps,
+        "engine": comparison.engine,
         "metric": comparison.metric,
         "evaluation": evaluation,
     }
