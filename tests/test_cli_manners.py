@@ -1,6 +1,7 @@
 """How the command treats its user: numbers as people write them, mistakes, Ctrl-C at a bad moment."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from upgd.cli import running
 from upgd.cli.options import load_torch
+from upgd.methods import METHODS
 from upgd.store import Key, Record, Store
 
 RUN = ["run", "output-permuted-digits", "--method", "sgd", "--lr", "0.1", "--seeds", "1", "--backend", "torch"]
@@ -234,3 +236,12 @@ def test_a_file_that_cannot_be_written_is_named_without_numbers_of_errors(upgd, 
         "upgd: there is no folder note for results.csv; make it, or choose another file\n"
     )
     assert upgd("export", f"{'x' * 300}.csv") == (1, "", f"upgd: {'x' * 300}.csv: File name too long\n")
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_help_lists_every_method_and_no_option_that_means_nothing(upgd, command):
+    code, out, _ = upgd(command, "--help")
+    words = set(re.split(r"[\s,.│]+", out))
+    assert code == 0
+    assert words >= set(METHODS)
+    assert "--empty-option" not in words

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, Token
 
 from upgd.experiments.spec.settings import ALIASES, MOST_LEARNERS, known
+from upgd.methods import METHODS
 
 __all__ = [
     "Declaration",
     "Execution",
+    "MethodName",
+    "MethodNames",
     "Steps",
     "StorePath",
     "UsageError",
@@ -53,6 +56,8 @@ def _steps(_: Any, tokens: Sequence[Token]) -> int:
     return read_steps(tokens[0].value)
 
 
+MethodName = Annotated[str | None, Parameter(help=f"The method: {', '.join(METHODS)}.")]
+MethodNames = Annotated[str | None, Parameter(help=f"The methods, separated by commas: {', '.join(METHODS)}.")]
 Steps = Annotated[int | None, Parameter(converter=_steps)]
 
 
@@ -63,7 +68,7 @@ class _Declared:
     seeds: str | None = None
     steps: Steps = None
     network: str | None = None
-    option: tuple[str, ...] = ()
+    option: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
 
     def settings(self) -> dict[str, list[Any]]:
         """The settings that were given, as lists of values."""
@@ -195,11 +200,8 @@ def store_files(named: Sequence[Path], option: Path | None) -> list[Path]:
     everywhere = os.environ.get("UPGD_STORE")  # stands for the option, but is not said to this command alone
     if named and option is not None and not (everywhere and option == Path(everywhere)):
         raise UsageError(f"two stores are named, {named[0]} and --store {option}; leave one of them out.")
-    if named:
-        from upgd.methods import METHODS
-
-        if methods := [str(path) for path in named if str(path) in METHODS and not path.exists()]:
-            raise UsageError(f"there is no store {methods[0]}; methods are chosen with --methods {','.join(methods)}.")
+    if named and (methods := [str(path) for path in named if str(path) in METHODS and not path.exists()]):
+        raise UsageError(f"there is no store {methods[0]}; methods are chosen with --methods {','.join(methods)}.")
     return list(named) or [store_path(option)]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from upgd.cli.executing import check, check_folder, executor_of, given_options, option_names, terminable, workers_of
-from upgd.cli.options import Declaration, Execution, Json, UsageError, load_torch, store_path
+from upgd.cli.options import Declaration, Execution, Json, MethodName, MethodNames, UsageError, load_torch, store_path
 
 if TYPE_CHECKING:
     from upgd.experiments import Experiment, Results
@@ -21,7 +21,7 @@ __all__ = ["bench", "computed", "estimate_text", "estimated", "run", "sweep"]
 def run(
     problem: str,
     *,
-    method: str | None = None,
+    method: MethodName = None,
     declaration: Declaration = Declaration(),  # noqa: B008  # frozen
     execution: Execution = Execution(),  # noqa: B008
     dry_run: Annotated[bool, Parameter(negative="")] = False,
@@ -43,8 +43,6 @@ def run(
     ----------
     problem
         The problem's name; a wrong one gets a list.
-    method
-        sgd, sgdw, adamw, pgd, anti-pgd, shrink-and-perturb, upgd, upgd-nonprotecting, ups or ups-even.
     dry_run
         Only say what would be run, and how long that would take on this machine.
     as_json
@@ -72,7 +70,7 @@ def run(
 def sweep(
     problem: str,
     *,
-    methods: str | None = None,
+    methods: MethodNames = None,
     grid: Literal["short", "paper"] | None = None,
     declaration: Declaration = Declaration(),  # noqa: B008
     execution: Execution = Execution(),  # noqa: B008
@@ -98,8 +96,6 @@ def sweep(
     ----------
     problem
         The problem's name; or a TOML file that declares a whole experiment.
-    methods
-        The methods, separated by commas.
     grid
         short: each method's own short grid, the default if no values are given. paper: the paper's values. Values given
         by options replace their part of the grid. Without a grid, other settings keep their defaults.
