@@ -7,6 +7,7 @@ import pickle
 import pkgutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def test_commands_that_compute_nothing_do_not_load_torch(arguments: list[str], t
         store.add([Record(replace(key, seed=seed), window=2, loss=[0.5, 0.25]) for seed in range(3)])
     code = f"""
 import sys
+import tomllib
 from upgd.cli import main
 try:
     main({arguments})
@@ -91,6 +93,7 @@ def test_a_public_name_is_there_when_it_is_asked_for() -> None:
     """… although no other has been used before, in each of the ways to ask."""
     run(f"""
 import sys
+import tomllib
 
 def forget():
     for name in [name for name in sys.modules if name.split(".")[0] == "upgd"]:
@@ -133,6 +136,12 @@ def test_pickles_find_the_classes_in_a_fresh_interpreter(tmp_path: Path) -> None
     (tmp_path / "optimizer.pickle").write_bytes(pickle.dumps(optimizer))
     code = "import pickle; print(pickle.load(open('optimizer.pickle', 'rb')).gates().popitem()[1].numel())"
     assert run(code, cwd=tmp_path) == "1\n"
+
+
+def test_the_version_is_in_one_place() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert "version" in project["project"]["dynamic"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/upgd/__init__.py"
 
 
 def test_the_version_is_the_installed_one() -> None:

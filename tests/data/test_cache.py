@@ -171,6 +171,12 @@ def test_what_a_killed_process_left_is_swept_up_and_nothing_else(cache_folder):
         ]
 
 
+def test_without_filelock_a_sentence_says_what_to_install(cache_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "filelock", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs filelock.*pip install 'upgd\[run\]'"), cache.locked("mine"):
+        pass
+
+
 def hold(folder, ready, seconds):
     os.environ["UPGD_DATA"] = str(folder)
     with cache.locked("mine"):

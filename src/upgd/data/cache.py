@@ -19,7 +19,6 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -29,11 +28,6 @@ from typing import IO, Any
 import numpy as np
 
 from upgd.data.dataset import Bytes, DataError, Dataset
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
 
 __all__ = [
     *("Entry", "arrays", "checked_name", "entry", "folder", "how_to_replace", "is_intact", "locked", "names"),
@@ -178,16 +172,27 @@ def locked(name: str) -> Iterator[None]:
 
     The lock is the operating system's and falls with the process that holds it.
     """
+    try:
+        from filelock import FileLock, Timeout
+    except ModuleNotFoundError as error:  # torch brings it, unless somebody has taken it away
+        raise ModuleNotFoundError(
+            "preparing data needs filelock, which is not installed; pip install 'upgd[run]' brings it", name="filelock"
+        ) from error
     root = folder()
     root.mkdir(parents=True, exist_ok=True)
-    with (root / f".{checked_name(name)}.lock").open("a+b") as file:
-        if not _try_lock(file):
-            logging.getLogger("upgd.data").warning("another process is preparing %s; waiting for it", name)
-            _wait_for_lock(file)
+    lock = FileLock(root / f".{checked_name(name)}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logging.getLogger("upgd.data").warning("another process is preparing %s; waiting for it", name)
+        lock.acquire(poll_interval=0.1)
+    try:
         for left_behind in root.glob(f".{name}-????????"):
             shutil.rmtree(left_behind, ignore_errors=True)
         _check_holds_nothing_else(root / name)
         yield
+    finally:
+        lock.release()
 
 
 def sha256(path: Path) -> str:
@@ -263,31 +268,3 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
-
-
-if sys.platform == "win32":
-
-    def _try_lock(file: IO[bytes]) -> bool:
-        file.seek(0)
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _wait_for_lock(file: IO[bytes]) -> None:
-        # LK_LOCK gives up after ten seconds.
-        while not _try_lock(file):
-            time.sleep(0.5)
-
-else:
-
-    def _try_lock(file: IO[bytes]) -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _wait_for_lock(file: IO[bytes]) -> None:
-        fcntl.flock(file, fcntl.LOCK_EX)
