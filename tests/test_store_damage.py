@@ -1,5 +1,7 @@
 """A damaged store: reported, or read as if nothing had happened; never other results and never a traceback."""
 
+import gc
+import os
 import random
 import sqlite3
 import sys
@@ -124,6 +126,25 @@ def test_a_store_cut_off_anywhere_is_reported(sound, tmp_path):
     for length in [*lengths, len(content) - 1]:
         (tmp_path / "cut.db").write_bytes(content[:length])
         assert reported(tmp_path / "cut.db")[0], length
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks Linux which files are open")
+def test_a_store_that_cannot_be_opened_is_closed_at_once(sound, tmp_path):
+    path = tmp_path / "r.db"
+    path.write_bytes(damaged_by([35], sound.read_bytes()))
+    gc.disable()  # which would close it sooner or later
+    try:
+        for way in (Store.read, Store.write, lambda path: repair(path, tmp_path / "new.db")):
+            with pytest.raises(StoreError, match="not a database"):
+                way(path)
+        found = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)]
+        assert [name for name in found if name.startswith(str(path))] == []
+    finally:
+        gc.enable()
+
+
+def _is_open(name):
+    return os.path.lexists(f"/proc/self/fd/{name}")  # that of the listing itself is not
 
 
 def where(content, text):

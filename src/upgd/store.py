@@ -474,18 +474,29 @@ def _connect_to_read(path: Path, pragma: str = "") -> sqlite3.Connection:
     if 0 < path.stat().st_size < 512:  # SQLite takes less than its smallest page for an empty file
         raise StoreError(f"{path} is damaged or no store (file is too short); put a copy in its place")
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
-    connection = _connect(address, uri=True, timeout=30)
     try:
-        connection.execute(pragma)
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return _connected(address, pragma)
     except sqlite3.OperationalError:
-        connection.close()
         if Path(f"{path}-wal").exists():
             raise
         # In a folder that cannot be written to, SQLite cannot make the files through which it talks with a writer; there
         # is no writer then, either.
-        connection = _connect(f"{address}&immutable=1", uri=True)
+        return _connected(f"{address}&immutable=1", pragma)
+
+
+def _connected(address: str, pragma: str) -> sqlite3.Connection:
+    """A connection that has read something; a file that cannot be read leaves none behind.
+
+    SQLite shares the state of a file among the connections of a process. One that stays open would hand what it remembers
+    of a damaged file to whoever opens the file that has been put in its place.
+    """
+    connection = _connect(address, uri=True, timeout=30)
+    try:
         connection.execute(pragma)
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
