@@ -49,7 +49,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for(watch):
         middle = get(f"{watch.address}news")
         store.add([record("upgd", level=0.9)])
         assert get(f"{watch.address}news") != middle
-        assert "UPGD has the highest accuracy" in get(watch.address)
+        assert "UPGD has the highest accuracy" in get(f"{watch.address}content")
 
 
 @pytest.mark.parametrize(("path", "host", "status"), [("", "evil.example:80", 403), ("../etc/passwd", None, 404)])
@@ -170,6 +170,33 @@ def test_clients_that_ask_while_the_page_is_made_see_what_was_stored_by_then(wat
         assert b"2 learners" in everything(early)
         assert all(b"3 learners" in everything(client) for client in late)
     assert len(times) == 2
+
+
+def test_rendering_rests_in_proportion_to_the_time_that_it_takes(watch, monkeypatch):
+    records, times = watch.records, []
+
+    def slow():
+        begun = time.monotonic()
+        time.sleep(0.1)
+        times.append((begun, time.monotonic()))
+        return records()
+
+    monkeypatch.setattr(watch, "records", slow)
+    monkeypatch.setattr(watch, "news", map(str, itertools.count()).__next__)  # a store that changes all the time
+    for _ in range(3):
+        get(f"{watch.address}content")
+    assert len(times) == 3
+    assert all(after[0] - end >= 4 * (end - begun) for (begun, end), after in itertools.pairwise(times))
+
+
+def test_a_page_that_is_opened_while_rendering_rests_is_the_last_one(watch, rendered):
+    assert "There are no results yet" in get(watch.address)
+    watch._rested = float("inf")
+    with Store.write(watch.store) as store:
+        store.add(seeds(2, "sgd"))
+    page = get(watch.address)
+    assert 'data-news=""' in page  # so that it asks for what is new
+    assert len(rendered) == 1
 
 
 def test_slow_clients_are_cut_off_and_keep_nobody_waiting(watch, monkeypatch):

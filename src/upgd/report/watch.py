@@ -1,7 +1,8 @@
 """The page while a sweep runs: served on this machine alone, refreshed by itself.
 
 One thread talks to all clients, and another one renders the page, once for every change of the store and not once for every
-client. So neither many clients nor slow ones cost more than the bytes that are sent to them.
+client. So neither many clients nor slow ones cost more than the bytes that are sent to them. While a sweep writes all the time,
+the page is rendered now and then: the larger the store, the less often, so that the sweep keeps the processor.
 """
 
 import asyncio
@@ -25,6 +26,9 @@ __all__ = ["Watch"]
 #: How many clients may wait to be accepted, and how many are served at a time; the others are told to come back.
 _BACKLOG = 256
 _CLIENTS = 512
+
+#: How long nothing is rendered after a page has been, in multiples of the time that it took.
+_REST = 4.0
 
 #: Seconds in which a client must have sent its request, and must take every piece of the answer.
 _PATIENCE_S = 10.0
@@ -76,6 +80,7 @@ class Watch:
         self._damage: list[str] = []
         self._view: _View | None = None
         self._rendering = asyncio.Lock()
+        self._rested = 0.0
 
     @property
     def address(self) -> str:
@@ -137,8 +142,18 @@ class Watch:
         asked = time.monotonic()
         async with self._rendering:
             if self._view is None or (self._view.begun < asked and self._view.news != self.news()):
-                self._view = await _in_thread(self._render)
+                await asyncio.sleep(self._rested - time.monotonic())
+                begun = time.monotonic()
+                try:
+                    self._view = await _in_thread(self._render)
+                finally:
+                    now = time.monotonic()
+                    self._rested = now + _REST * (now - begun)
             return self._view
+
+    async def _at_once(self) -> _View:
+        """The last view while a new one would have to wait: the page that it makes asks for news by itself."""
+        return self._view if self._view and time.monotonic() < self._rested else await self._latest()
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._talk, sock=self._socket, backlog=_BACKLOG, limit=_LONGEST_REQUEST)
@@ -181,7 +196,7 @@ class Watch:
             return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"Too many clients at a time; try again."
         try:
             if path == "/":
-                return HTTPStatus.OK, "text/html", (await self._latest()).page
+                return HTTPStatus.OK, "text/html", (await self._at_once()).page
             if path == "/content":
                 return HTTPStatus.OK, "text/html", (await self._latest()).content
             if path == "/news":
