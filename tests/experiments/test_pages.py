@@ -7,7 +7,7 @@ from made_records import results
 from upgd.data import load
 from upgd.experiments import run
 from upgd.experiments.paper.notes import filled
-from upgd.experiments.paper.pages import _at_edge, _data, _scale, _shorter_search, write_page
+from upgd.experiments.paper.pages import _at_edge, _data, _row, _scale, _shorter_search, write_page
 from upgd.experiments.paper.reproduce import plan, reproduce
 
 
@@ -25,6 +25,17 @@ def test_numbers_are_the_records(tmp_path):
     assert "Command: `upgd reproduce toy-changing-outputs --scale smoke`" in page
     for ending in ("png", "svg", "pdf"):
         assert (tmp_path / f"toy-changing-outputs-weight-global.{ending}").stat().st_size > 5_000
+
+
+def test_p_is_corrected_for_the_number_of_tests():
+    def compute(experiment):  # differences between methods that depend on the seed
+        return results(experiment, level=lambda one: 0.5 + len(one.method) / 200 * (1 + one.seed % 2))
+
+    found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], final_seeds=6), compute)
+    tested = [(name, row) for name, row in found.rows(found.plan.panels[0]) if row.p_holm is not None]
+    assert any(row.p < 0.01 < row.p_holm for _, row in tested)
+    for name, row in tested:
+        assert f" ({row.p_holm:.3f})" in _row(name, row)[-2]
 
 
 class TestNotes:

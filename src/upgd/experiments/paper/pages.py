@@ -34,8 +34,9 @@ _PAGE = """\
 {about}
 
 {notes}{scale} Curves are means over task windows, of which neighbours are joined where there are more than 80, with 95 %
-confidence bands over runs. *To the best* is the mean difference over the seeds that both have, with the p of a paired t-test.
-Methods of which fewer runs diverged come first; their means are over the runs that did not.
+confidence bands over runs. *To the best* is the mean difference over the seeds that both have, with the p of a paired t-test,
+corrected by Holm's procedure for the tests of all pairs of methods in the table. Methods of which fewer runs diverged come
+first; their means are over the runs that did not.
 
 {panels}
 
@@ -129,7 +130,7 @@ def _panel(found: Reproduction, panel: Panel) -> str:
     comparison, _ = found.panel(panel)
     if comparison is None:
         return f"## {panel.title}\n\nNot run yet."
-    head = ["method", "setting", "mean ± s.e. (n)", "first quarter", "last quarter", "to the best (p)", "diverged"]
+    head = ["method", "setting", "mean ± s.e. (n)", "first quarter", "last quarter", "to the best (p, Holm)", "diverged"]
     lines = [head, ["---", "---", *["---:"] * 5]]
     lines += [_row(name, row) for name, row in found.rows(panel)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -155,7 +156,8 @@ def _row(name: str, row: Row) -> list[str]:
 def _difference(row: Row) -> str:
     if row.difference is None:
         return "–"
-    chance = "" if row.p is None else " (< 0.001)" if row.p < 0.001 else f" ({row.p:.3f})"
+    p = row.p_holm
+    chance = "" if p is None else " (< 0.001)" if p < 0.001 else f" ({p:.3f})"
     return f"{row.difference:+.4f}{chance}".replace("-", "−")
 
 
