@@ -225,6 +225,30 @@ def test_a_process_group_is_one() -> None:
         upgd.UPGD(model().parameters(), process_group="all")
 
 
+def check_flattened(rank: int) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    world = torch.distributed.group.WORLD
+    for original in (False, True):
+        flat = FullyShardedDataParallel(model(), use_orig_params=original, device_id=torch.device("cpu"))
+        with pytest.warns(UserWarning, match="compares utilities within that part only; pass process_group="):
+            upgd.UPGD(flat.parameters())
+        with pytest.raises(ValueError, match="scaling='local'.*fully_shard"):
+            upgd.UPGD(flat.parameters(), scaling="local", process_group=world)
+        with pytest.raises(TypeError, match="is sharded over processes"):
+            upgd.FeatureUPGD(flat)
+        whole = model()
+        train(flat, upgd.UPGD(flat.parameters(), lr=0.1, sigma=0.0, process_group=world))
+        train(whole, upgd.UPGD(whole.parameters(), lr=0.1, sigma=0.0))
+        with FullyShardedDataParallel.summon_full_params(flat):
+            found, expected = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (flat, whole))
+            torch.testing.assert_close(found, expected)
+
+
+def test_flattened_shards_need_a_process_group() -> None:
+    in_processes(check_flattened)
+
+
 # --------------------------------------------------------------------------------- optimizers that step during backward
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from upgd import rules
+from upgd.optim._sharded import is_flattened
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,6 +46,23 @@ def given(process_group: Any, params: list[Tensor]) -> Peers | None:
             "try torch.distributed.group.WORLD."
         )
     return Peers(process_group, params[0].device)
+
+
+def check_flattened(optimizer: Optimizer, peers: Peers | None) -> None:
+    """Refuse or warn where the parameters are shards of ``FullyShardedDataParallel``, which have lost their shapes."""
+    groups = [group for group in optimizer.param_groups if any(map(is_flattened, group["params"]))]
+    if any(group["scaling"] == "local" for group in groups):
+        raise ValueError(
+            "scaling='local' compares the weights of a unit, and FullyShardedDataParallel flattens units; shard with "
+            "torch.distributed.fsdp.fully_shard, or use scaling='global'."
+        )
+    if groups and peers is None:
+        warnings.warn(
+            "FullyShardedDataParallel leaves each process a part of the weights, and scaling='global' compares utilities "
+            "within that part only; pass process_group=torch.distributed.group.WORLD, or shard with "
+            "torch.distributed.fsdp.fully_shard.",
+            stacklevel=4,
+        )
 
 
 _watching_zero = False

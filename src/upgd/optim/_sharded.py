@@ -18,6 +18,11 @@ def is_sharded(param: Tensor) -> bool:
     return isinstance(param, DTensor)
 
 
+def is_flattened(param: Tensor) -> bool:
+    """Whether this is what ``FullyShardedDataParallel`` leaves a process of a parameter: a piece without its shape."""
+    return bool(getattr(param, "_fsdp_flattened", False))  # torch's own mark
+
+
 def white_like(param: Tensor, generator: torch.Generator | None) -> Tensor:
     """White noise for a sharded parameter, sharded in the same way.
 

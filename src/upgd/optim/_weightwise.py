@@ -48,6 +48,8 @@ class WeightwiseOptimizer(BaseOptimizer):
                 "process_group is for parameters that are in one piece, but some of these are sharded, and torch "
                 "reduces over their shards by itself; leave process_group out."
             )
+        if self._gated:
+            partitions.check_flattened(self, self._peers)
         partitions.watch_zero()
 
     def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:

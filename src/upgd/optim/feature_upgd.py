@@ -10,7 +10,7 @@ from upgd.curvature._backward import if_compiled
 from upgd.optim import features as hidden
 from upgd.optim._arguments import check_dense
 from upgd.optim._phases import global_scales, on, utility_dtype
-from upgd.optim._sharded import is_sharded
+from upgd.optim._sharded import is_flattened, is_sharded
 from upgd.optim._weightwise import WeightwiseOptimizer, step_device
 
 
@@ -287,7 +287,7 @@ def _check_curvature(curvature: Any) -> None:
 
 
 def _check_not_sharded(model: nn.Module) -> None:
-    name = next((name for name, param in model.named_parameters() if is_sharded(param)), None)
+    name = next((name for name, param in model.named_parameters() if is_sharded(param) or is_flattened(param)), None)
     if name is not None:
         raise TypeError(
             f"model must have its parameters in one piece, but {name!r} is sharded over processes, and the utility of units "
