@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import re
 import sqlite3
 import sys
 import warnings
@@ -177,6 +178,24 @@ def test_a_damaged_row_is_named_and_left_out(sound, tmp_path):
         assert [one.id for one in store.records()] == [one.id for one in whole.records() if one.id != number]
     with pytest.raises(StoreError, match=rf"row {number} is not as written; nothing was written. `upgd store repair"):
         Store.write(path)
+
+
+@pytest.mark.filterwarnings("ignore::upgd.store.DamagedStoreWarning")
+def test_a_damaged_index_is_not_asked(sound, tmp_path):
+    content, expected = sound.read_bytes(), everything(sound)
+    digest = expected[1][20].encode()
+    places = [match.start() for match in re.finditer(digest, content)]
+    assert len(places) == 2  # the row, and the index
+    intact = []
+    for place in places:
+        (tmp_path / "r.db").write_bytes(damaged_by([place * 8], content))
+        told, found = reported(tmp_path / "r.db")
+        assert told
+        assert found[0] == len(found[1]) == len(found[2][0])
+        with Store.read(tmp_path / "r.db") as store:
+            assert len(store.records(digests=[digest.decode()])) == (found == expected)
+        intact.append(found == expected)
+    assert sorted(intact) == [False, True]
 
 
 def test_text_that_is_no_longer_unicode_damages_its_row_alone(sound, tmp_path):

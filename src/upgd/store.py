@@ -273,7 +273,13 @@ class Store:
 
     def __len__(self) -> int:
         with _explained(self.path):
-            return int(self._connection.execute("SELECT count(*) FROM runs").fetchone()[0]) - len(self._damaged)
+            (rows,) = self._connection.execute(f"SELECT count(*) FROM {self._runs}").fetchone()
+        return int(rows) - len(self._damaged)
+
+    @property
+    def _runs(self) -> str:
+        """Where to read columns that an index has, too: where something is damaged, that may be the index."""
+        return "runs NOT INDEXED" if self.damage else "runs"
 
     def add(self, records: Iterable[Record]) -> int:
         """Add records in one transaction: all of them or, if something goes wrong, none.
@@ -299,7 +305,7 @@ class Store:
     def digests(self) -> set[str]:
         """The keys of all records."""
         with _explained(self.path):
-            found = self._connection.execute("SELECT id, digest FROM runs").fetchall()
+            found = self._connection.execute(f"SELECT id, digest FROM {self._runs}").fetchall()
         return {digest for number, digest in found if number not in self._damaged}
 
     def records(
@@ -324,7 +330,7 @@ class Store:
         }
         with _explained(self.path):
             # Ids first, so that curves are read only of what is wanted, and never sorted.
-            where = f"WHERE id IN (SELECT id FROM runs WHERE {' AND '.join(conditions) or '1'}) ORDER BY id"
+            where = f"WHERE id IN (SELECT id FROM {self._runs} WHERE {' AND '.join(conditions) or '1'}) ORDER BY id"
             found = _rows(self._connection, where, tuple(conditions.values()))
             return [_record(row) for row, intact in found if intact]
 
