@@ -1,5 +1,6 @@
 """Declaring experiments, in Python and in TOML."""
 
+import math
 import os
 
 import numpy as np
@@ -148,11 +149,18 @@ def test_the_papers_values_one_by_one():
         assert {
             method: defaults.grid(problem, method) for method in METHODS if method != "adaupgd"
         } == wanted | searches, problem
-    others = {
-        name: (one.network, one.steps, one.seeds) for name, one in defaults.PROBLEMS.items() if name not in experiments
-    }
-    digits = ("stationary-digits", "input-permuted-digits", "output-permuted-digits")  # not the paper's
-    assert others == dict.fromkeys(digits, ("100-50", 30_000, 20))
+
+
+def test_problems_that_the_paper_does_not_have_suit_their_data():
+    def usual(problem):
+        one = defaults.defaults(problem)
+        return one.network, one.steps, one.seeds
+
+    for kind in ("stationary", "input-permuted", "output-permuted", "random-label", "class-pairs"):
+        assert usual(f"{kind}-digits") == ("100-50", 30_000, 20)
+    assert usual("stationary-cifar10") == usual("class-pairs-cifar10") == ("conv", 1_000_000, 10)
+    assert defaults.grid("stationary-cifar10", "upgd") == defaults.grid("stationary-mnist", "upgd")
+    assert usual("input-permuted-cifar10") == usual("input-permuted-mnist")  # no pixel has neighbours
 
 
 def test_the_best_settings_known_one_by_one():
@@ -189,6 +197,18 @@ def test_methods_without_values_try_their_own_short_grid(method):
     for name, values in short.methods[method].items():
         assert len(set(values)) == len(values)
         assert len(values) != 2, f"of two values of {name} the best is always at an edge"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_short_grid_has_the_default_among_its_values(method):
+    for name, values in grids.short(method).items():
+        default = METHODS[method].settings[name].default
+        assert default is ... or default in values, name
+
+
+def test_short_grids_give_rivals_the_same_number_of_settings():
+    tried = {method: math.prod(map(len, grids.short(method).values())) for method in ("upgd", "adamw")}
+    assert len(set(tried.values())) == 1
 
 
 def test_what_a_shared_grid_leaves_out_comes_from_the_method_if_it_has_no_default():

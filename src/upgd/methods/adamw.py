@@ -27,7 +27,7 @@ class Adaptive(Method):
         least=0,
         below=1,
         pair=("beta1", "beta2"),
-        grid=((0.9, 0.999), (0.0, 0.999), (0.0, 0.9999)),
+        grid=((0.9, 0.999), (0.9, 0.9999), (0.0, 0.999), (0.0, 0.9999)),
         help="Adam's β₁ and β₂, joined by a slash: 0.9/0.999.",
     )
     eps: Any = Setting(1e-8, symbol="ε", least=0, help="Adam's ε.")

@@ -30,7 +30,7 @@ class Utility(Method):
     """
 
     beta_utility: Any = Setting(
-        0.99, symbol="β", least=0, below=1, grid=(0.0, 0.9, 0.999), help="Decay rate of the utility trace, β."
+        0.99, symbol="β", least=0, below=1, grid=(0.0, 0.9, 0.99, 0.999), help="Decay rate of the utility trace, β."
     )
     granularity: Any = Setting(
         "weight",

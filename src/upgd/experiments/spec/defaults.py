@@ -68,6 +68,7 @@ PROBLEMS: dict[str, Defaults] = {
     "input-permuted-mnist": Defaults("300-150", 1_000_000, 20, _PERMUTED),
     "output-permuted-emnist": Defaults("300-150", 1_000_000, 20, _PERMUTED),
     "output-permuted-cifar10": Defaults("conv", 1_000_000, 10, _PERMUTED),
+    "stationary-cifar10": Defaults("conv", 1_000_000, 10, _STATIONARY),
     # Permuted pixels have no neighbours, so that a convolution has nothing to find: an MLP, as for MNIST.
     "input-permuted-cifar10": Defaults("300-150", 1_000_000, 20, _PERMUTED),
     "bit-flipping": Defaults("5", 1_000_000, 20, _STATIONARY),
