@@ -233,7 +233,7 @@ def check_flattened(rank: int) -> None:
         flat = FullyShardedDataParallel(model(), use_orig_params=original, device_id=torch.device("cpu"))
         with pytest.warns(UserWarning, match="compares utilities within that part only; pass process_group="):
             upgd.UPGD(flat.parameters())
-        with pytest.raises(ValueError, match="scaling='local'.*fully_shard"):
+        with pytest.raises(ValueError, match=r"scaling='local'.*fully_shard"):
             upgd.UPGD(flat.parameters(), scaling="local", process_group=world)
         with pytest.raises(TypeError, match="is sharded over processes"):
             upgd.FeatureUPGD(flat)

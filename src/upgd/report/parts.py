@@ -7,7 +7,7 @@ from html import escape
 
 from upgd.experiments.analysis.compare import Row
 from upgd.experiments.analysis.layout import number_format, p_text
-from upgd.experiments.analysis.results import AT_EDGE, plural, settings_text
+from upgd.experiments.analysis.results import AT_EDGE, note_html, plural, settings_text
 from upgd.experiments.analysis.variants import Variant
 from upgd.experiments.execution.progress import count, duration
 from upgd.report.content import Section, Setting
@@ -106,7 +106,7 @@ def _table(one: Section) -> str:
     swatches = [_swatch(one, variant) for variant in one.ranked]
     table = _tabular(caption, [*head, *(["diverged"] * diverged)], lines, words=2, marks=swatches)
     notes = [f"{AT_EDGE}."] * any(edges) + [one.caveat] * bool(one.caveat)
-    return table + "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    return table + "".join(f'<p class="note">{note_html(note)}</p>' for note in notes)
 
 
 def _swatch(one: Section, variant: Variant) -> str:

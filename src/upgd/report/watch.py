@@ -1,8 +1,8 @@
 """The page while a sweep runs: served on this machine alone, refreshed by itself.
 
 One thread talks to all clients, and another one renders the page, once for every change of the store and not once for every
-client. So neither many clients nor slow ones cost more than the bytes that are sent to them. While a sweep writes all the time,
-the page is rendered now and then: the larger the store, the less often, so that the sweep keeps the processor.
+client. So neither many clients nor slow ones cost more than the bytes that are sent to them. While a sweep writes all
+the time, the page is rendered now and then: the larger the store, the less often, so that the sweep keeps the processor.
 """
 
 import asyncio

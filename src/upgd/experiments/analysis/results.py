@@ -2,6 +2,7 @@
 
 import html
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -226,7 +227,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         tables = "".join(f"<p>{html.escape(title)}</p>{_html(rows)}" for title, rows in self._parts())
-        return tables + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
+        return tables + "".join(f"<p>{note_html(note)}</p>" for note in self.notes())
 
     def _parts(self) -> list[tuple[str, list[list[str]]]]:
         """For each comparison, a title and rows of cells; the first row has the columns' names."""
@@ -266,6 +267,13 @@ CAVEAT = (
     "The settings were chosen on the seeds that are compared, which favours methods with many settings and makes p too "
     "small; `upgd confirm` runs the best settings on fresh seeds."
 )
+
+
+def note_html(text: str) -> str:
+    """A note for a page: what stands between backticks is code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
 #: What the column of differences is called: to a reference, to the best.
 _DIFFERENCE = ("to the reference", "to the best")
 _ON: dict[Evaluation, str] = {None: "", "fresh": ", on fresh seeds", "search": ", on the seeds of the search"}

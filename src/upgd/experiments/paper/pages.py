@@ -130,7 +130,15 @@ def _panel(found: Reproduction, panel: Panel) -> str:
     comparison, _ = found.panel(panel)
     if comparison is None:
         return f"## {panel.title}\n\nNot run yet."
-    head = ["method", "setting", "mean ± s.e. (n)", "first quarter", "last quarter", "to the best (p, Holm)", "diverged"]
+    head = [
+        "method",
+        "setting",
+        "mean ± s.e. (n)",
+        "first quarter",
+        "last quarter",
+        "to the best (p, Holm)",
+        "diverged",
+    ]
     lines = [head, ["---", "---", *["---:"] * 5]]
     lines += [_row(name, row) for name, row in found.rows(panel)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
