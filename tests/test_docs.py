@@ -6,9 +6,11 @@ Commands are parsed by the command line itself.
 
 import doctest
 import importlib.util
+import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -20,11 +22,13 @@ import numpy as np
 import pytest
 import torch
 
+import upgd
 import upgd.curvature._registry as curvature
 import upgd.data.registry as data_sets
 import upgd.experiments.paper.reproduce as reproduce
 import upgd.methods.registry as methods
 import upgd.networks as networks
+import upgd.population.diagnostics as diagnostics
 import upgd.streams.registry as streams
 from upgd.data import cache
 from upgd.experiments import load
@@ -32,7 +36,8 @@ from upgd.experiments.paper.reproduce import Plan
 from upgd.population import METHODS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OWN_METHOD = ROOT / "docs" / "your-own-method.md"  # is followed by a test of its own
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page != OWN_METHOD)]
 
 
 def snippets(page: Path, *languages: str) -> list[tuple[int, str]]:
@@ -77,7 +82,7 @@ def desk(tmp_path, monkeypatch):
     writer = mock.Mock(spec=["add_scalar"])
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda: writer))
     with ExitStack() as stack:
-        registries = (module._REGISTERED for module in (data_sets, methods, networks))
+        registries = (module._REGISTERED for module in (data_sets, diagnostics, methods, networks))
         for registry in (curvature.LAYERS, curvature.LOSSES, streams._FACTORIES, *registries):
             stack.enter_context(mock.patch.dict(registry))
         yield
@@ -104,6 +109,41 @@ def test_declared_experiments_can_be_loaded(page, tmp_path):
     for _, text in snippets(page, "toml"):
         (tmp_path / "experiment.toml").write_text(text)
         assert load(tmp_path / "experiment.toml").learners()
+
+
+def test_a_reader_comes_from_an_empty_folder_to_the_report(tmp_path):
+    """With fewer seeds, steps and values than the page has, and otherwise word by word."""
+    kept = os.environ.get("PYTHONPATH")
+    source = str(Path(upgd.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, kept))), "OMP_NUM_THREADS": "1"}
+    limits = {"seeds": 2, "steps": 200, "look-every": 100}
+    for _, block in snippets(OWN_METHOD, "python", "console"):
+        if found := re.match(r"# (\w+)\.py\n", block):
+            (tmp_path / f"{found[1]}.py").write_text(block)
+            continue
+        lines = [line.removeprefix("$ ") for line in block.splitlines()] if block.startswith("$") else [block]
+        for line in lines:
+            command = [sys.executable, "-c", shortened(line)]
+            if line.startswith("upgd "):
+                short = re.sub(
+                    r"--(seeds|steps|look-every) (\d+)", lambda m: f"--{m[1]} {min(int(m[2]), limits[m[1]])}", line
+                )
+                short += " --lr 0.03 --quiet" * ("--methods anchor,sgd,upgd" in line)
+                command[2:] = ["from upgd.cli import main; main()", *shlex.split(short)[1:]]
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+    page = (tmp_path / "report.html").read_text()
+    assert "Anchor" in page
+    assert "Strength of the pull (λ)" in page
+
+
+@pytest.mark.parametrize(
+    ("shown", "file"), [("anchor", "method"), ("blobs", "stream"), ("residual", "network"), ("distance", "diagnostic")]
+)
+def test_the_page_shows_the_package_that_the_tests_install(shown, file):
+    (block,) = (text for _, text in snippets(OWN_METHOD, "python") if text.startswith(f"# {shown}.py\n"))
+    written = (ROOT / "tests" / "plugin" / "upgd_anchor" / f"{file}.py").read_text()
+    assert written.endswith(block.partition("\n")[2])
 
 
 @pytest.mark.parametrize("page", ["commands.md", "problems.md"])

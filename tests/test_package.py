@@ -8,8 +8,10 @@ import pkgutil
 import subprocess
 import sys
 import tomllib
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -158,6 +160,18 @@ def test_examples_in_docstrings(module: str) -> None:
     tests = doctest.DocTestFinder(exclude_empty=True).find(
         importlib.import_module(module), extraglobs={"upgd": upgd, "torch": torch}
     )
+    registries = [importlib.import_module(f"upgd.{name}")._REGISTERED for name in REGISTRIES]
+    with ExitStack() as stack:
+        for registry in registries:
+            stack.enter_context(mock.patch.dict(registry))
+        run_examples(tests)
+
+
+#: Modules that keep what their examples register.
+REGISTRIES = ("data.registry", "methods.registry", "networks", "population.diagnostics")
+
+
+def run_examples(tests: list[doctest.DocTest]) -> None:
     for test in tests:
         runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
         assert runner.run(test).failed == 0, test.name

@@ -311,7 +311,7 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(path, monkeypatch)
         Store.write(path).close()
     before = path.read_bytes()
     for open_ in (Store.read, Store.write):
-        with pytest.raises(StoreError, match=r"newer version of upgd \(schema 4; this one knows 3\)"):
+        with pytest.raises(StoreError, match=r"newer version of upgd \(schema 5; this one knows 4\)"):
             open_(path)
     assert path.read_bytes() == before
 
@@ -323,11 +323,27 @@ def test_an_old_store_is_brought_forward_by_who_writes_to_it(path, monkeypatch):
     monkeypatch.setattr(store_module, "MIGRATIONS", [*store_module.MIGRATIONS, script])
     with Store.read(path) as store:
         assert len(store.records()) == 1
-        assert store._connection.execute("SELECT max(version) FROM migrations").fetchall() == [(3,)]
+        assert store._connection.execute("SELECT max(version) FROM migrations").fetchall() == [(4,)]
     with Store.write(path) as store:
         assert len(store.records()) == 1
         assert store._connection.execute("SELECT mood FROM runs").fetchall() == [("calm",)]
-        assert store._connection.execute("SELECT version FROM migrations").fetchall() == [(1,), (2,), (3,), (4,)]
+        assert store._connection.execute("SELECT version FROM migrations").fetchall() == [(1,), (2,), (3,), (4,), (5,)]
+
+
+def test_plugins_are_stored_and_older_rows_have_none(path, monkeypatch):
+    monkeypatch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:3])
+    monkeypatch.setattr(store_module, "_SUMMED", tuple(name for name in store_module._SUMMED if name != "plugins"))
+    with Store.write(path) as store:  # as the version before wrote it
+        store.add([record()])
+    monkeypatch.undo()
+    own = replace(record(seed=1), plugins={"my_method": "mine 1.0"})
+    assert own.key.digest == record(seed=1).key.digest
+    with Store.read(path) as store:
+        assert [one.plugins for one in store.records()] == [None]
+    with Store.write(path) as store:
+        assert store.add([record(), own]) == 1
+        assert [one.plugins for one in store.records()] == [None, {"my_method": "mine 1.0"}]
+        assert store.check() == []
 
 
 FIRST_SCHEMA = store_module.MIGRATIONS[:1]
@@ -335,7 +351,7 @@ FIRST_SCHEMA = store_module.MIGRATIONS[:1]
 
 def written_by_the_first_version(path: Path, *records: Record) -> str:
     """A store of schema 1, made as that version made it, without a column for diagnostics; its SHA-256."""
-    columns = [name for name in store_module._COLUMNS if name != "diagnostics"]
+    columns = [name for name in store_module._COLUMNS if name not in ("diagnostics", "plugins")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_module, "MIGRATIONS", FIRST_SCHEMA)
         with Store.write(path) as store:

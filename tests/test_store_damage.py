@@ -309,7 +309,8 @@ def without_checksums(sound, path):
     path.write_bytes(sound.read_bytes())
     old = sqlite3.connect(path, isolation_level=None)
     old.execute("ALTER TABLE runs DROP COLUMN checksum")
-    old.execute("DELETE FROM migrations WHERE version = 3")
+    old.execute("ALTER TABLE runs DROP COLUMN plugins")
+    old.execute("DELETE FROM migrations WHERE version >= 3")
     old.close()
 
 

@@ -23,7 +23,21 @@ from importlib import import_module, metadata
 from threading import RLock
 from typing import Any, TypeVar
 
-__all__ = ["GROUPS", "VARIABLE", "PluginError", "add", "discover", "find", "is_again", "load", "modules", "versions"]
+__all__ = [
+    "GROUPS",
+    "VARIABLE",
+    "PluginError",
+    "add",
+    "check_elsewhere",
+    "discover",
+    "find",
+    "is_again",
+    "load",
+    "load_elsewhere",
+    "modules",
+    "remember",
+    "versions",
+]
 
 log = logging.getLogger("upgd.plugins")
 
@@ -37,8 +51,6 @@ Found = TypeVar("Found")
 _ORIGINS: dict[tuple[str, str], str] = {}
 #: The modules that :func:`load` was asked for.
 _LOADED: dict[str, None] = {}
-#: What could not be loaded, in words; part of the answer to those who ask for a name that nobody knows.
-_BROKEN: dict[str, str] = {}
 #: The distributions of entry points, as "NAME VERSION", by their top-level module.
 _DISTRIBUTIONS: dict[str, str] = {}
 _lock = RLock()
@@ -85,11 +97,6 @@ def discover() -> None:
                 _LOADED[point.module] = None
 
 
-def broken() -> str:
-    """What to add to the answer "there is no such name": the plug-ins that could not be loaded; mostly nothing."""
-    return "".join(f"; {reason}" for reason in _BROKEN.values())
-
-
 def add(registry: dict[str, Any], kind: str, name: str, thing: Thing) -> Thing:
     """Register a thing under a name, which must be free, and remember where it comes from."""
     if name in registry and not is_again(thing, registry[name]):
@@ -127,6 +134,17 @@ def is_again(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
 def modules() -> tuple[str, ...]:
     """The modules that another process must import to know what this one knows."""
     return tuple(name for name in dict.fromkeys((*_LOADED, *_ORIGINS.values())) if not _is_main(name))
+
+
+def load_elsewhere(names: Iterable[str], path: Iterable[str] = ()) -> None:
+    """In another process: load what :func:`modules` gave.
+
+    Args:
+        names: the modules.
+        path: where the first process looks for modules; looked at last, for those that are not installed here.
+    """
+    sys.path += [folder for folder in path if folder and folder not in sys.path and os.path.isdir(folder)]
+    load(*names)
 
 
 def check_elsewhere(used: Iterable[tuple[str, str]], *, runs_main: bool) -> None:
@@ -195,7 +213,6 @@ def _left_out_if_broken(source: str) -> Iterator[None]:
     try:
         yield
     except PluginError as error:
-        _BROKEN[source] = str(error)
         log.warning("upgd: %s, and is left out (%s)", error, source)
 
 

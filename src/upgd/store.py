@@ -76,6 +76,9 @@ MIGRATIONS: list[str] = [
         'seed', seed, 'settings', settings, 'steps', steps, 'torch', torch, 'window', window
     );
     """,
+    """
+    ALTER TABLE runs ADD COLUMN plugins TEXT;  -- JSON; NULL if everything was part of this package
+    """,
 ]
 
 Curve = NDArray[np.float32]
@@ -140,6 +143,8 @@ class Record:
         finished: when, in UTC.
         diagnostics: what looks inside the learner have shown, ``"step"`` and every figure by name, each a list with one
             entry (a number, a list, or None) for each look; None if nobody looked.
+        plugins: the modules outside of this package that its method, stream, network or data set came from, each with
+            distribution and version, such as ``{"decay_home.method": "decay-home 0.1.0"}``; None if there were none.
         id: the row in the store; None if it comes from none.
         source: the store it was read from, where several are compared; not stored.
     """
@@ -156,6 +161,7 @@ class Record:
     torch: str = field(default_factory=lambda: _torch_version())
     finished: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     diagnostics: Mapping[str, list[Any]] | None = None
+    plugins: Mapping[str, str] | None = None
     id: int | None = None
     source: str = ""
 
@@ -636,7 +642,7 @@ def _row(record: Record) -> dict[str, Any]:
     values |= {name: getattr(record, name) for name in _OWN_COLUMNS}
     values |= {"options": _json(values["options"]), "settings": _json(_stored(values["settings"]))}
     values |= {name: _blob(values[name]) for name in ("loss", "accuracy")}
-    values["diagnostics"] = None if record.diagnostics is None else _json(record.diagnostics)
+    values |= {name: None if values[name] is None else _json(values[name]) for name in ("diagnostics", "plugins")}
     values |= {"window": int(record.window), "seconds": float(record.seconds)}
     values["diverged_at"] = None if record.diverged_at is None else int(record.diverged_at)
     return values | {"digest": key.digest}
@@ -686,7 +692,8 @@ def _record(row: Mapping[str, Any]) -> Record:
     values = {name: value for name, value in row.items() if name != "digest"}
     values |= {name: json.loads(values[name]) for name in ("options", "settings")}
     values |= {name: _curve(values[name]) for name in ("loss", "accuracy")}
-    values["diagnostics"] = None if values["diagnostics"] is None else json.loads(values["diagnostics"])
+    given = {name: values[name] for name in ("diagnostics", "plugins") if values[name] is not None}
+    values |= {name: json.loads(text) for name, text in given.items()}
     key = Key(**{name: values.pop(name) for name in _KEY_COLUMNS})
     return Record(key, **values)
 

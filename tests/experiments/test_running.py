@@ -497,7 +497,7 @@ def attend(job, settings, tell):
 ours, theirs = Pipe()
 ours.send(jobs.Job("output-permuted-digits", {}, "8", 1, ()))
 workers._attend = attend
-workers._serve(theirs, workers.Settings(), 1)
+workers._serve(theirs, workers.Settings(), 1, ())
 """
 
 

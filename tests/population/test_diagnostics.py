@@ -7,7 +7,7 @@ from plain_loop import Counters, SmallConvNet
 from torch.nn.functional import cross_entropy
 
 from upgd.networks import MLP
-from upgd.population import Diagnostics, Learner, Population
+from upgd.population import Diagnostics, Learner, Population, diagnostics
 from upgd.streams import make
 
 NETWORK = MLP((6, 8, 5, 3))
@@ -207,3 +207,58 @@ def test_convolutions_have_channels():
 def test_a_mistake_gets_one_sentence(options):
     with pytest.raises(ValueError, match="must be an integer of at least 1"):
         Diagnostics(**options)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    monkeypatch.setattr(diagnostics, "_REGISTERED", {})
+
+
+def test_registered_figures_are_beside_the_others_and_survive_a_pause(registry):
+    @diagnostics.register("first_weight")
+    def first_weight(network, learner, batch):
+        assert batch.inputs.shape == (min(step[0], 100), 6)
+        assert batch.targets.shape == (min(step[0], 100),)
+        return next(network.parameters())[0, 0]
+
+    @diagnostics.register("several")
+    def several(network, learner, batch):
+        return {"rate": learner.lr, "pair": [learner.seed, 2.0], "drawn": torch.rand(())}
+
+    step = [20]
+    whole = population()
+    result = whole.run(STREAM, 20, diagnostics=Diagnostics())
+    assert result.diagnostics["rate"].tolist() == [[0.05, 0.1, 0.05]]
+    assert result.diagnostics["pair"].tolist() == [[[4, 2], [1, 2], [2, 2]]]
+    weights = [whole.parameters(i)["layers.0.weight"][0, 0].item() for i in range(3)]
+    assert result.diagnostics["first_weight"][0].tolist() == weights
+    again = population()
+    again.restore(whole.state())
+    step[0] = 40
+    torch.rand(7)
+    more = again.run(STREAM, 20, diagnostics=Diagnostics()).diagnostics
+    assert more["first_weight"].shape == (2, 3)
+    assert more["drawn"][0].tolist() == more["drawn"][1].tolist()  # a function of the seed alone
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (
+            lambda network, learner, batch: 1 / 0,
+            r"the diagnostic 'mine' failed for Learner\(.*ZeroDivisionError: division",
+        ),
+        (
+            lambda network, learner, batch: torch.zeros(2, 2),
+            "a figure is a number or a list of numbers, not an",
+        ),
+        (
+            lambda network, learner, batch: {"weight_l2": 1.0},
+            "the diagnostic 'mine' gives a figure 'weight_l2'",
+        ),
+    ],
+)
+def test_a_registered_figure_that_fails_is_named(registry, function, words):
+    diagnostics.register("mine")(function)
+    with pytest.raises(ValueError, match=words):
+        population().run(STREAM, 20, diagnostics=Diagnostics())

@@ -1,6 +1,7 @@
 """The `upgd` command: a thin layer that turns what is typed into calls of the package.
 
-Each module has the commands of one family; ``options.py`` has the options that several of them share.
+``commands.py`` puts it together. Each of the other modules has the commands of one family; ``options.py`` has the options
+that several of them share. ``--plugin`` is an option of every command, and is taken out before any of them is made.
 """
 
 import io
@@ -9,53 +10,29 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
-    from cyclopts import App, CycloptsError, UnusedCliTokensError
+    from cyclopts import CycloptsError, UnusedCliTokensError
 except ModuleNotFoundError:
     from upgd.cli.bare import leave
 
     leave(sys.argv[1:])
 
-from upgd import __version__
-from upgd.cli.confirming import confirm
-from upgd.cli.data import data
-from upgd.cli.options import UsageError
-from upgd.cli.plotting import plot
-from upgd.cli.reporting import report, watch
-from upgd.cli.reproducing import reproduce
-from upgd.cli.results import best, export, runs, table
-from upgd.cli.running import bench, run, sweep
-from upgd.cli.showing import demo
-from upgd.cli.store import store
+from upgd.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from upgd.cli.commands import app
 
 __all__ = ["app", "main"]
 
-app = App(
-    name="upgd",
-    help="Learning from streams that never stop changing: utility-based perturbed gradient descent.",
-    version=__version__,
-    suppress_keyboard_interrupt=False,  # or it would end the process without a word
-)
-for command in (
-    demo,
-    run,
-    sweep,
-    confirm,
-    best,
-    table,
-    plot,
-    report,
-    watch,
-    reproduce,
-    export,
-    runs,
-    store,
-    data,
-    bench,
-):
-    app.command(command)
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module 'upgd.cli' has no attribute {name!r}")
+    from upgd.cli.commands import app  # it has an option for every setting of every method, so plug-ins must come first
+
+    return app
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -97,14 +74,20 @@ def _streams_are_open() -> bool:
 
 
 def _run(arguments: list[str]) -> int:
+    from upgd import plugins
+
     try:
+        arguments, modules = _without_plugins(arguments)
+        plugins.load(*modules)
+        from upgd.cli.commands import app
+
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except UnusedCliTokensError as error:
         words = " ".join(error.unused_tokens or ())
         return _failed(
             f"there is no use for {words!r} here; options are written --name value, and --help lists them", 2
         )
-    except (CycloptsError, UsageError) as error:
+    except CycloptsError as error:
         return _failed(error, 2)
     except KeyboardInterrupt:
         return _failed("stopped", 130)
@@ -114,12 +97,29 @@ def _run(arguments: list[str]) -> int:
         named = error.filename is not None and error.strerror
         return _failed(f"{error.filename}: {error.strerror}" if named else error.strerror or error, 1)
     except (ValueError, ImportError) as error:
-        return _failed(error, 1)
+        return _failed(error, 2 if isinstance(error, UsageError) else 1)
     except (MemoryError, RuntimeError) as error:
         if not _is_about_memory(error):
             raise
         return _failed("memory does not suffice; use a smaller --network, fewer --workers or another --device", 1)
     return result if isinstance(result, int) else 0
+
+
+def _without_plugins(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments without ``--plugin MODULE``, and the modules."""
+    rest, modules, words = [], [], iter(arguments)
+    for word in words:
+        if word == "--":
+            rest += [word, *words]
+        elif word == "--plugin":
+            modules.append(next(words, ""))
+        elif word.startswith("--plugin="):
+            modules.append(word.removeprefix("--plugin="))
+        else:
+            rest.append(word)
+    if any(not name or name.startswith("-") for name in modules):
+        raise UsageError("--plugin takes the name of a module, such as my_method for my_method.py.")
+    return rest, modules
 
 
 def _is_about_memory(error: Exception) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
+from upgd.cli.errors import UsageError
 from upgd.experiments.spec.settings import ALIASES, MOST_LEARNERS, known
 from upgd.methods import METHODS
 
@@ -32,10 +33,6 @@ __all__ = [
     "store_files",
     "store_path",
 ]
-
-
-class UsageError(ValueError):
-    """Options that do not go together: exit code 2."""
 
 
 StorePath = Annotated[Path | None, Parameter(name="--store", env_var="UPGD_STORE")]

@@ -7,7 +7,6 @@ Dataset('digits': 1,797 images of 8×8, 10 classes)
 
 from difflib import get_close_matches
 
-from upgd import plugins
 from upgd.data import cache, registry
 from upgd.data.acquire import adopt, fetch, fetch_from
 from upgd.data.cache import folder
@@ -56,7 +55,7 @@ def load(name: str, split: str = "train") -> Dataset:
         return registered
     found = cache.entry(name)
     if found is None:
-        raise DataError(_not_there(name) + plugins.broken())
+        raise DataError(_not_there(name))
     return cache.open_split(found, split)
 
 

@@ -1,12 +1,13 @@
 """A look inside the learners of a population, now and then.
 
 :class:`upgd.monitor.Monitor` says what to look at and how each figure is defined. Nothing of this happens, or costs, unless
-somebody asks.
+somebody asks. :func:`register` adds figures of one's own.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,13 +15,56 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from upgd import plugins
 from upgd.monitor import Monitor
 from upgd.population.backend import Backend, Group, Loss
 from upgd.population.result import Floats
+from upgd.population.spec import Learner
 from upgd.population.torch_backend import gates
 from upgd.streams.contract import Chunk
 
-__all__ = ["Diagnostics", "look", "losses", "stacked"]
+__all__ = ["Batch", "Diagnostics", "look", "losses", "names", "register", "stacked"]
+
+
+class Batch(NamedTuple):
+    """The last samples that a learner has seen, oldest first."""
+
+    inputs: Tensor  #: ``(samples, *input_shape)``
+    targets: Tensor  #: ``(samples,)`` classes, or ``(samples, outputs)`` numbers
+    loss: Loss  #: ``"cross_entropy"`` or ``"mse"``
+
+
+AnyDiagnostic = TypeVar("AnyDiagnostic", bound=Callable[[nn.Module, Learner, Batch], Any])
+
+_REGISTERED: dict[str, Callable[[nn.Module, Learner, Batch], Any]] = {}
+
+
+def register(name: str) -> Callable[[AnyDiagnostic], AnyDiagnostic]:
+    """Add figures to every look inside a learner: put ``@register("my-figure")`` before a function of (network, learner,
+    batch).
+
+    The network is a copy with the learner's present parameters, the learner says which method and settings it has, and the
+    :class:`Batch` has the last samples that it saw. The function returns a number, or a dictionary of names and numbers; a
+    list of numbers must have the same length at every look. The figures are stored, exported and shown in the report under
+    these names. PyTorch's generator is at the learner's seed while the function runs.
+
+    Example:
+        >>> @register("example-margin")
+        ... def margin(network, learner, batch):
+        ...     best, second = network(batch.inputs).topk(2).values.unbind(1)
+        ...     return (best - second).mean()
+    """
+
+    def remember(function: AnyDiagnostic) -> AnyDiagnostic:
+        return plugins.add(_REGISTERED, "diagnostic", name, function)
+
+    return remember
+
+
+def names() -> list[str]:
+    """The names of all registered diagnostics."""
+    plugins.discover()
+    return list(_REGISTERED)
 
 
 @dataclass(frozen=True)
@@ -84,6 +128,7 @@ def look(
     loss: Loss,
     wanted: Diagnostics,
     plasticities: Floats,
+    learners: Sequence[Learner],
 ) -> list[dict[str, Floats]]:
     """All figures of a group's learners, by learner and name, each a number or a short vector; none of diverged ones.
 
@@ -97,6 +142,7 @@ def look(
         loss: which loss.
         wanted: what to look at.
         plasticities: of each learner, the mean sample plasticity of its last updates.
+        learners: what they are.
     """
     after = backend.parameters()
     traces = {name.removeprefix("utility."): t for name, t in backend.state().items() if name.startswith("utility.")}
@@ -109,7 +155,10 @@ def look(
             continue
         old, new, useful_now = ({name: t[i].cpu() for name, t in named.items()} for named in (before, after, useful))
         figures = _look_at_one(network, old, new, useful_now, inputs[row], chunk.targets[row, -1:], loss, wanted)
-        found.append(figures | {"sample_plasticity": plasticities[i]} if figures else {})
+        if figures:
+            figures["sample_plasticity"] = plasticities[i]
+            figures |= _registered(network, new, learners[i], Batch(inputs[row], chunk.targets[row], loss), figures)
+        found.append(figures)
     return found
 
 
@@ -136,6 +185,40 @@ def _look_at_one(
     with Monitor(model, _Gates(model, useful), tau=wanted.tau, samples=wanted.samples) as monitor:
         model(inputs)
         return {name: np.asarray(figure, np.float64) for name, figure in monitor.snapshot().items()}
+
+
+def _registered(
+    network: nn.Module, parameters: Mapping[str, Tensor], learner: Learner, batch: Batch, taken: Mapping[str, Any]
+) -> dict[str, Floats]:
+    """What registered functions say of a learner."""
+    found: dict[str, Floats] = {}
+    for name in names():
+        model = copy.deepcopy(network)
+        model.load_state_dict(dict(parameters), strict=False)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(learner.seed)
+                given = _REGISTERED[name](model, learner, batch)
+            figures = {key: _figure(value) for key, value in _named(name, given).items()}
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ValueError(f"the diagnostic {name!r} failed for {learner} ({reason})") from error
+        if again := next((key for key in figures if key in taken or key in found), None):
+            raise ValueError(f"the diagnostic {name!r} gives a figure {again!r}, which there is already; rename it")
+        found |= figures
+    return found
+
+
+def _named(name: str, given: Any) -> Mapping[str, Any]:
+    return given if isinstance(given, Mapping) else {name: given}
+
+
+def _figure(value: Any) -> Floats:
+    """A number or a short vector."""
+    array: Floats = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, np.float64)
+    if array.ndim > 1:
+        raise TypeError(f"a figure is a number or a list of numbers, not an array of shape {array.shape}")
+    return array
 
 
 class _Gates:

@@ -291,7 +291,18 @@ class Population:
         samples = min(wanted.samples, self.step)
         chunk = checked_chunk(stream, self._seeds, self.step - samples, samples)
         found = [
-            look(self._network, group, old, backend, tally.diverged_at, chunk, stream.loss, wanted, plasticities[own])
+            look(
+                self._network,
+                group,
+                old,
+                backend,
+                tally.diverged_at,
+                chunk,
+                stream.loss,
+                wanted,
+                plasticities[own],
+                [self.learners[i] for i in own],
+            )
             for (group, own), old, backend, tally in zip(
                 self._groups, before, self._backends, self._tallies, strict=True
             )

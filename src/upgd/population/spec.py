@@ -92,7 +92,7 @@ class Learner:
     @property
     def variant(self) -> Method:
         """The method, in the variant that the settings choose."""
-        return METHODS[self.method](**dict(self.values))
+        return methods.get(self.method)(**dict(self.values))
 
     @property
     def kind(self) -> Kind:

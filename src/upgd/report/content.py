@@ -17,6 +17,7 @@ from upgd.experiments.analysis.results import CAVEAT, settings_text
 from upgd.experiments.analysis.variants import Variant, best_of_variants, by_variant, dashes, table_rows
 from upgd.experiments.analysis.variants import variant as variant_of
 from upgd.experiments.spec.settings import hyperparameters, ordered
+from upgd.experiments.spec.settings import words as words_for
 from upgd.report.colours import Colours, colours
 from upgd.store import Record
 
@@ -131,6 +132,10 @@ class Section:
             "steps": self.comparison.steps,
             "format": number_format(setting.score for setting in self.settings),
             "methods": [self._method(variant) for variant in self.ranked],
+            "words": {
+                name: words_for(name)
+                for name in hyperparameters({name: None for setting in self.settings for name in setting.settings})
+            },
         }
 
     def commands(self, store: str) -> list[tuple[str, str]]:
@@ -190,6 +195,9 @@ class Section:
         words += ["--steps", str(comparison.steps), "--network", comparison.network]
         for name, value in comparison.options.items():
             words += ["--option", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+        used = {name: version for one in first.records.values() for name, version in (one.plugins or {}).items()}
+        for module in sorted(name for name, version in used.items() if not version):  # what is installed is found
+            words += ["--plugin", module]
         return shlex.join([*words, "--store", first.source or store])
 
 

@@ -181,11 +181,7 @@
 
   // --- Hyperparameters, one at a time and in pairs.
 
-  const WORDS = {
-    lr: "learning rate", beta_utility: "β, memory of utility", sigma: "σ, perturbation", weight_decay: "weight decay",
-    betas: "AdamW's β₁/β₂", eps: "AdamW's ε",
-  };
-  const worded = (name) => WORDS[name] ?? name;
+  const worded = (section, name) => data[section].words[name] ?? name;
   const spaced = (name) => name.replaceAll("_", " ");
   const isBetter = (section) => (data[section].metric === "accuracy" ? (a, b) => a > b : (a, b) => a < b);
 
@@ -233,7 +229,7 @@
       const ticks = valuesOf(methods.filter((method) => able.get(method).includes(name)), name).map((value) => plain(short(value)));
       const box = create("div", {
         class: "chart", role: "img", "data-name": name,
-        "aria-label": `Chart: best ${metric} against ${worded(name)}; the table of all settings has the numbers.`,
+        "aria-label": `Chart: best ${metric} against ${worded(section, name)}; the table of all settings has the numbers.`,
       });
       const lines = (method) => {
         const column = method.names.indexOf(name);
@@ -254,7 +250,7 @@
       chart(box, () => draw(box, traces(), {
         xaxis: axis({
           type: "category", categoryorder: "array", categoryarray: ticks, showgrid: false,
-          title: { text: plain(worded(name)), standoff: 8 }, automargin: ticks.join("").length > 18,
+          title: { text: plain(worded(section, name)), standoff: 8 }, automargin: ticks.join("").length > 18,
           range: [-0.35, ticks.length - 0.65],
         }),
         yaxis: scoreAxis(section),
@@ -280,7 +276,7 @@
     };
     replaceFields(element.querySelector(".choices"), [
       select("method", able.map((one) => one.name), able.indexOf(method), (i) => again({ method: able[i].name, pair: 0 })),
-      select("pair", all.map((pair) => pair.map(worded).join(" × ")), at, (i) => again({ pair: i })),
+      select("pair", all.map((pair) => pair.map((name) => worded(section, name)).join(" × ")), at, (i) => again({ pair: i })),
     ]);
     // The longer one goes down: a phone has more room there.
     const [down, across] = [...all[at]].sort((a, b) => valuesOf([method], b).length - valuesOf([method], a).length);
@@ -304,7 +300,7 @@
       return made;
     };
     return create("table", {},
-      create("caption", {}, `${method.name}: ${worded(down)} (down) × ${worded(across)} (across)`),
+      create("caption", {}, `${method.name}: ${worded(section, down)} (down) × ${worded(section, across)} (across)`),
       create("thead", {}, create("tr", {}, create("td"), ...columns.map((x) => create("th", { scope: "col" }, x)))),
       create("tbody", {}, ...rows.map((y) => create("tr", {},
         create("th", { scope: "row" }, y), ...columns.map((x) => cell(best.get(`${y}\u0000${x}`)))))));

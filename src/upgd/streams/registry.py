@@ -84,7 +84,7 @@ def _factory(name: str) -> Factory:
             return partial(factory, name.removeprefix(f"{family}-"))
     near = get_close_matches(name, _FACTORIES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}"
-    raise ValueError(f"there is no stream named {name!r}; {hint}{plugins.broken()}")
+    raise ValueError(f"there is no stream named {name!r}; {hint}")
 
 
 def names() -> list[str]:

@@ -437,7 +437,13 @@ def _summary(record: Record) -> dict[str, Any]:
         "backend": record.backend,
         "seconds": record.seconds,
         "finished": record.finished,
+        **({"plugins": plugins_text(record.plugins)} if record.plugins else {}),
     }
+
+
+def plugins_text(plugins: Mapping[str, str]) -> str:
+    """Modules and versions in one line: ``decay_home.method (decay-home 0.1.0)``."""
+    return ", ".join(f"{module} ({version})" if version else module for module, version in plugins.items())
 
 
 def _windows(record: Record) -> list[dict[str, Any]]:

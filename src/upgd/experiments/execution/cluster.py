@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from upgd import plugins
 from upgd.experiments.execution.jobs import Checkpoints, Job, Snapshot
-from upgd.experiments.execution.work import Pause, compute, device_named
+from upgd.experiments.execution.work import Pause, compute, device_named, uses
 from upgd.experiments.execution.workers import Executor, Watcher
-from upgd.population.choose import BackendName
+from upgd.population.choose import BackendChoice
 from upgd.store import Record
 
 __all__ = ["on_ray"]
@@ -30,7 +31,7 @@ _START = "start one with `ray get-auth-token --generate` and `RAY_AUTH_MODE=toke
 def on_ray(
     address: str,
     device: str = "auto",
-    backend: BackendName = "auto",
+    backend: BackendChoice = "auto",
     checkpoints: Checkpoints | None = None,
     slice_seconds: float = 60.0,
     look_every: int | None = None,
@@ -67,8 +68,11 @@ def on_ray(
         running: dict[Any, Job] = {}
 
         def submit(job: Job, begun: Snapshot | None) -> None:
-            running[task.remote(job, kind, backend, begun, slice_seconds, look_every)] = job
+            running[task.remote(job, kind, backend, begun, slice_seconds, look_every, *known)] = job
 
+        for job in jobs:
+            plugins.check_elsewhere(uses(job, backend, look_every), runs_main=False)
+        known = plugins.modules(), tuple(sys.path)
         try:
             while waiting or running:
                 while waiting and len(running) < slots:
@@ -95,16 +99,20 @@ def on_ray(
 def compute_slice(
     job: Job,
     device: str,
-    backend: BackendName,
+    backend: BackendChoice,
     begun: Snapshot | None,
     seconds: float,
     look_every: int | None = None,
+    modules: Sequence[str] = (),
+    path: Sequence[str] = (),
 ) -> tuple[list[Record] | None, Snapshot | None, int, int]:
-    """Compute a job for so many seconds, or to its end.
+    """Compute a job for so many seconds, or to its end, with the driver's plug-ins, which must be installed here or lie in a
+    folder of the driver's path that this machine has, too.
 
     Returns:
         The records, or None and a snapshot; and the learner-steps done and how many learners have diverged.
     """
+    plugins.load_elsewhere(modules, path)
     deadline = time.monotonic() + seconds
     seen: list[Any] = []
 

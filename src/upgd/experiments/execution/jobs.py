@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from upgd import __version__, writing
+from upgd.data.registry import names as registered_data
 from upgd.experiments.spec import architecture
 from upgd.experiments.spec.declare import Experiment
 from upgd.experiments.spec.engine import ENGINE
@@ -101,6 +102,12 @@ class Job:
     def __reduce__(self) -> tuple[Any, ...]:
         # What is cached stays here: a part would send the digests of the whole to another process.
         return Job, tuple(getattr(self, one.name) for one in fields(self))
+
+    def uses(self) -> list[tuple[str, str]]:
+        """Kind and name of everything that may come from a plug-in."""
+        methods = dict.fromkeys(learner.method for learner in self.learners)
+        data = [("data set", name) for name in registered_data() if self.problem.endswith(f"-{name}")]
+        return [("stream", self.problem), *data, ("network", self.network), *(("method", name) for name in methods)]
 
     def describe(self) -> str:
         """For whom to watch: its methods and how many learners it has."""

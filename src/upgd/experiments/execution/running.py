@@ -12,7 +12,7 @@ from upgd.experiments.execution.progress import Display, Progress, display, publ
 from upgd.experiments.execution.work import device_named, most_learners
 from upgd.experiments.execution.workers import Executor, Settings, in_process, in_processes
 from upgd.experiments.spec.declare import Experiment, Grid
-from upgd.population.choose import BackendName
+from upgd.population.choose import BackendChoice
 from upgd.store import Store
 
 __all__ = ["execute", "pending", "run"]
@@ -25,7 +25,7 @@ def run(
     store: str | os.PathLike[str] | None = None,
     workers: int = 1,
     device: str = "auto",
-    backend: BackendName = "auto",
+    backend: BackendChoice = "auto",
     progress: bool = False,
     look_every: int | None = None,
     **declaration: Any,
@@ -40,7 +40,8 @@ def run(
         workers: how many processes. With one, everything happens in this process, which uses all cores by threads anyway.
             More need a script that can be imported (``if __name__ == "__main__":``).
         device: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
-        backend: the population's: ``"auto"``, ``"torch"`` or ``"kernel"``.
+        backend: the population's: ``"auto"``, ``"torch"`` or ``"kernel"``; or a class of your own
+            (:class:`upgd.population.backend.Backend`).
         progress: whether to show how far it is.
         look_every: look inside the learners every so many steps; the report shows what was seen. It takes time and does not
             change what they do; learners that the store has already are not run again for it.

@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from upgd import plugins
 from upgd.experiments.execution.jobs import Job, Snapshot
-from upgd.population import Diagnostics, Population, Result
-from upgd.population.choose import BackendName
+from upgd.population import Diagnostics, Population, Result, diagnostics
+from upgd.population.choose import BackendChoice
 from upgd.store import Record
 
-__all__ = ["Watch", "compute", "device_named", "most_learners"]
+__all__ = ["Watch", "compute", "device_named", "most_learners", "uses"]
 
 #: Told now and then: the learner-steps of the job done so far, how many of its learners have diverged, and a function
 #: that takes a snapshot. It may raise :class:`Pause`.
@@ -30,7 +32,7 @@ class Pause(Exception):
 def compute(
     job: Job,
     device: str,
-    backend: BackendName,
+    backend: BackendChoice,
     begun: Snapshot | None,
     watch: Watch,
     look_every: int | None = None,
@@ -71,7 +73,18 @@ def compute(
     result = population.run(stream, job.steps - population.step, progress=progress, diagnostics=looking)
     seconds = earlier + time.monotonic() - start
     regression = stream.loss == "mse"
-    return _records(job, result, regression, population.backends, device, seconds / len(job.learners))
+    return _records(
+        job, result, regression, population.backends, device, seconds / len(job.learners), backend, look_every
+    )
+
+
+def uses(job: Job, backend: BackendChoice, look_every: int | None) -> list[tuple[str, str]]:
+    """Kind and name of all that a job needs and that may come from a plug-in."""
+    used = job.uses()
+    if isinstance(backend, type):
+        plugins.remember("backend", backend.__name__, backend)
+        used.append(("backend", backend.__name__))
+    return used if look_every is None else [*used, *(("diagnostic", name) for name in diagnostics.names())]
 
 
 def device_named(name: str) -> str:
@@ -95,8 +108,19 @@ def most_learners(device: str) -> int:
 
 
 def _records(
-    job: Job, result: Result, regression: bool, backends: tuple[str, ...], device: str, seconds: float
+    job: Job,
+    result: Result,
+    regression: bool,
+    backends: tuple[str, ...],
+    device: str,
+    seconds: float,
+    backend: BackendChoice,
+    look_every: int | None,
 ) -> list[Record]:
+    used = {
+        one.method: plugins.versions(uses(replace(job, learners=(one,)), backend, look_every)) or None
+        for one in {learner.method: learner for learner in job.learners}.values()
+    }
     where = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
     return [
         Record(
@@ -109,6 +133,7 @@ def _records(
             backend=backends[i],
             seconds=seconds,
             diagnostics=_looks(result, i),
+            plugins=used[learner.method],
         )
         for i, learner in enumerate(job.learners)
     ]

@@ -20,9 +20,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from upgd import plugins
 from upgd.experiments.execution.jobs import Checkpoints, Job, Snapshot
-from upgd.experiments.execution.work import compute
-from upgd.population.choose import BackendName, mute_slow_backend, say_slow_backend
+from upgd.experiments.execution.work import compute, uses
+from upgd.population.choose import BackendChoice, mute_slow_backend, say_slow_backend
 from upgd.population.interrupt import say_stopping
 from upgd.population.threads import share
 from upgd.store import Record
@@ -48,14 +49,14 @@ class Settings:
 
     Attributes:
         device: a torch device.
-        backend: the population's.
+        backend: the population's; a class must be importable where there are several processes.
         checkpoints: where snapshots of unfinished jobs are; None: nowhere.
         every: seconds from one snapshot to the next.
         look_every: how many steps from one look inside the learners to the next; None: nobody looks.
     """
 
     device: str = "cpu"
-    backend: BackendName = "auto"
+    backend: BackendChoice = "auto"
     checkpoints: Checkpoints | None = None
     every: float = 120.0
     look_every: int | None = None
@@ -80,6 +81,8 @@ def in_processes(settings: Settings, workers: int) -> Executor:
     def execute(jobs: Sequence[Job], watcher: Watcher) -> Finished:
         if settings.backend == "auto" and torch.device(settings.device).type == "cpu" and not find_spec("numba"):
             say_slow_backend("numba is not installed (pip install 'upgd[run]' brings what is needed)")
+        for job in jobs:
+            plugins.check_elsewhere(uses(job, settings.backend, settings.look_every), runs_main=True)
         pool = _Pool(settings, min(workers, len(jobs)), watcher)
         try:
             yield from pool.run(jobs)
@@ -192,7 +195,10 @@ class _Pool:
         threads = max(1, processes_that_help("cpu") // self.size)
         settings = replace(self.settings, device=device)
         process = context.Process(
-            target=_serve, args=(theirs, settings, threads), name=f"upgd-worker-{number}", daemon=True
+            target=_serve,
+            args=(theirs, settings, threads, plugins.modules()),
+            name=f"upgd-worker-{number}",
+            daemon=True,
         )
         with _signals_stay_here():
             process.start()
@@ -242,7 +248,7 @@ def _signals_stay_here() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
+def _serve(pipe: Connection, settings: Settings, threads: int, modules: Sequence[str]) -> None:
     """A worker's life: compute what comes through the pipe until it is closed, by the parent or by the parent's death."""
     for number in _TOLD_TO_STOP:
         signal.signal(number, signal.SIG_IGN)
@@ -262,6 +268,7 @@ def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
         while True:
             job = pipe.recv().like(job)
             try:
+                plugins.load_elsewhere(modules)
                 records = _attend(job, settings, tell)
             except Exception as error:
                 try:
@@ -277,5 +284,5 @@ def _serve(pipe: Connection, settings: Settings, threads: int) -> None:
 
 def _portable(error: Exception) -> Exception:
     """An error that survives the pipe; not every class can be made again from its message."""
-    plain = type(error) in (ValueError, TypeError, OSError, RuntimeError)
+    plain = type(error) in (ValueError, TypeError, OSError, RuntimeError, plugins.PluginError)
     return type(error)(str(error)) if plain else RuntimeError(f"{type(error).__name__}: {error}")

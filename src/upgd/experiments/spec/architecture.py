@@ -17,7 +17,6 @@ from itertools import pairwise
 
 from torch import nn
 
-from upgd import plugins
 from upgd.networks import ACTIVATIONS, BUILT_IN, MLP, ConvNet, Linear, register, registered
 from upgd.streams import Stream
 
@@ -62,7 +61,7 @@ def check(name: str) -> str:
     """The name itself, or an error that says what names there are."""
     body, *words = str(name).split(":")
     if not _is_built_in(body) and registered(name) is None:
-        raise ValueError(f"network must be {_FORMS}; not {name!r}{plugins.broken()}")
+        raise ValueError(f"network must be {_FORMS}; not {name!r}")
     if body not in BUILT_IN and words[-1:] == ["layernorm"]:
         del words[-1]
     if words and (len(words) > 1 or words[0] not in ACTIVATIONS or body == "linear"):

@@ -3,17 +3,30 @@
 What is in a store may be of a method that is not loaded; then a setting is known by its name alone.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from upgd.methods import METHODS, Setting
 
-__all__ = ["ALIASES", "MOST_LEARNERS", "canonical", "hyperparameters", "is_usual", "known", "ordered", "symbol"]
+__all__ = [
+    "ALIASES",
+    "MOST_LEARNERS",
+    "canonical",
+    "hyperparameters",
+    "is_usual",
+    "known",
+    "ordered",
+    "symbol",
+    "words",
+]
 
 #: Older names of settings, which scripts, commands and stores may have.
 ALIASES = {"wise": "granularity"}
 #: The most learners of one experiment, and so the most seeds: to list and plan these takes half a minute.
 MOST_LEARNERS = 200_000
+#: How long the name of an axis may be.
+_LONGEST = 50
 #: The first settings in tables; those of other methods follow.
 _FIRST = ("lr", "beta_utility", "sigma", "weight_decay", "granularity", "scaling", "order", "noise", "betas", "eps")
 
@@ -42,6 +55,21 @@ def symbol(name: str) -> str:
     """What tables call a setting."""
     setting = known().get(name)
     return setting.symbol or name if setting is not None else name
+
+
+def words(name: str) -> str:
+    """What charts call a setting: the first clause of its help, with the symbol if that is a sign.
+
+    Example:
+        >>> words("lr"), words("sigma"), words("eps"), words("of_another_plugin")
+        ('Learning rate', 'Standard deviation of the perturbation (σ)', "Adam's ε", 'of another plugin')
+    """
+    setting = known().get(name)
+    clause = re.split(r"[.,:;]", setting.help)[0] if setting is not None else ""
+    if not clause or len(clause) > _LONGEST:
+        return name.replace("_", " ") if symbol(name) == name else symbol(name)
+    sign = symbol(name)
+    return clause if sign.isascii() or sign[0] in clause else f"{clause} ({sign})"
 
 
 def is_usual(name: str, value: Any) -> bool:

@@ -1,0 +1,43 @@
+"""All commands in one application."""
+
+from cyclopts import App
+
+from upgd import __version__
+from upgd.cli.confirming import confirm
+from upgd.cli.data import data
+from upgd.cli.plotting import plot
+from upgd.cli.reporting import report, watch
+from upgd.cli.reproducing import reproduce
+from upgd.cli.results import best, export, runs, table
+from upgd.cli.running import bench, run, sweep
+from upgd.cli.showing import demo
+from upgd.cli.store import store
+
+__all__ = ["app"]
+
+app = App(
+    name="upgd",
+    help="Learning from streams that never stop changing: utility-based perturbed gradient descent.",
+    help_epilogue="Every command takes --plugin MODULE, which may be given several times: a module of yours that registers "
+    "methods, streams, networks, data sets or diagnostics. UPGD_PLUGINS names such modules for all commands.",
+    version=__version__,
+    suppress_keyboard_interrupt=False,  # or it would end the process without a word
+)
+for command in (
+    demo,
+    run,
+    sweep,
+    confirm,
+    best,
+    table,
+    plot,
+    report,
+    watch,
+    reproduce,
+    export,
+    runs,
+    store,
+    data,
+    bench,
+):
+    app.command(command)

@@ -1,0 +1,326 @@
+"""Plug-ins: what other people register is known to every command, in every process; and their mistakes stay theirs.
+
+``tests/plugin`` is a small package of somebody else. Here it is installed the way pip would do it.
+"""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import upgd.experiments as ex
+import upgd.experiments.execution.jobs
+import upgd.methods
+from upgd import plugins
+from upgd.experiments.execution.workers import in_processes
+from upgd.networks import reset
+from upgd.population import Learner, Population
+from upgd.population.torch_backend import TorchBackend
+from upgd.store import Store
+
+PACKAGE = Path(__file__).parent / "plugin"
+SOURCE = Path(plugins.__file__).parents[1]
+
+GOOD = """
+import upgd.methods
+
+@upgd.methods.register
+class Mine(upgd.methods.Method):
+    name, label = "mine", "Mine"
+    def update(self, w, g, h): return w - h.lr * g
+"""
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """As in a process that has loaded nothing, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(plugins.VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(plugins, "_discovered", False)
+    for state in ("_ORIGINS", "_LOADED", "_DISTRIBUTIONS"):
+        monkeypatch.setattr(plugins, state, {})
+    monkeypatch.setattr(upgd.methods.registry, "_REGISTERED", dict(upgd.methods.registry._REGISTERED))
+    before = set(sys.modules)
+    plugins._version.cache_clear()
+    yield tmp_path
+    plugins._version.cache_clear()
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in sys.modules[name].__file__:
+            del sys.modules[name]
+
+
+# ------------------------------------------------------------------------------------------------------- loading
+
+
+def test_a_module_of_this_folder(fresh):
+    (fresh / "my_method.py").write_text(GOOD)
+    plugins.load("my_method")
+    assert upgd.methods.get("mine").label == "Mine"
+    assert plugins.modules() == ("my_method",)
+    assert plugins.versions([("method", "mine"), ("method", "sgd")]) == {"my_method": ""}
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise RuntimeError('two\\nlines')", r"the plug-in my_method cannot be loaded \(RuntimeError: two lines\)"),
+        ("import sys; sys.exit(3)", r"my_method cannot be loaded \(SystemExit: 3\)"),
+        (
+            "import nowhere_at_all",
+            r"my_method cannot be loaded \(ModuleNotFoundError: No module named 'nowhere_at_all'\)",
+        ),
+        ("a b", "my_method cannot be loaded .SyntaxError"),
+        (GOOD.replace("g, h", "g, h, wish"), r"Mine.update asks for 'wish', which it cannot have"),
+        (GOOD.replace('"mine"', '"sgd"'), "there is a method named 'sgd' already"),
+    ],
+)
+def test_a_plugin_that_fails_is_named_with_its_reason(fresh, code, words):
+    (fresh / "my_method.py").write_text(code)
+    with pytest.raises(plugins.PluginError, match=words):
+        plugins.load("my_method")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere_at_all", "there is no module 'nowhere_at_all' in this folder or among the installed packages"),
+        ("my_method.py", "a plug-in is the name of a module, such as my_method for my_method.py, not 'my_method.py'"),
+    ],
+)
+def test_a_wrong_name(fresh, name, words):
+    with pytest.raises(plugins.PluginError, match=words):
+        plugins.load(name)
+
+
+def test_the_variable_is_read_when_a_name_is_not_known_and_broken_modules_are_left_out(fresh, monkeypatch, caplog):
+    (fresh / "my_method.py").write_text(GOOD)
+    (fresh / "my_broken.py").write_text("1 / 0")
+    monkeypatch.setenv(plugins.VARIABLE, "my_broken, my_method")
+    assert upgd.methods.get("sgd").name == "sgd"
+    assert not caplog.records
+    assert "mine" in upgd.methods.METHODS
+    (said,) = caplog.records
+    assert said.getMessage() == (
+        "upgd: the plug-in my_broken cannot be loaded (ZeroDivisionError: division by zero), and is left out "
+        "(UPGD_PLUGINS=my_broken)"
+    )
+    assert plugins.modules() == ("my_method",)
+
+
+def test_an_entry_point_of_a_class_needs_no_decorator(fresh, monkeypatch):
+    (fresh / "their_method.py").write_text(GOOD.replace("@upgd.methods.register", ""))
+    about = fresh / "theirs-2.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 2.0\n")
+    (about / "entry_points.txt").write_text("[upgd.methods]\nmine = their_method:Mine\n")
+    monkeypatch.syspath_prepend(str(fresh))
+    assert Learner(method="mine", lr=0.1).variant.label == "Mine"
+    assert plugins.versions([("method", "mine")]) == {"their_method": "theirs 2.0"}
+
+
+def test_things_of_ours_under_another_name_belong_to_who_registered_them(fresh):
+    plugins.remember("stream", "digits-again", partial(upgd.methods.Method))
+    assert plugins.versions([("stream", "digits-again")]) == {__name__: ""}
+
+
+def test_what_is_defined_in_a_notebook_is_refused_in_other_processes(monkeypatch):
+    monkeypatch.setitem(plugins._ORIGINS, ("method", "sgd"), "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", None, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    job = ex.execution.jobs.whole(ex.Experiment("output-permuted-digits", {"sgd": {"lr": 0.1}}, seeds=1, steps=5))
+    with pytest.raises(
+        ValueError, match="the method 'sgd' is defined in this program or notebook, which other processes"
+    ):
+        next(in_processes(ex.execution.workers.Settings(), 2)([job], lambda *_: None))
+
+
+# ------------------------------------------------------------------------------------- a package, installed, in use
+
+SWEEP = [
+    *("sweep", "jumping-blobs", "--methods", "anchor,sgd", "--lr", "0.05", "--strength", "0.1,0.01"),
+    *("--network", "residual", "--seeds", "2", "--steps", "600", "--option", "task_length=100", "--look-every", "300"),
+]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """The environment of a process in which the package is installed."""
+    site = tmp_path_factory.mktemp("site")
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    shutil.copytree(PACKAGE / "upgd_anchor", site / "upgd_anchor")
+    about = site / f"upgd_anchor-{project['version']}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    points = [
+        f"[{group}]\n{name} = {value}" for group, of in project["entry-points"].items() for name, value in of.items()
+    ]
+    (about / "entry_points.txt").write_text("\n".join(points))
+    path = os.pathsep.join([str(site), str(SOURCE)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "UPGD_DATA": str(site)}
+
+
+def started(arguments, folder, environment) -> subprocess.Popen:
+    command = [sys.executable, "-c", "from upgd.cli import main; main()", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
+
+
+def upgd_command(arguments, folder, environment, code=0) -> str:
+    process = started(arguments, folder, environment)
+    said, complained = process.communicate(timeout=300)
+    assert process.returncode == code, complained
+    return complained if code else said
+
+
+def facts(path) -> dict:
+    with Store.read(path) as store:
+        return {r.key.digest: (r.loss.tobytes(), r.diagnostics, r.plugins) for r in store.records()}
+
+
+@pytest.fixture(scope="module")
+def swept(environment, tmp_path_factory):
+    """A folder with the results of an undisturbed sweep in one process."""
+    folder = tmp_path_factory.mktemp("swept")
+    upgd_command([*SWEEP, "--workers", "1", "--quiet"], folder, environment)
+    return folder
+
+
+def test_a_sweep_on_two_workers_is_killed_and_resumed(environment, swept, tmp_path):
+    process = started([*SWEEP, "--workers", "2", "--checkpoint-every", "0", "--quiet"], tmp_path, environment)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("upgd.db.checkpoints/*.pt")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert len(facts(tmp_path / "upgd.db")) < 6
+    table = upgd_command([*SWEEP, "--workers", "2", "--quiet"], tmp_path, environment)
+    assert "anchor" in table
+    assert "λ 0.1" in table
+    assert facts(tmp_path / "upgd.db") == facts(swept / "upgd.db")
+
+
+@pytest.mark.slow
+def test_the_same_on_ray(environment, swept, tmp_path):
+    upgd_command([*SWEEP, "--ray", "local", "--insecure", "--quiet"], tmp_path, environment)
+    assert facts(tmp_path / "upgd.db") == facts(swept / "upgd.db")
+
+
+def test_results_name_the_plugin_and_its_version(environment, swept):
+    with Store.read(swept / "upgd.db") as store:
+        of = {record.key.method: record.plugins for record in store.records()}
+    everywhere = dict.fromkeys(
+        [f"upgd_anchor.{part}" for part in ("diagnostic", "network", "stream")], "upgd-anchor 0.3.1"
+    )
+    assert of == {"sgd": everywhere, "anchor": {**everywhere, "upgd_anchor.method": "upgd-anchor 0.3.1"}}
+    exported = csv.DictReader(upgd_command(["export"], swept, environment).splitlines())
+    assert "upgd_anchor.method (upgd-anchor 0.3.1)" in next(
+        row["plugins"] for row in exported if row["method"] == "anchor"
+    )
+    looks = csv.DictReader(upgd_command(["export", "--looks"], swept, environment).splitlines())
+    assert all(float(row["distance_from_start"]) > 0 for row in looks)
+
+
+def test_the_report_has_its_label_colour_figure_and_words(environment, swept):
+    upgd_command(["report", "--output", "report.html"], swept, environment)
+    page = (swept / "report.html").read_text()
+    for words in ("Anchor", "#117733", "distance_from_start", "Strength of the pull (λ)"):
+        assert words in page, words
+
+
+def test_commands_do_without_a_plugin_that_is_broken(environment, tmp_path):
+    (tmp_path / "my_broken.py").write_text("1 / 0")
+    process = started(["data", "list", "--json"], tmp_path, {**environment, "UPGD_PLUGINS": "my_broken"})
+    said, complained = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert json.loads(said)["datasets"]
+    assert complained.startswith("upgd: the plug-in my_broken cannot be loaded (ZeroDivisionError: division by zero)")
+    assert complained.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["run", "jumping-blobs", "--method", "ancor", "--lr", "0.1"],
+            "there is no method='ancor'; did you mean 'anchor'?",
+        ),
+        (
+            ["table", "--plugin", "my_broken"],
+            "the plug-in my_broken cannot be loaded (ZeroDivisionError: division by zero)",
+        ),
+        (
+            ["run", "jumping-blobs", "--method", "bent", "--lr", "0.1", "--network", "residual", "--plugin=my_bent"],
+            "network cannot be used with these learners, because bent with these settings must know curvature",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(environment, tmp_path, arguments, words):
+    (tmp_path / "my_broken.py").write_text("1 / 0")
+    (tmp_path / "my_bent.py").write_text(GOOD.replace('"mine"', '"bent"').replace("g, h)", "g, h, curvature)"))
+    complained = upgd_command(arguments, tmp_path, environment, code=1)
+    assert complained.startswith(f"upgd: {words}")
+    assert complained.count("\n") == 1
+
+
+def test_the_method_is_what_a_plain_loop_makes_it(monkeypatch):
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    import upgd_anchor.network
+    import upgd_anchor.stream
+    from upgd_anchor import method
+
+    assert upgd.methods.get("anchor") is method.Anchor
+    stream = upgd_anchor.stream.JumpingBlobs(task_length=50)
+    template = upgd_anchor.network.Residual(stream).double()
+    learners = [Learner(method="anchor", lr=lr, strength=0.3, seed=seed) for seed, lr in ((0, 0.1), (1, 0.02))]
+    population = Population(template, learners, backend="torch", dtype=torch.float64)
+    population.run(stream, 200)
+    for i, learner in enumerate(learners):
+        network = reset(upgd_anchor.network.Residual(stream).double(), learner.seed)
+        start = [p.detach().clone() for p in network.parameters()]
+        chunk = stream.chunk([learner.seed], 0, 200)
+        for x, target in zip(chunk.inputs()[0].double(), chunk.targets[0], strict=True):
+            gradients = torch.autograd.grad(F.cross_entropy(network(x[None]), target[None]), list(network.parameters()))
+            with torch.no_grad():
+                for p, g, p0 in zip(network.parameters(), gradients, start, strict=True):
+                    p -= learner.lr * (g + 0.3 * (p - p0))
+        found = population.parameters(i)
+        for name, p in network.named_parameters():
+            torch.testing.assert_close(found[name], p.detach(), rtol=0, atol=1e-10)
+
+
+# ----------------------------------------------------------------------------------------------------- other backends
+
+
+class Counted(TorchBackend):
+    """A backend of one's own."""
+
+    steps = 0
+
+    def advance(self, chunk, loss, tally):
+        Counted.steps += chunk.length
+        super().advance(chunk, loss, tally)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_experiments_take_a_backend_of_ones_own(workers):
+    small = {"methods": {"sgd": {"lr": [0.1, 0.01]}}, "seeds": 1, "steps": 20, "network": "5"}
+    Counted.steps = 0
+    results = ex.run("output-permuted-digits", **small, backend=Counted, workers=workers)
+    assert {(record.backend, *record.plugins) for record in results.records} == {("Counted", __name__)}
+    assert Counted.steps == (20 if workers == 1 else 0)
+    expected = ex.run("output-permuted-digits", **small, backend="torch")
+    assert [r.loss.tobytes() for r in results.records] == [r.loss.tobytes() for r in expected.records]
