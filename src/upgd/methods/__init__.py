@@ -8,7 +8,7 @@
     'UPGD'
 """
 
-from upgd.methods.deriving import optimizer
+from upgd.methods.deriving import from_torch, optimizer
 from upgd.methods.method import Method, Setting
 from upgd.methods.registry import METHODS, get, register
 
@@ -20,4 +20,4 @@ from upgd.methods import (
     utility,  # noqa: F401
 )
 
-__all__ = ["METHODS", "Method", "Setting", "get", "optimizer", "register"]
+__all__ = ["METHODS", "Method", "Setting", "from_torch", "get", "optimizer", "register"]

@@ -1,15 +1,20 @@
-"""From a method to a torch optimizer."""
+"""From a method to a torch optimizer, and from a torch optimizer to a method."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import inspect
+import sys
+from collections.abc import Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from upgd.methods.registry import get
+from upgd.methods.method import Method, Setting
+from upgd.methods.registry import get, register
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.optimizer import ParamsT
 
-__all__ = ["optimizer"]
+__all__ = ["TorchMethod", "from_torch", "optimizer"]
 
 
 def optimizer(name: str, params: "ParamsT", **settings: Any) -> "Optimizer":
@@ -36,3 +41,105 @@ def optimizer(name: str, params: "ParamsT", **settings: Any) -> "Optimizer":
     # The optimizers are built on the methods, and so are imported only when one is asked for.
     made: Optimizer = importlib.import_module("upgd.optim.from_method").optimizer(get(name), params, **settings)
     return made
+
+
+class TorchMethod(Method):
+    """A method whose steps a ``torch.optim.Optimizer`` takes; made by :func:`from_torch`."""
+
+    optimizer_class: ClassVar[Any] = None
+
+    def make(self, params: "ParamsT", numbers: Mapping[str, float]) -> "Optimizer":
+        """The optimizer of one learner, given its numeric settings."""
+        options: dict[str, Any] = {}
+        for name, setting in self.settings.items():
+            if setting.is_switch:
+                options[name] = getattr(self, name)
+            elif setting.pair:
+                options[name] = tuple(numbers[part] for part in setting.pair)
+            elif name != "normalize":
+                options[name] = self.whole(name, numbers[name])
+        made: Optimizer = self.optimizer_class(params, **options)
+        return made
+
+    @classmethod
+    def whole(cls, name: str, value: float) -> float | int:
+        """The value, as an integer where the setting's default is one."""
+        return int(value) if isinstance(cls.settings[name].default, int) and value == int(value) else value
+
+
+def from_torch(
+    optimizer: "type[Optimizer]",
+    name: str,
+    label: str = "",
+    settings: Mapping[str, Any] | None = None,
+    **attributes: Any,
+) -> type[Method]:
+    """Register any ``torch.optim.Optimizer`` class as a method.
+
+    Its learners run one module and one optimizer each: slow, but right for every optimizer that steps without a closure.
+
+    Args:
+        optimizer: the class.
+        name: what users type.
+        label: what tables and figures show; by default the name.
+        settings: the optimizer's options that are settings of the method, each a :class:`Setting` or just a default. ``lr``
+            is a setting in any case; all other options keep the optimizer's own defaults.
+        attributes: other attributes of the method, such as ``colour="#117733"``.
+
+    Returns:
+        The method's class, already registered.
+
+    Example:
+        >>> method = upgd.methods.from_torch(  # doctest: +SKIP
+        ...     torch.optim.RMSprop, "rmsprop-torch", "RMSprop", settings={"alpha": 0.99, "centered": False}
+        ... )
+        >>> learner = upgd.population.Learner(method="rmsprop-torch", lr=0.01, alpha=0.9)  # doctest: +SKIP
+    """
+    known = _options(optimizer)
+    own: dict[str, Any] = {option: _setting(option, value) for option, value in (settings or {}).items()}
+    for option in ("lr", *own):
+        if known is not None and option not in known:
+            raise ValueError(f"{optimizer.__name__} has no option {option!r}; it has {', '.join(known)}")
+    parts = {
+        "__module__": sys._getframe(1).f_globals.get("__name__", __name__),
+        "__qualname__": name,
+        "__doc__": f":class:`{optimizer.__module__}.{optimizer.__qualname__}`, one for each learner.",
+        "name": name,
+        "label": label or name,
+        "rule": name,
+        "optimizer_class": optimizer,
+    }
+    return register(type(name, (TorchMethod,), {**parts, **own, **attributes}))
+
+
+def _options(optimizer: Any) -> list[str] | None:
+    """The options of an optimizer class; None if it takes any."""
+    base = importlib.import_module("torch").optim.Optimizer
+    if base not in getattr(optimizer, "__mro__", ()):
+        raise TypeError(f"optimizer must be a subclass of torch.optim.Optimizer, not {optimizer!r}")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{optimizer.__name__} needs a closure for every step, so it cannot learn online; use another one"
+        )
+    parameters = list(inspect.signature(optimizer).parameters.values())[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [parameter.name for parameter in parameters]
+
+
+def _setting(option: str, value: Any) -> Setting:
+    """A setting for an option of which only the default is given."""
+    if isinstance(value, Setting):
+        return value
+    if isinstance(value, bool):
+        return Setting(value, choices=(False, True))
+    if isinstance(value, str) and value:
+        return Setting(value, text=True)
+    if isinstance(value, Real):
+        return Setting(value)
+    if isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, Real) for part in value):
+        return Setting(value, pair=(f"{option}_1", f"{option}_2"))
+    raise TypeError(
+        f"settings[{option!r}] must be a number, two numbers, a word, True or False, or a Setting, not {value!r}"
+    )

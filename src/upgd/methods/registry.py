@@ -48,7 +48,7 @@ def register(cls: AnyMethod) -> AnyMethod:
         raise ValueError(
             f"there is a method named {cls.name!r} already, {known.__module__}.{known.__qualname__}; choose another name"
         )
-    if not hasattr(cls, "update"):
+    if not hasattr(cls, "update") and not hasattr(cls, "optimizer_class"):
         raise TypeError(f"{cls.__name__} needs a rule: a method update(self, {', '.join(PHASES['update'][:4])}, …)")
     _REGISTERED[cls.name] = cls
     plugins.remember("method", cls.name, cls)

@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from upgd import noise, rules
 from upgd.methods import Method, Setting
+from upgd.methods.deriving import TorchMethod
 from upgd.methods.method import Reduction
 from upgd.methods.reductions import reduced
 from upgd.methods.utility import Utility, gate_of
@@ -52,6 +53,8 @@ def optimizer(method: type[Method], params: ParamsT, **settings: Any) -> Optimiz
     for name, setting in method.settings.items():
         if setting.default is ... and name not in settings and not (cls is not None and name == "lr"):
             _check_groups_bring(method, name, setting, params)
+    if issubclass(method, TorchMethod):
+        return _adapted(method, params, settings)
     if cls is None:
         return MethodOptimizer(params, method, **settings)
     # A public class has a `curvature` in the place of the order, and another class for features.
@@ -94,6 +97,18 @@ def _for_optimizer(method: type[Method], settings: dict[str, Any]) -> dict[str, 
     elif settings.get("order") == 2:
         raise ValueError("order=2 needs curvature; pass curvature=upgd.HesScale(model, criterion)")
     return settings
+
+
+def _adapted(method: type[TorchMethod], params: ParamsT, settings: dict[str, Any]) -> Optimizer:
+    """The optimizer that the method was made of."""
+    options = {name: value for name, value in settings.items() if name not in method.settings}
+    for name, setting in method.settings.items():
+        value = settings.get(name, setting.default)
+        if name != "normalize" and value is not ...:
+            checked = value if isinstance(value, Tensor) else setting.check(name, value)
+            options[name] = method.whole(name, checked) if isinstance(checked, float) else checked
+    made: Optimizer = method.optimizer_class(params, **options)
+    return made
 
 
 def _check_groups_bring(method: type[Method], name: str, setting: Setting, params: Any) -> None:

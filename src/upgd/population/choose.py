@@ -8,10 +8,12 @@ from typing import Literal, TypeAlias
 import torch
 from torch import nn
 
+from upgd.methods.deriving import TorchMethod
 from upgd.population import torch_backend
 from upgd.population.backend import Backend, Group
 from upgd.population.chain import Chain
 from upgd.population.graphed import GraphedBackend
+from upgd.population.optimizer_backend import OptimizerBackend
 
 __all__ = ["BackendChoice", "BackendName", "choose", "mute_slow_backend", "say_slow_backend"]
 
@@ -28,8 +30,9 @@ def choose(
     """The name and the class of the backend.
 
     ``"auto"`` takes the kernel where it applies, and says in the log (``upgd.population``, level info) why where it does not.
-    A class of one's own is taken as it is; it may have a static method ``unsupported(network, group, device, dtype)`` that
-    gives the reason why it cannot run something, or None.
+    Methods whose steps a torch optimizer takes have a backend of their own. A class of one's own is taken as it is; it may
+    have a static method ``unsupported(network, group, device, dtype)`` that gives the reason why it cannot run something, or
+    None.
     """
     if isinstance(wanted, type):
         unsupported = getattr(wanted, "unsupported", None)
@@ -38,6 +41,13 @@ def choose(
         return wanted.__name__, wanted
     if wanted not in ("auto", "torch", "kernel"):
         raise ValueError(f"backend must be 'auto', 'torch', 'kernel' or a class, not {wanted!r}")
+    if isinstance(group.method, TorchMethod):
+        if wanted == "kernel":
+            raise ValueError(
+                f"backend='kernel' cannot be used, because the steps of {group.method.name} are those of torch's "
+                f"{group.method.optimizer_class.__name__}; use backend='auto' or 'torch'"
+            )
+        return "optimizer", OptimizerBackend
     if reason := torch_backend.unsupported(network, group, device, dtype):
         raise ValueError(f"network cannot be used with these learners, because {reason}")
     if wanted == "torch":

@@ -11,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from upgd.population.backend import Loss
 from upgd.population.chain import Derivatives
 
-__all__ = ["Functional"]
+__all__ = ["Functional", "check_learns_online"]
 
 
 class Functional:
@@ -22,17 +22,7 @@ class Functional:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        for name, module in network.named_modules():
-            if isinstance(module, _DropoutNd) and module.training and module.p > 0:
-                raise ValueError(
-                    f"network has the {type(module).__name__} {name!r} in training mode, which draws numbers that are no "
-                    "function of seed and step; call network.eval() first, or leave it out"
-                )
-            if isinstance(module, _NormBase) and module.training:
-                raise ValueError(
-                    f"network has the {type(module).__name__} {name!r} in training mode, which takes its statistics from "
-                    "batches, while learners see one sample at a time; call network.eval() first, or use LayerNorm"
-                )
+        check_learns_online(network)
         self._network = network
         self._buffers = dict(network.named_buffers())
 
@@ -47,3 +37,18 @@ class Functional:
         gradient, (lost, outputs) = vmap(grad_and_value(of_one, has_aux=True))(dict(parameters), x, target)
         correct = outputs.argmax(-1) == (target if loss == "cross_entropy" else -1)
         return Derivatives(lost, correct, gradient)
+
+
+def check_learns_online(network: nn.Module) -> None:
+    """Refuse what depends on more than seed, step and sample."""
+    for name, module in network.named_modules():
+        if isinstance(module, _DropoutNd) and module.training and module.p > 0:
+            raise ValueError(
+                f"network has the {type(module).__name__} {name!r} in training mode, which draws numbers that are no "
+                "function of seed and step; call network.eval() first, or leave it out"
+            )
+        if isinstance(module, _NormBase) and module.training:
+            raise ValueError(
+                f"network has the {type(module).__name__} {name!r} in training mode, which takes its statistics from "
+                "batches, while learners see one sample at a time; call network.eval() first, or use LayerNorm"
+            )
