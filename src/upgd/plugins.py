@@ -30,6 +30,7 @@ __all__ = [
     "add",
     "check_elsewhere",
     "discover",
+    "failed",
     "find",
     "is_again",
     "load",
@@ -51,6 +52,8 @@ Found = TypeVar("Found")
 _ORIGINS: dict[tuple[str, str], str] = {}
 #: The modules that :func:`load` was asked for.
 _LOADED: dict[str, None] = {}
+#: The modules and entry points that :func:`discover` left out.
+_FAILED: dict[str, None] = {}
 #: The distributions of entry points, as "NAME VERSION", by their top-level module.
 _DISTRIBUTIONS: dict[str, str] = {}
 _lock = RLock()
@@ -136,6 +139,11 @@ def modules() -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys((*_LOADED, *_ORIGINS.values())) if not _is_main(name))
 
 
+def failed() -> tuple[str, ...]:
+    """The plug-ins that could not be loaded: the names of their modules or entry points."""
+    return tuple(_FAILED)
+
+
 def load_elsewhere(names: Iterable[str], path: Iterable[str] = ()) -> None:
     """In another process: load what :func:`modules` gave.
 
@@ -213,6 +221,7 @@ def _left_out_if_broken(source: str) -> Iterator[None]:
     try:
         yield
     except PluginError as error:
+        _FAILED[source.removeprefix(f"{VARIABLE}=")] = None
         log.warning("upgd: %s, and is left out (%s)", error, source)
 
 

@@ -5,6 +5,7 @@ from cyclopts import App
 from upgd import __version__
 from upgd.cli.confirming import confirm
 from upgd.cli.data import data
+from upgd.cli.doctoring import doctor
 from upgd.cli.plotting import plot
 from upgd.cli.reporting import report, watch
 from upgd.cli.reproducing import reproduce
@@ -39,5 +40,6 @@ for command in (
     store,
     data,
     bench,
+    doctor,
 ):
     app.command(command)

@@ -16,7 +16,7 @@ from upgd.data.embedded import SOURCE, digits
 from upgd.data.sources import OFFICIAL
 from upgd.data.transfer import Progress
 
-__all__ = ["adopt_command", "download_command", "list_command", "take_command"]
+__all__ = ["adopt_command", "download_command", "list_command", "states", "take_command"]
 
 
 def download_command(names: Sequence[str], mirror: str | None) -> None:
@@ -41,7 +41,7 @@ def adopt_command(path: Path, name: str, transposed: bool, replace: bool) -> Non
 
 def list_command(as_json: bool, verify: bool) -> bool:
     """Print what is there, and tell whether all of it is as it should be."""
-    rows = list(_rows(verify))
+    rows = list(states(verify))
     if as_json:
         print(json.dumps({"folder": str(cache.folder()), "datasets": rows}, indent=2))
     else:
@@ -55,7 +55,8 @@ def list_command(as_json: bool, verify: bool) -> bool:
     return all(row["state"] != "damaged" for row in rows)
 
 
-def _rows(verify: bool) -> Iterator[dict[str, Any]]:
+def states(verify: bool = False) -> Iterator[dict[str, Any]]:
+    """What is known about each data set: its name, its state, and more if it is there."""
     embedded = digits()
     yield {
         "name": "digits",

@@ -1,5 +1,5 @@
 """Fused kernels for a GPU with clusters (Hopper and newer): see :mod:`.backend`, :mod:`.planner` and ``onchip.cu``."""
 
-from upgd.population.cuda.backend import CudaBackend, unsupported
+from upgd.population.cuda.backend import CudaBackend, missing, unsupported
 
-__all__ = ["CudaBackend", "unsupported"]
+__all__ = ["CudaBackend", "missing", "unsupported"]

@@ -17,7 +17,7 @@ from upgd.population.cuda.planner import CLUSTERS, THREADS, Dense, Plan, fastest
 from upgd.population.cuda.schedule import schedule
 from upgd.streams.contract import Chunk
 
-__all__ = ["CudaBackend", "unsupported"]
+__all__ = ["CudaBackend", "missing", "unsupported"]
 
 #: Clusters of thread blocks came with this compute capability (Hopper).
 _CAPABILITY = (9, 0)
@@ -65,9 +65,7 @@ def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: tor
     layers = dense_layers(network)
     if isinstance(layers, str):
         return layers
-    if torch.cuda.get_device_capability(device) < _CAPABILITY:
-        return f"it needs compute capability 9.0 (Hopper), and {torch.cuda.get_device_name(device)} has less"
-    if reason := compiler.missing():
+    if reason := missing(device):
         return reason
     if len(layers) > _LAYERS or layers[-1].outputs > THREADS:
         return f"it runs up to {_LAYERS} layers and {THREADS} outputs"
@@ -75,6 +73,13 @@ def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: tor
         numbers = sum(d.inputs * d.outputs for d in layers) * (2 if kind.rule == "utility" else 1)
         return f"a learner, {4 * numbers / 1e6:.1f} MB, does not fit on {max(CLUSTERS)} multiprocessors"
     return None
+
+
+def missing(device: torch.device) -> str | None:
+    """Why the kernel cannot run any learner on this CUDA device; ``None`` if it can."""
+    if torch.cuda.get_device_capability(device) < _CAPABILITY:
+        return f"it needs compute capability 9.0 (Hopper), and {torch.cuda.get_device_name(device)} has less"
+    return compiler.missing()
 
 
 class CudaBackend:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["compiled", "missing"]
+from upgd.population.folder import kernels
+
+__all__ = ["compiled", "missing", "name"]
 
 log = logging.getLogger("upgd.population")
 
@@ -29,7 +31,7 @@ def compiled(source: str, architecture: str) -> bytes:
         architecture: such as ``sm_90``.
     """
     key = hashlib.sha256("\n".join((architecture, str(_version()), *_OPTIONS, source)).encode()).hexdigest()
-    path = _folder() / f"{key[:32]}.cubin"
+    path = kernels() / f"{key[:32]}.cubin"
     if path.exists():
         return path.read_bytes()
     log.info("compiling a kernel for %s, once; it will be kept in %s", architecture, path.parent)
@@ -45,11 +47,6 @@ def missing() -> str | None:
     return None
 
 
-def _folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache"
-    return Path(cache, "upgd", "kernels")
-
-
 def _keep(path: Path, code: bytes) -> None:
     """Write a file that is there as a whole or not at all; a folder that cannot be written to is no mistake."""
     try:
@@ -59,6 +56,12 @@ def _keep(path: Path, code: bytes) -> None:
         os.replace(file.name, path)
     except OSError as error:
         log.info("the compiled kernel cannot be kept: %s", error)
+
+
+def name() -> str:
+    """What compiles here, such as "NVRTC 12.8"."""
+    version = _version()
+    return "nvcc" if version is None else f"NVRTC {version[0]}.{version[1]}"
 
 
 @functools.cache

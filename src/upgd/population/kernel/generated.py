@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from upgd.methods import Method
 from upgd.methods.tracing import CannotTrace, Rule, traced
+from upgd.population.folder import kernels
 from upgd.population.kernel.machine import digest_of_sources
 
 __all__ = ["module_of", "rule_of", "source", "table", "unsupported"]
@@ -351,8 +352,7 @@ def module_of(text: str) -> ModuleType:
 
 
 def _written(name: str, text: str) -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache"
-    for folder in (Path(cache, "upgd", "kernels"), Path(tempfile.mkdtemp(prefix="upgd-kernels-"))):
+    for folder in (kernels(), Path(tempfile.mkdtemp(prefix="upgd-kernels-"))):
         path = folder / name
         try:
             folder.mkdir(parents=True, exist_ok=True)

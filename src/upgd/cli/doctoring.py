@@ -1,0 +1,22 @@
+"""`upgd doctor`."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from upgd.cli.checkup import checkup
+
+__all__ = ["doctor"]
+
+
+def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
+    """Show versions, hardware, kernels, data sets, caches and plug-ins: one screen to paste into a bug report.
+
+    The exit code is 1 if something that `upgd demo` needs is missing, with one sentence for each problem.
+
+    Parameters
+    ----------
+    as_json
+        Print JSON, for other programs.
+    """
+    return checkup(as_json=as_json)
