@@ -35,11 +35,8 @@ Named = dict[str, Tensor]
 def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this backend cannot run the network so; ``None`` if it can."""
     method = group.method
-    needs = [
-        name
-        for name, so in (("curvature", method.uses_curvature), ("the hidden units", method.uses_units))
-        if so and not (name == "curvature" and isinstance(method, Utility) and method.order == 1)
-    ]
+    both = (("curvature", method.uses_curvature), ("the hidden units", method.uses_units))
+    needs = [name for name, needed in both if needed]
     if needs and (reason := Chain.unsupported(network)):
         return (
             f"{method.name} with these settings must know {' and '.join(needs)} and so the network as a chain of layers, but "
