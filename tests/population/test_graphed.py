@@ -7,6 +7,8 @@ import pytest
 import torch
 from plain_loop import Counters, Residual, SmallConvNet
 
+from upgd.methods import Method, Setting, registry
+from upgd.methods.units import Reset
 from upgd.networks import MLP
 from upgd.noise import _radius, _sine, learner_keys, learner_normals, learner_normals_at
 from upgd.population import Learner, Population
@@ -21,7 +23,35 @@ LEARNERS = {
     "global": [{"method": "upgd", **UTILITY}, {"method": "ups", **UTILITY}],
     "local": [{"method": "upgd", "scaling": "local", "order": 2, **UTILITY}],
     "feature": [{"method": "upgd-nonprotecting", "wise": "feature", "noise": "anticorrelated", **UTILITY}],
+    "adaupgd": [{"method": "adaupgd", **UTILITY}],
+    "normalized": [{"method": "upgd", "normalize": 0.9, **UTILITY}],
+    "gated": [{"method": "upgd", "gated": "output", **UTILITY}],
+    "resets": [{"method": "resetting", "lr": 0.05, "momentum": 0.5}],
 }
+
+
+class Resetting(Method):
+    """Momentum, and every seventh step fresh weights for some units."""
+
+    name = "resetting"
+    momentum = Setting(0.9, least=0, below=1)
+    state = {"velocity": "zeros"}  # noqa: RUF012
+    unit_state = {"age": "zeros"}  # noqa: RUF012
+
+    def update(self, w, g, s, h):
+        velocity = h.momentum * s.velocity + g
+        return w - h.lr * velocity, {"velocity": velocity}
+
+    def reset_units(self, units, s, t, draw):
+        chosen = (draw() < 0.3) & torch.where(t % 7 == 0, s.age > 5, False)
+        return Reset(chosen), {"age": s.age + 1}
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTERED", registry._REGISTERED | {"resetting": Resetting})
+
+
 PROBLEMS = {
     "dense": (MLP((6, 7, 5, 3), "tanh"), Counters((6,), 3)),
     "regression": (MLP((6, 7, 2)), Counters((6,), 2, loss="mse")),
