@@ -210,13 +210,51 @@ def test_the_best_setting_runs_again_with_seeds_that_nobody_has_seen():
     seeds_seen = []
     chosen = plan("input-permuted-mnist", "paper", steps=400, panels=["weight-global"], final_seeds=4)
     found = reproduce(chosen, partial(planted, seeds_seen=seeds_seen))
-    assert seeds_seen == [{0, 1, 2}, {3, 4, 5, 6}]
+    assert seeds_seen == [{0}, {1, 2, 3}, {4, 5, 6, 7}]  # search, shortlist, final runs
     assert found.missing == 0
     for arm, finding in found.findings.items():
         assert finding.best.tried == len(settings_of(arm, "paper"))
         assert finding.entry.settings["lr"] == 0.001
         assert finding.entry.settings.get("sigma", 0.01) == 0.01
-        assert sorted(finding.entry.records) == [3, 4, 5, 6]
+        assert sorted(finding.entry.records) == [4, 5, 6, 7]
+
+
+def test_the_shortlist_overrules_a_lucky_seed():
+    """lr 0.01 is best on the seed of the search, 0.001 on all others."""
+
+    def compute(experiment):
+        return results(experiment, level=lambda one: 0.5 - 10 * abs(one.lr - (0.01 if one.seed == 0 else 0.001)))
+
+    where = {"panels": ["weight-global"], "steps": 400, "final_seeds": 2}
+    for shortlist, lr in ((0, 0.01), (1, 0.01), (40, 0.001)):
+        found = reproduce(plan("input-permuted-mnist", **where, shortlist=shortlist, shortlist_seeds=2), compute)
+        upgd = next(finding for arm, finding in found.findings.items() if arm.method == "upgd")
+        assert upgd.entry.settings["lr"] == upgd.best.entry.settings["lr"] == lr
+        assert sorted(upgd.entry.records) == ([1, 2] if shortlist == 0 else [3, 4])
+
+
+def test_an_extended_grid_shows_the_best_inside_the_papers_too():
+    """The best lr, 0.003, is between two values of the paper."""
+
+    def compute(experiment):
+        return results(experiment, level=lambda one: 0.5 - 10 * abs(one.lr - 0.003))
+
+    chosen = plan("input-permuted-mnist", panels=["weight-global"], steps=400, grid="extended", final_seeds=2)
+    arm = next(arm for arm in chosen.arms() if arm.method == "upgd")
+    tried = chosen.settings(arm)
+    assert {settings["lr"] for settings in tried} == {0.01, 0.003, 0.001, 0.0003, 0.0001}
+    assert {settings["sigma"] for settings in tried} == {0.01, 0.03, 0.1, 0.3, 1.0}
+    assert {settings["beta_utility"] for settings in tried} == {0.9, 0.999, 0.9999}
+    assert all(settings in tried for settings in settings_of(arm, "paper"))
+    found = reproduce(chosen, compute)
+    finding = found.findings[arm]
+    assert finding.entry.settings["lr"] == 0.003
+    assert finding.papers.entry.settings["lr"] == 0.001
+    assert sorted(finding.papers.entry.records) == sorted(finding.entry.records) == [4, 5]
+    assert {"UPGD", "UPGD, paper's grid"} <= {name for name, _ in found.rows(chosen.panels[0])}
+    assert found.missing == 0
+    again = [learner for experiment in chosen.again({arm: tried[:2]}) for learner in experiment.learners()]
+    assert {learner.seed for learner in again} == {1, 2, 3}
 
 
 def learner_steps(jobs):
@@ -250,7 +288,7 @@ class TestShorterSearch:
 
         where = {"panels": ["weight-global"], "steps": 400}
         for sweep_steps, lr in ((None, 0.001), (100, 0.01)):
-            found = reproduce(plan("input-permuted-mnist", **where, sweep_steps=sweep_steps), compute)
+            found = reproduce(plan("input-permuted-mnist", **where, sweep_steps=sweep_steps, shortlist=0), compute)
             assert {finding.entry.settings["lr"] for finding in found.findings.values()} == {lr}
 
     def test_the_search_is_never_longer_than_the_final_runs(self):

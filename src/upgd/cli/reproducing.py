@@ -27,9 +27,11 @@ def reproduce(
     *names: str,
     scale: Literal["paper", "small", "smoke"] = "paper",
     panels: str | None = None,
-    grid: Literal["paper", "star", "climb", "coarse", "tiny"] | None = None,
+    grid: Literal["paper", "extended", "star", "climb", "coarse", "tiny"] | None = None,
     only: Repeated = (),
     sweep_seeds: int | None = None,
+    shortlist: int | None = None,
+    shortlist_seeds: int | None = None,
     final_seeds: int | None = None,
     steps: Steps = None,
     sweep_steps: Repeated = (),
@@ -60,13 +62,18 @@ def reproduce(
     panels
         Only these panels of the figure, separated by commas.
     grid
-        paper: all combinations of the paper's values; star: the best known setting, and all that differ from it in one
-        hyperparameter; climb: a star, then another around its best, until nothing is better; coarse: a handful; tiny: two
-        learning rates.
+        paper: all combinations of the paper's values; extended: also the values between them and those of the best known
+        settings, with the best inside the paper's grid beside the best of all; star: the best known setting, and all that
+        differ from it in one hyperparameter; climb: a star, then another around its best, until nothing is better; coarse:
+        a handful; tiny: two learning rates.
     only
         Of a hyperparameter only these values of the grid, such as sigma=0.1,0.01; may be given several times.
     sweep_seeds
         Learners for each setting of the search.
+    shortlist
+        How many of the best settings of each method are tried again on fresh seeds, which choose the best one; 0: none.
+    shortlist_seeds
+        Learners for each of them.
     final_seeds
         Learners for each best setting; their seeds are new.
     steps
@@ -88,6 +95,8 @@ def reproduce(
         "grid": grid,
         "sweep_seeds": sweep_seeds,
         "sweep_steps": sweep_steps,
+        "shortlist": shortlist,
+        "shortlist_seeds": shortlist_seeds,
         "final_seeds": final_seeds,
         "steps": steps,
         "only": only,
@@ -122,6 +131,8 @@ def reproduce(
             grid=grid,
             only=dict(_values(text) for text in only),
             sweep_seeds=sweep_seeds,
+            shortlist=shortlist,
+            shortlist_seeds=shortlist_seeds,
             final_seeds=final_seeds,
             steps=steps,
             sweep_steps=_by_problem(lengths[study.name], study),

@@ -47,6 +47,7 @@ __all__ = [
     "holm",
     "pairs",
     "quarter",
+    "ranked",
     "rows",
 ]
 
@@ -202,19 +203,17 @@ def quarter(record: Record, metric: Metric, which: Literal["first", "last"]) -> 
     return _mean(record, metric, begin, end)
 
 
-def best(comparison: Comparison, method: str) -> Best:
-    """The best setting of a method, by the rules at the top of this module."""
+def best(comparison: Comparison, method: str, settings: Mapping[str, Any] | None = None) -> Best:
+    """The best setting of a method, by the rules at the top of this module; or what a search says about given ``settings``,
+    which something else has chosen."""
     all_of_method = comparison.of(method)
     entries, seeds = _on_common_seeds(all_of_method)
     metric = comparison.metric
     scores = [_score(entry, seeds, metric) for entry in entries]
-    diverged = [sum(entry.records[seed].diverged_at is not None for seed in seeds) for entry in entries]
-
-    def rank(i: int) -> tuple[Any, ...]:
-        score = -scores[i] if metric == "accuracy" else scores[i]
-        return (diverged[i], math.inf if math.isnan(score) else score, *_tie_break(entries[i].settings))
-
-    first = min(range(len(entries)), key=rank)
+    diverged = [_diverged(entry, seeds) for entry in entries]
+    first = next((i for i, entry in enumerate(entries) if entry.settings == settings), None)
+    if first is None:
+        first = min(range(len(entries)), key=lambda i: _rank(entries[i], seeds, metric))
     within = [not diverged[i] and _as_good(scores[i], scores[first], metric) for i in range(len(entries))]
     neighbours, edges = _surroundings(entries[first].settings, [e.settings for e in entries], scores)
     search = _search_seeds(entries, seeds)
@@ -232,6 +231,12 @@ def best(comparison: Comparison, method: str) -> Best:
         search_seeds=search,
         fresh_seeds=tuple(sorted(set(entries[first].records) - set(search))) if search else (),
     )
+
+
+def ranked(comparison: Comparison, method: str) -> list[Entry]:
+    """The settings of a method that share seeds, the best first."""
+    entries, seeds = _on_common_seeds(comparison.of(method))
+    return sorted(entries, key=lambda entry: _rank(entry, seeds, comparison.metric))
 
 
 def rows(
@@ -343,6 +348,17 @@ def _search_seeds(entries: Sequence[Entry], compared: Sequence[int]) -> tuple[in
         return ()
     having = Counter(seed for entry in entries for seed in entry.records)
     return tuple(sorted({*compared, *(seed for seed, count in having.items() if count > len(entries) / 2)}))
+
+
+def _diverged(entry: Entry, seeds: Sequence[int]) -> int:
+    return sum(entry.records[seed].diverged_at is not None for seed in seeds)
+
+
+def _rank(entry: Entry, seeds: Sequence[int], metric: Metric) -> tuple[Any, ...]:
+    """What is smallest for the best entry."""
+    score = _score(entry, seeds, metric)
+    score = -score if metric == "accuracy" else score
+    return (_diverged(entry, seeds), math.inf if math.isnan(score) else score, *_tie_break(entry.settings))
 
 
 def _tie_break(settings: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -12,11 +12,13 @@ from upgd.experiments.spec.declare import listed
 
 __all__ = ["GRIDS", "SCALES", "STUDIES", "UTILITY_QUALITY", "Arm", "GridName", "Panel", "Scale", "Study", "settings_of"]
 
-GridName = Literal["paper", "star", "climb", "coarse", "tiny"]
+GridName = Literal["paper", "extended", "star", "climb", "coarse", "tiny"]
 
 #: Which settings are tried.
 GRIDS: dict[GridName, str] = {
     "paper": "all combinations of the paper's values",
+    "extended": "all combinations of the paper's values, of those half a decade between them for the learning rate and σ, "
+    "and of the β and σ of all best known settings",
     "star": "the best setting known beforehand, and all that differ from it in one hyperparameter",
     "climb": "the best setting known beforehand, all that differ from it in one hyperparameter, and so on around the best of "
     "them until nothing is better",
@@ -92,7 +94,9 @@ class Scale:
 
     Attributes:
         sweep_seeds: learners for each setting that is tried.
-        final_seeds: learners for each best setting, with seeds that the search has not seen; None: as many as the paper.
+        shortlist: how many of the best settings are tried again, with seeds that the search has not seen; 0: none.
+        shortlist_seeds: learners for each of them; they choose the best.
+        final_seeds: learners for each best setting, with yet other seeds; None: as many as the paper.
         grid: which settings are tried.
         steps: by the beginning of a problem's name; else the paper's.
         options: of the problem.
@@ -109,6 +113,8 @@ class Scale:
     options: Mapping[str, Any]
     network: str | None = None
     data: Mapping[str, str] = field(default_factory=dict)
+    shortlist: int = 0
+    shortlist_seeds: int = 3
 
     def length(self, problem: str) -> int:
         """How many steps a learner takes."""
@@ -117,7 +123,7 @@ class Scale:
 
 
 SCALES = {
-    "paper": Scale("paper", "the paper's length, grids and number of runs", 3, None, "paper", {}, {}),
+    "paper": Scale("paper", "the paper's length, grids and number of runs", 1, None, "paper", {}, {}, shortlist=5),
     "small": Scale(
         "small",
         "shorter runs of fewer seeds and a coarse grid, for two cores and a few minutes; differences that need long runs do "
@@ -146,6 +152,11 @@ def settings_of(arm: Arm, grid: GridName, centres: Iterable[Mapping[str, Any]] =
         for name, choices in defaults.grid(arm.problem, arm.method).items()
     }
     values |= {name: choices for name, choices in fixed.items() if name not in values}
+    if grid == "extended":
+        for name, also in {**dict.fromkeys(("lr", "sigma"), ()), **best_known.values_known(arm.problem)}.items():
+            if name in values and name not in fixed:
+                between = _half_decades(values[name]) if name in ("lr", "sigma") else ()
+                values[name] = tuple(dict.fromkeys((*values[name], *between, *also)))
     known = best_known.known(arm.problem, arm.method, *fixed.get("granularity", ()))
     if grid in ("star", "climb") and known:
         for name, also in best_known.values_known(arm.problem).items():
@@ -182,6 +193,11 @@ _COARSE_OF: dict[str, dict[str, tuple[Any, ...]]] = {
         "weight_decay": (0.01, 0.0),
     },
 }
+
+
+def _half_decades(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Three times every value but the largest: 0.003 between 0.001 and 0.01."""
+    return tuple(float(f"{3 * value:.1g}") for value in values if 0 < value < max(values))
 
 
 def _star(values: Mapping[str, tuple[Any, ...]], known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

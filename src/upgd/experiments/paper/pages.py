@@ -195,8 +195,8 @@ def _how(found: Reproduction, command: str) -> list[str]:
     lines = [
         f"Command: `{command}`",
         f"Search: {tried:,} settings, {plan.sweep_seeds} run{'s' * (plan.sweep_seeds != 1)} each; the best of each method by "
-        "the mean over all steps, those with fewer diverged runs first. The runs in the tables have other seeds."
-        + _shorter_search(plan),
+        f"the mean over all steps, those with fewer diverged runs first.{_shortlist(plan)} The runs in the tables have other "
+        "seeds." + _shorter_search(plan),
         f"Computed on {', '.join(sorted({record.device for record in records})) or 'nothing yet'}: "
         f"{sum(r.key.steps for r in records):,} learner-steps in {duration(sum(record.seconds for record in records))}, the "
         "times of all processes added",
@@ -213,6 +213,13 @@ def _how(found: Reproduction, command: str) -> list[str]:
     if found.missing:
         lines.append(f"Not finished: {found.missing:,} of the final runs are missing.")
     return lines
+
+
+def _shortlist(plan: Plan) -> str:
+    if not plan.shortlist:
+        return ""
+    seeds = f"{plan.shortlist_seeds} run{'s' * (plan.shortlist_seeds != 1)} each"
+    return f" The best {plan.shortlist} were tried again on fresh seeds, {seeds}, which chose among them."
 
 
 def _at_edge(found: Reproduction) -> str:

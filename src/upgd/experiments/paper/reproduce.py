@@ -1,8 +1,9 @@
-"""The paper's experiments, from the first step to the page: search with few seeds, best setting of each curve, final runs.
+"""The paper's experiments, from the first step to the page: search, shortlist, final runs.
 
-Everything is computed through a store: what is there is not computed again, so an interrupted reproduction goes on where it
-was. The final runs have seeds that the search has not seen. The search may be shorter than they are; what is best early
-need not be best late.
+The search tries all settings with few seeds. The best few of each curve are tried again on fresh seeds, which choose one of
+them: a single seed flatters whatever it chooses. The final runs have yet other seeds. Everything is computed through a store:
+what is there is not computed again, so an interrupted reproduction goes on where it was. The search may be shorter than the
+other runs; what is best early need not be best late.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,11 +12,12 @@ from difflib import get_close_matches
 from operator import index
 from typing import Any, NamedTuple
 
-from upgd.experiments.analysis.compare import Best, Comparison, Entry, Row, best, comparisons, rows
+from upgd.experiments.analysis.compare import Best, Comparison, Entry, Row, best, comparisons, ranked, rows
 from upgd.experiments.analysis.results import Results
 from upgd.experiments.execution.jobs import Job, whole
 from upgd.experiments.execution.running import pending
 from upgd.experiments.paper.catalogue import GRIDS, SCALES, STUDIES, Arm, GridName, Panel, Scale, Study, settings_of
+from upgd.experiments.spec import defaults
 from upgd.experiments.spec.declare import Experiment, Listed
 from upgd.experiments.spec.settings import MOST_LEARNERS
 from upgd.population import Learner
@@ -48,6 +50,7 @@ class Plan:
         grid: which settings are tried.
         only: of these hyperparameters only these values.
         sweep_seeds, final_seeds: how many learners for each setting that is tried, and for each best one.
+        shortlist, shortlist_seeds: how many of the best settings are tried again, with how many learners each; 0: none.
         steps: how long each learner runs; None: as the scale says.
         sweep_steps: how long the learners of a problem run in the search, if that is less; as long where nothing is said.
         data: data sets that stand in for others.
@@ -64,6 +67,8 @@ class Plan:
     steps: int | None
     sweep_steps: Mapping[str, int]
     data: Mapping[str, str]
+    shortlist: int
+    shortlist_seeds: int
     centres: Mapping[Arm, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 
     def arms(self) -> list[Arm]:
@@ -105,21 +110,34 @@ class Plan:
         further = replace(self, centres={**self.centres, **around})
         return further if any(len(further.settings(arm)) > len(self.settings(arm)) for arm in best) else None
 
-    def final(self, chosen: Mapping[Arm, Mapping[str, Any]]) -> list[Experiment]:
+    def papers(self, arm: Arm) -> list[dict[str, Any]]:
+        """Those of the settings to try that are in the paper's own grid, where this one is larger; else none."""
+        return settings_of(arm, "paper") if self.grid == "extended" else []
+
+    def again(self, candidates: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> list[Experiment]:
+        """The runs of the shortlist, on seeds that the search has not seen."""
+        seeds = range(self.sweep_seeds, self.sweep_seeds + self.shortlist_seeds)
+        return self._experiments(
+            {
+                arm: [Learner(method=arm.method, seed=seed, **settings) for settings in own for seed in seeds]
+                for arm, own in candidates.items()
+            }
+        )
+
+    def final(self, chosen: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> list[Experiment]:
         """The runs of the best settings."""
         return self._experiments(
             {
-                arm: [Learner(method=arm.method, seed=seed, **settings) for seed in self.seeds(arm)]
+                arm: [Learner(method=arm.method, seed=seed, **one) for one in settings for seed in self.seeds(arm)]
                 for arm, settings in chosen.items()
             }
         )
 
     def seeds(self, arm: Arm) -> range:
-        """The seeds of an arm's final runs: none that the search has seen."""
-        from upgd.experiments.spec import defaults
-
+        """The seeds of an arm's final runs: none that the search or the shortlist has seen."""
         count = self.final_seeds or defaults.defaults(arm.problem).seeds
-        return range(self.sweep_seeds, self.sweep_seeds + count)
+        first = self.sweep_seeds + (self.shortlist_seeds if self.shortlist else 0)
+        return range(first, first + count)
 
     def place(self, arm: Arm, *, searching: bool = False) -> Place:
         """Where an arm runs, in the end or in the search."""
@@ -151,14 +169,16 @@ class Finding:
     Attributes:
         arm: the curve.
         comparison: its problem, network and steps.
-        best: what the search chose.
+        best: what was chosen, and what the search says about it.
         entry: the final runs; None if there are none yet.
+        papers: the same for the best setting inside the paper's grid, where a larger one was searched and has a better one.
     """
 
     arm: Arm
     comparison: Comparison
     best: Best
     entry: Entry | None
+    papers: "Finding | None" = None
 
 
 @dataclass(frozen=True)
@@ -180,8 +200,14 @@ class Reproduction:
     @property
     def missing(self) -> int:
         """How many final runs there should be but are not."""
-        there = sum(len(finding.entry.records) for finding in self.findings.values() if finding.entry)
-        return sum(len(self.plan.seeds(arm)) for arm in self.plan.arms()) - there
+        wanted = sum(len(self.plan.seeds(arm)) for arm in self.plan.arms())
+        there = 0
+        for arm, finding in self.findings.items():
+            there += len(finding.entry.records) if finding.entry else 0
+            if finding.papers is not None:
+                wanted += len(self.plan.seeds(arm))
+                there += len(finding.papers.entry.records) if finding.papers.entry else 0
+        return wanted - there
 
     def panel(self, panel: Panel) -> tuple[Comparison | None, list[Finding]]:
         """What a panel shows; None if there is nothing."""
@@ -190,10 +216,18 @@ class Reproduction:
         return (replace(found[0].comparison, entries=entries) if found else None), found
 
     def rows(self, panel: Panel) -> list[tuple[str, Row]]:
-        """A panel's table: its curves by name, the best first."""
+        """A panel's table: its curves by name, the best first. The best inside the paper's grid has a row of its own where
+        something else is best of all."""
         comparison, found = self.panel(panel)
+        if comparison is None:
+            return []
         names = {id(finding.entry): finding.arm.name for finding in found}
-        return [(names[id(row.entry)], row) for row in rows(comparison, comparison.entries)] if comparison else []
+        entries = list(comparison.entries)
+        for finding in found:
+            if finding.papers is not None and finding.papers.entry is not None:
+                names[id(finding.papers.entry)] = f"{finding.arm.name}, paper's grid"
+                entries.append(finding.papers.entry)
+        return [(names[id(row.entry)], row) for row in rows(comparison, entries)]
 
 
 def study_named(name: str) -> Study:
@@ -214,6 +248,8 @@ def plan(
     only: Mapping[str, Sequence[float]] | None = None,
     sweep_seeds: int | None = None,
     final_seeds: int | None = None,
+    shortlist: int | None = None,
+    shortlist_seeds: int | None = None,
     steps: int | None = None,
     sweep_steps: int | Mapping[str, int] | None = None,
     data: Mapping[str, str] | None = None,
@@ -238,7 +274,13 @@ def plan(
     for hyperparameter in only or {}:
         if hyperparameter not in _NUMBERS:
             raise ValueError(f"only must be about {', '.join(_NUMBERS)}, not {hyperparameter!r}")
-    given = {"sweep_seeds": sweep_seeds, "final_seeds": final_seeds, "steps": steps}
+    given = {
+        "sweep_seeds": sweep_seeds,
+        "final_seeds": final_seeds,
+        "shortlist_seeds": shortlist_seeds,
+        "steps": steps,
+        "shortlist": shortlist or None,
+    }
     numbers = {what: _number(what, number) for what, number in given.items() if number is not None}
     size = SCALES[scale]
     known = {panel.key: panel for panel in study.panels}
@@ -256,6 +298,8 @@ def plan(
         steps=numbers.get("steps"),
         sweep_steps=_search_lengths(study, sweep_steps),
         data=dict(data or {}),
+        shortlist=0 if shortlist == 0 else numbers.get("shortlist", size.shortlist),
+        shortlist_seeds=numbers.get("shortlist_seeds", size.shortlist_seeds),
     )
 
 
@@ -296,22 +340,64 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
     further: Plan | None = plan
     while further is not None:
         plan = further
-        searches = {arm: _compared(plan.sweep([arm]), swept) for arm in plan.arms()}
-        chosen = {arm: best(found, arm.method) for arm, found in searches.items() if found is not None}
-        settings = {arm: _settings(one.entry) for arm, one in chosen.items()}
+        compared = {arm: _compared(plan.sweep([arm]), swept) for arm in plan.arms()}
+        searches = {arm: found for arm, found in compared.items() if found is not None}
+        settings = {arm: _settings(best(found, arm.method).entry) for arm, found in searches.items()}
         unsearched = sum(len(experiment.learners()) for experiment in plan.sweep()) - len(swept)
         further = plan.climbed(settings) if not unsearched else None
         if further is not None:
             swept += _computed(_untried(further, plan), compute, say, "search around the best so far")
-    final = _computed(plan.final(settings), compute, say, "final runs")
-    findings = {}
-    for arm, one in chosen.items():
-        runs = _compared(plan.final({arm: settings[arm]}), final)
-        comparison = runs or searches[arm]
-        assert comparison is not None
-        findings[arm] = Finding(arm, comparison, one, runs.entries[0] if runs else None)
-    records = {record.key.digest: record for record in [*swept, *final]}
+    pools = {arm: _pools(plan, arm, found) for arm, found in searches.items()}
+    retried: list[Record] = []
+    if plan.shortlist:
+        candidates = {
+            arm: _distinct(one for pool in own for one in pool[: plan.shortlist]) for arm, own in pools.items()
+        }
+        retried = _computed(plan.again(candidates), compute, say, "best settings on fresh seeds")
+    chosen = {arm: _distinct(_chosen(plan, arm, pool, retried) for pool in own) for arm, own in pools.items()}
+    final = _computed(plan.final(chosen), compute, say, "final runs")
+    findings = {arm: _finding(plan, arm, searches[arm], own, final) for arm, own in chosen.items()}
+    records = {record.key.digest: record for record in [*swept, *retried, *final]}
     return Reproduction(plan, findings, list(records.values()), unsearched)
+
+
+Settings = dict[str, Any]
+
+
+def _pools(plan: Plan, arm: Arm, search: Comparison) -> list[list[Settings]]:
+    """What a setting may be chosen from, the best first: all that was tried, and what of it is in the paper's grid."""
+    tried = [_settings(entry) for entry in ranked(search, arm.method)]
+    papers = plan.papers(arm)
+    inside = [one for one in tried if any(all(one[n] == value for n, value in own.items()) for own in papers)]
+    return [tried, inside] if inside else [tried]
+
+
+def _chosen(plan: Plan, arm: Arm, pool: Sequence[Settings], retried: Sequence[Record]) -> Settings:
+    """The best of a pool: by the shortlist's runs as soon as there are some, by the search before that."""
+    again = _compared(plan.again({arm: pool[: plan.shortlist]}), retried) if plan.shortlist else None
+    return pool[0] if again is None else _settings(best(again, arm.method).entry)
+
+
+def _distinct(settings: Iterable[Settings]) -> list[Settings]:
+    found: list[Settings] = []
+    for one in settings:
+        if one not in found:
+            found.append(one)
+    return found
+
+
+def _finding(plan: Plan, arm: Arm, search: Comparison, chosen: Sequence[Settings], final: Sequence[Record]) -> Finding:
+    """What came out for the best setting of all and, if that is another one, the best inside the paper's grid."""
+    first, *others = chosen
+    runs = _compared(plan.final({arm: [first]}), final)
+    stored = next(entry.settings for entry in search.of(arm.method) if _settings(entry) == first)
+    return Finding(
+        arm,
+        runs or search,
+        best(search, arm.method, stored),
+        runs.entries[0] if runs else None,
+        _finding(plan, arm, search, others, final) if others else None,
+    )
 
 
 def _untried(further: Plan, plan: Plan) -> list[Experiment]:
@@ -365,7 +451,15 @@ def left(plan: Plan, store: Store, workers: int, device: str) -> tuple[list[Job]
     found = reproduce(plan, stored(store))
     search = lacking(found.plan.sweep())
     if search:
-        chosen = {arm: plan.settings(arm)[0] for arm in plan.arms()}
+        candidates = {arm: plan.settings(arm)[: max(1, plan.shortlist)] for arm in plan.arms()}
+        chosen = {arm: own[:1] for arm, own in candidates.items()}
     else:
-        chosen = {arm: _settings(finding.best.entry) for arm, finding in found.findings.items()}
-    return search, lacking(plan.final(chosen))
+        searches = {arm: _compared(found.plan.sweep([arm]), found.records) for arm in plan.arms()}
+        pools = {arm: _pools(plan, arm, one) for arm, one in searches.items() if one is not None}
+        candidates = {arm: _distinct(s for pool in own for s in pool[: plan.shortlist]) for arm, own in pools.items()}
+        chosen = {
+            arm: [_settings(one.best.entry) for one in (finding, finding.papers) if one is not None]
+            for arm, finding in found.findings.items()
+        }
+    again = lacking(plan.again(candidates)) if plan.shortlist else []
+    return search, [*again, *lacking(plan.final(chosen))]
