@@ -19,9 +19,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import upgd.data.registry
 import upgd.experiments as ex
 import upgd.experiments.execution.jobs
 import upgd.methods
+import upgd.networks
+import upgd.population.diagnostics
+import upgd.streams.registry
 from upgd import plugins
 from upgd.experiments.execution.workers import in_processes
 from upgd.networks import reset
@@ -51,13 +55,16 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(plugins, "_discovered", False)
     for state in ("_ORIGINS", "_LOADED", "_DISTRIBUTIONS"):
         monkeypatch.setattr(plugins, state, {})
-    monkeypatch.setattr(upgd.methods.registry, "_REGISTERED", dict(upgd.methods.registry._REGISTERED))
+    for module in (upgd.data.registry, upgd.methods.registry, upgd.networks, upgd.population.diagnostics):
+        monkeypatch.setattr(module, "_REGISTERED", dict(module._REGISTERED))
+    monkeypatch.setattr(upgd.streams.registry, "_FACTORIES", dict(upgd.streams.registry._FACTORIES))
     before = set(sys.modules)
     plugins._version.cache_clear()
     yield tmp_path
     plugins._version.cache_clear()
     for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in sys.modules[name].__file__:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith((str(tmp_path), str(PACKAGE))):
             del sys.modules[name]
 
 
@@ -276,7 +283,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(environment, tmp_path, argume
     assert complained.count("\n") == 1
 
 
-def test_the_method_is_what_a_plain_loop_makes_it(monkeypatch):
+def test_the_method_is_what_a_plain_loop_makes_it(fresh, monkeypatch):
     monkeypatch.syspath_prepend(str(PACKAGE))
     import upgd_anchor.network
     import upgd_anchor.stream
@@ -316,7 +323,7 @@ class Counted(TorchBackend):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_experiments_take_a_backend_of_ones_own(workers):
+def test_experiments_take_a_backend_of_ones_own(fresh, workers):
     small = {"methods": {"sgd": {"lr": [0.1, 0.01]}}, "seeds": 1, "steps": 20, "network": "5"}
     Counted.steps = 0
     results = ex.run("output-permuted-digits", **small, backend=Counted, workers=workers)
