@@ -362,6 +362,23 @@ def test_a_network_of_ones_own():
             architecture.register(name)(TwoLayers)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_method_that_the_engine_cannot_run_is_refused_before_others_are_run(tmp_path, workers):
+    methods = {"sgd": {"lr": 0.1}, "upgd": {"lr": 0.1, "order": 2}}
+    with pytest.raises(ValueError, match="because upgd with these settings must know curvature"):
+        ex.run(
+            "output-permuted-digits",
+            methods,
+            seeds=2,
+            steps=5,
+            network="9:layernorm",
+            store=tmp_path / "upgd.db",
+            workers=workers,
+        )
+    with Store.read(tmp_path / "upgd.db") as store:
+        assert len(store) == 0
+
+
 def test_data_that_are_not_here_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("UPGD_DATA", str(tmp_path))
     with pytest.raises(Exception, match="upgd data fetch mnist"):

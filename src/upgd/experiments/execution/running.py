@@ -6,13 +6,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from upgd.experiments.analysis.results import Results
 from upgd.experiments.execution.jobs import Checkpoints, Job, plan, whole
 from upgd.experiments.execution.progress import Display, Progress, display, published
 from upgd.experiments.execution.work import device_named, most_learners
 from upgd.experiments.execution.workers import Executor, Settings, in_process, in_processes
 from upgd.experiments.spec.declare import Experiment, Grid
-from upgd.population.choose import BackendChoice
+from upgd.population.choose import BackendChoice, choose
+from upgd.population.spec import groups
 from upgd.store import Store
 
 __all__ = ["execute", "pending", "run"]
@@ -65,7 +68,16 @@ def run(
     settings = Settings(device, backend, checkpoints, look_every=look_every)
     executor = in_process(settings) if workers == 1 else in_processes(settings, workers)
     with Store.write(path) as opened, display("auto" if progress else "none") as show:
-        return execute(experiment, opened, executor, workers=workers, device=device, show=show, checkpoints=checkpoints)
+        return execute(
+            experiment,
+            opened,
+            executor,
+            workers=workers,
+            device=device,
+            show=show,
+            checkpoints=checkpoints,
+            own_backend=isinstance(backend, type),
+        )
 
 
 def execute(
@@ -77,6 +89,7 @@ def execute(
     device: str,
     checkpoints: Checkpoints | None = None,
     show: Display = lambda progress: None,
+    own_backend: bool = False,
 ) -> Results:
     """Have an executor compute what the store does not have, and store every job as it is finished.
 
@@ -88,9 +101,12 @@ def execute(
         device: what the jobs shall fill.
         checkpoints: where unfinished jobs are.
         show: told about the progress.
+        own_backend: whether jobs run on a backend of the user's, which may be able to run what ours cannot.
     """
     everything = whole(experiment)
     jobs = pending(everything, store, workers, device, checkpoints)
+    if not own_backend:
+        _check_can_run(jobs)
     progress = Progress.of(jobs, already=len(everything.learners) - sum(len(job.learners) for job in jobs))
     with published(show, store.path) as tell:
         tell(progress)
@@ -112,6 +128,18 @@ def execute(
         record.key.digest: record for record in store.records(problem=everything.problem, digests=everything.digests)
     }
     return Results([found[everything.digest_of[learner]] for learner in everything.learners])
+
+
+def _check_can_run(jobs: Iterable[Job]) -> None:
+    """Refuse methods that the engine cannot run with this network before any work begins."""
+    seen: set[tuple[Any, ...]] = set()
+    for job in jobs:
+        for learner in job.learners:
+            variant = (learner.method, *(value for _, value in learner.values if isinstance(value, str | int)))
+            if variant not in seen:
+                seen.add(variant)
+                ((group, _),) = groups([learner], [0])
+                choose("torch", job.built[1], group, torch.device("cpu"), torch.float32)
 
 
 def pending(
