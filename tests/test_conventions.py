@@ -1,0 +1,56 @@
+"""What packaging, continuous integration and citation files say is the same everywhere."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+yaml = pytest.importorskip("yaml", reason="PyYAML comes with mkdocs")
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def read(name: str):
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def test_every_python_that_is_promised_is_tested():
+    promised = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    assert promised[0] == PROJECT["requires-python"].removeprefix(">=")
+    assert read(".github/workflows/ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"] == promised
+
+
+def test_the_oldest_torch_and_numpy_that_are_promised_are_tested():
+    commands = " ".join(step.get("run", "") for step in read(".github/workflows/ci.yml")["jobs"]["oldest"]["steps"])
+    for requirement in PROJECT["dependencies"]:
+        assert f"'{requirement.replace('>=', '==')}.*'" in commands
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_may_only_read_unless_a_job_says_otherwise(path):
+    workflow = read(str(path.relative_to(ROOT)))
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert job.get("permissions", {}) in ({}, {"id-token": "write"})
+        for step in job.get("steps", []):
+            assert re.search(r"@(v\d+|release/v\d+)$", step.get("uses", "@v1"))
+
+
+def test_both_papers_are_cited_and_the_version_is_not_repeated():
+    citation = read("CITATION.cff")
+    papers = [citation["preferred-citation"], *citation["references"]]
+    assert [paper["url"].rpartition("/")[2] for paper in papers] == ["2302.03281", "2404.00781"]
+    assert "version" not in citation
+
+
+def test_the_changelog_keeps_to_its_format():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    releases = re.split(r"^## ", text, flags=re.M)[1:]
+    assert releases[0].startswith(("Unreleased\n", "[Unreleased]"))
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    for release in releases:
+        found = re.findall(r"^### (.*)$", release, re.M)
+        assert found == [kind for kind in kinds if kind in found]
