@@ -151,7 +151,8 @@ def _value(value: Any) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    lines = [[cell.replace("|", "\\|") for cell in row] for row in (head, ["---"] * len(head), *rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 PAGES: dict[str, Callable[[], str]] = {"commands.md": commands, "problems.md": problems}

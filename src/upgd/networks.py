@@ -29,7 +29,17 @@ from torch import Tensor, nn
 from upgd import plugins
 from upgd.noise import Purpose, uniforms
 
-__all__ = ["ACTIVATIONS", "MLP", "ConvNet", "Linear", "initial_parameters", "register", "registered", "reset"]
+__all__ = [
+    "ACTIVATIONS",
+    "MLP",
+    "ConvNet",
+    "Linear",
+    "initial_bounds",
+    "initial_parameters",
+    "register",
+    "registered",
+    "reset",
+]
 
 #: The activations by name.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -339,6 +349,22 @@ def _generator_at(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def initial_bounds(network: nn.Module) -> dict[str, float]:
+    """The bound b of each parameter's initial distribution, which is uniform on [−b, b]: 1/√fan-in.
+
+    Example:
+        >>> initial_bounds(MLP((4, 3, 2)))["layers.0.bias"]
+        0.5
+    """
+    fan_ins, _ = _fan_ins(network)
+    if others := [name for name, _ in network.named_parameters() if name not in fan_ins]:
+        module = network.get_submodule(others[0].rpartition(".")[0])
+        raise TypeError(
+            f"the initial distribution of {others[0]!r}, of a {type(module).__name__}, has no bound that is known"
+        )
+    return {name: 1 / math.sqrt(fan_in) for name, fan_in in fan_ins.items()}
 
 
 def _initial(parameter: Tensor, number: int, fan_in: int, seeds: Sequence[int] | Tensor) -> Tensor:

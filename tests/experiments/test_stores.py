@@ -183,13 +183,13 @@ def test_what_could_not_be_compared_is_refused():
 
 
 def own_results(path="mine.db"):
-    kinds = [{"momentum": 0.9, "kind": "fast"}, {"momentum": 0.5, "kind": "slow", "warm": None}]
+    kinds = [{"inertia": 0.9, "kind": "fast"}, {"inertia": 0.5, "kind": "slow", "warm": None}]
     for settings in kinds:
         for seed in range(3):
             upgd.record(
                 path,
                 **OWN | {"seed": seed},
-                loss=np.linspace(1, settings["momentum"], 40) + seed / 100,
+                loss=np.linspace(1, settings["inertia"], 40) + seed / 100,
                 settings=settings,
                 looks={10: {"weight_l2": 1.0, "gate_histogram/0": [0.5, 0.5]}, 20: {"weight_l2": np.nan}},
             )
@@ -199,19 +199,19 @@ def own_results(path="mine.db"):
 def test_ones_own_results_have_tables_figures_and_a_report():
     results = own_results()
     (line,) = results.table().lines
-    assert line["settings"]["momentum"] == 0.5
-    assert "kind slow, momentum 0.5*, warm –" in str(results.table())
+    assert line["settings"]["inertia"] == 0.5
+    assert "inertia 0.5*, kind slow, warm –" in str(results.table())
     assert len(results.plot().lines) == 1
     (section,) = sections(results.records)
     assert section.commands("mine.db") == []  # nothing runs them again
     write("mine.db", "report.html")
-    assert "kind slow, momentum 0.5*, warm –" in Path("report.html").read_text()
+    assert "inertia 0.5*, kind slow, warm –" in Path("report.html").read_text()
 
 
 def test_ones_own_settings_and_looks_are_exported(command):
     results = own_results()
     columns = results.columns()
-    assert columns["momentum"] == [0.9] * 3 + [0.5] * 3
+    assert columns["inertia"] == [0.9] * 3 + [0.5] * 3
     assert columns["kind"] == ["fast"] * 3 + ["slow"] * 3
     looks = results.columns(looks=True)
     assert looks["step"] == [10, 20] * 6

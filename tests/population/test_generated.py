@@ -39,7 +39,7 @@ class Everything(Method):
     state = {"mean": "zeros", "size": "zeros"}  # noqa: RUF012
     reductions = {  # noqa: RUF012
         f"{operation}_{over}": (operation, over)
-        for operation in ("max", "norm", "mean")
+        for operation in ("max", "norm", "mean", "sum")
         for over in ("learner", "layer", "unit")
     }
 
@@ -53,6 +53,7 @@ class Everything(Method):
         size = torch.maximum(s.size, torch.abs(g)) + (g**2).sqrt() * 0.01
         scale = r.norm_unit + r.norm_layer + r.norm_learner + r.max_learner.abs() + 1e-3
         shift = r.mean_learner + r.mean_layer - r.mean_unit + 0.01 * (r.max_unit - r.max_layer)
+        shift = shift + 1e-3 * (r.sum_learner - r.sum_layer + r.sum_unit)
         direction = torch.tanh(value / scale) + torch.sign(g) * torch.exp(-size.clamp(min=0.1, max=2.0))
         direction = torch.where(g > 0, direction, 0.5 * direction) + shift * torch.sigmoid(w)
         return w - h.lr * direction, {"size": size}

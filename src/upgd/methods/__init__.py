@@ -1,7 +1,15 @@
 """Methods: one class says everything about a learning rule, and every part of the package asks that class.
 
 :class:`Method` and :class:`Setting` are what a new method is written with, :func:`register` makes it known, and
-:data:`METHODS` has all of them by name. ``descent``, ``utility`` and ``adamw`` are the paper's.
+:data:`METHODS` has all of them by name. Each family has a module:
+
+- ``descent``: gradient descent with and without momentum, weight decay and noise;
+- ``adamw``: RMSProp, Adam, AdamW, AdaUPGD;
+- ``utility``: UPGD and UPS;
+- ``initial``: methods that stay near the initial weights or their distribution;
+- ``bounded``: bounded steps;
+- ``streaming``: regularizers against forgetting;
+- ``resets``: methods that reset hidden units.
 
     >>> import upgd.methods
     >>> upgd.methods.METHODS["upgd"].label
@@ -16,7 +24,11 @@ from upgd.methods.registry import METHODS, get, register
 # Importing a family registers its methods.
 from upgd.methods import (
     adamw,  # noqa: F401
+    bounded,  # noqa: F401
     descent,  # noqa: F401
+    initial,  # noqa: F401
+    resets,  # noqa: F401
+    streaming,  # noqa: F401
     utility,  # noqa: F401
 )
 

@@ -1,4 +1,4 @@
-"""Adam with decoupled weight decay, and UPGD along Adam's direction."""
+"""Methods that divide the gradient by its recent size: RMSProp, Adam, AdamW, and UPGD along Adam's direction."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from upgd.methods.utility import Changes, UtilityDescent
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AdaUPGD", "AdamW", "Adaptive"]
+__all__ = ["AdaUPGD", "Adam", "AdamW", "Adaptive", "Optimized", "RMSProp"]
 
 
 class Adaptive(Method):
@@ -60,6 +60,61 @@ class AdamW(Adaptive):
         moments = self.moments(g, s, h)
         # torch multiplies the weight by 1 − lr·wd, which is 1 in 32 bits if lr·wd is small; see rules.update.
         return w - h.lr * (self.direction(moments, h, t) + h.weight_decay * w), moments
+
+
+@register
+class Adam(AdamW):
+    """Adam (Kingma and Ba, 2015): AdamW without weight decay."""
+
+    name, label = "adam", "Adam"
+    colour, dark_colour = "#6B8E23", "#a9c934"
+    weight_decay = 0.0
+
+
+@register
+class RMSProp(Method):
+    """RMSProp (Tieleman and Hinton, 2012), as :class:`torch.optim.RMSprop`: ``v ← β₂·v + (1−β₂)·g²``,
+    ``w ← w − lr·g/(√v + ε)``."""
+
+    name, label = "rmsprop", "RMSProp"
+    colour, dark_colour = "#2F4F4F", "#7fb5b5"
+    state: Mapping[str, str] = MappingProxyType({"second_moment": "zeros"})
+
+    lr: Any = AdamW.settings["lr"]
+    beta_square: Any = Setting(
+        0.99, symbol="β₂", least=0, below=1, grid=(0.9, 0.99, 0.999), help="Decay rate of the average of g²."
+    )
+    eps: Any = Adaptive.eps
+
+    def update(self, w: "Tensor", g: "Tensor", s: Any, h: Any) -> tuple["Tensor", Changes]:
+        second_moment = upgd.rules.trace(s.second_moment, g**2, h.beta_square)
+        return w - h.lr * g / (second_moment.sqrt() + h.eps), {"second_moment": second_moment}
+
+
+class Optimized(Adaptive):
+    """A method on top of an optimizer, ``optimizer="sgd"`` or ``"adam"``."""
+
+    optimizer: Any = Setting(
+        "sgd",
+        choices=("sgd", "adam"),
+        off="sgd",
+        words={"adam": "with Adam"},
+        help="The optimizer that the method is added to.",
+    )
+    # Only Adam has them; tables leave them out while they have their defaults.
+    betas: Any = Adaptive.betas.but(quiet=True, grid=())
+    eps: Any = Adaptive.eps.but(quiet=True)
+
+    @property
+    def state(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {} if self.optimizer == "sgd" else {"first_moment": "zeros", "second_moment": "zeros"}
+
+    def stepped(self, w: "Tensor", g: "Tensor", s: Any, h: Any, t: Any) -> tuple["Tensor", Changes]:
+        """The optimizer's step along a gradient."""
+        if self.optimizer == "sgd":
+            return w - h.lr * g, {}
+        moments = self.moments(g, s, h)
+        return w - h.lr * self.direction(moments, h, t), moments
 
 
 @register

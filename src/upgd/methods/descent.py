@@ -1,5 +1,7 @@
 """Gradient descent with and without weight decay and noise: the methods that treat all weights alike."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import upgd  # not `upgd.rules`, which loads torch: those who only read results need no more than names and colours
@@ -9,7 +11,7 @@ from upgd.methods.registry import register
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PGD", "SGD", "SGDW", "AntiPGD", "Descent", "ShrinkAndPerturb"]
+__all__ = ["PGD", "SGD", "SGDW", "AntiPGD", "Descent", "Momentum", "ShrinkAndPerturb"]
 
 
 class Descent(Method):
@@ -71,3 +73,25 @@ class ShrinkAndPerturb(Descent):
     name, label = "shrink-and-perturb", "Shrink & Perturb"
     colour, dark_colour = "#E69F00", "#f2b52e"
     weight_decay: Any = Descent.weight_decay.but(grid=(0.001,))
+
+
+@register
+class Momentum(Method):
+    """Gradient descent with momentum (Polyak, 1964), as :class:`torch.optim.SGD`: ``v ← μ·v + g``, ``w ← w − lr·v``."""
+
+    name, label = "momentum", "Momentum"
+    colour, dark_colour = "#8C564B", "#c9a299"
+    state: Mapping[str, str] = MappingProxyType({"velocity": "zeros"})
+
+    momentum: Any = Setting(
+        0.9,
+        symbol="μ",
+        least=0,
+        below=1,
+        grid=(0.5, 0.9, 0.99),
+        help="Momentum: the share of the last step that is kept.",
+    )
+
+    def update(self, w: "Tensor", g: "Tensor", s: Any, h: Any) -> tuple["Tensor", dict[str, "Tensor"]]:
+        velocity = h.momentum * s.velocity + g
+        return w - h.lr * velocity, {"velocity": velocity}

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 __all__ = ["PHASES", "Method", "Reduction", "Setting"]
 
 #: How values are combined, and over which entries.
-Reduction = tuple[Literal["max", "norm", "mean"], Literal["learner", "layer", "unit"]]
+Reduction = tuple[Literal["max", "norm", "mean", "sum"], Literal["learner", "layer", "unit"]]
 #: What each phase of a rule may ask for.
 PHASES: dict[str, tuple[str, ...]] = {
     "observe": ("w", "g", "s", "h", "t", "curvature"),
     "measure": ("s", "h", "t"),
-    "update": ("w", "g", "s", "h", "t", "o", "r", "noise", "curvature", "unit"),
+    "update": ("w", "g", "s", "h", "t", "o", "r", "noise", "curvature", "unit", "bound"),
     "observe_units": ("units", "s", "h", "t"),
     "reset_units": ("units", "s", "h", "t", "draw"),
 }
@@ -119,6 +119,7 @@ class Method:
     ``noise``      (update) standard normal noise, white or anticorrelated
     ``curvature``  the diagonal of the loss's Hessian, estimated by HesScale
     ``unit``       (update) state and reductions of the hidden unit that the weight enters; ``None`` in the output layer
+    ``bound``      (update) the bound b of the uniform distribution on [−b, b] that the parameter began with, a number
     =============  =====================================================================================================
 
     - ``observe(...)`` returns the state that changes (a dict) and the values to reduce (a dict with the names of
@@ -136,10 +137,11 @@ class Method:
         constants: numbers in the place of a base class's settings; rules see them as ``h.NAME``.
         state: the tensors that the method keeps for each parameter: ``"zeros"``, or ``"parameter"`` for a copy of the
             initial parameter.
-        unit_state: the tensors that it keeps for each hidden layer, one entry per unit, likewise.
+        unit_state: the tensors that it keeps for each hidden layer, one entry per unit, likewise; or ``"layer"`` for one
+            number per layer, zero at first, which a reset of units leaves alone.
         reductions: what becomes of the values that ``observe`` returns: ``{name: (operation, over)}``, where operation is
-            ``"max"``, ``"norm"`` or ``"mean"`` and over is ``"learner"`` (all parameters), ``"layer"`` (one parameter
-            tensor) or ``"unit"`` (a row or filter).
+            ``"max"``, ``"norm"``, ``"mean"`` or ``"sum"`` and over is ``"learner"`` (all parameters), ``"layer"`` (one
+            parameter tensor) or ``"unit"`` (a row or filter).
         unit_reductions: the same for what ``observe_units`` returns; over ``"learner"`` or ``"layer"``.
 
     Example:
@@ -194,7 +196,9 @@ class Method:
                     if replaced is None or not replaced.is_switch:
                         constants[name] = float(value)
         cls.settings, cls.constants, cls.arguments = settings, constants, _arguments(cls)
-        if not {"observe", "update"}.isdisjoint(vars(cls)) and "rule" not in vars(cls):
+        # A class with code of its own is another computation; one that only sets values is not.
+        has_code = any(inspect.isfunction(value) or isinstance(value, property) for value in vars(cls).values())
+        if "rule" not in vars(cls) and (has_code or not cls.rule):
             cls.rule = cls.name
         if cls.name and "label" not in vars(cls):
             cls.label = cls.name

@@ -1,4 +1,4 @@
-"""What becomes of the values that ``observe`` returns: a maximum, norm or mean over the learner, a layer or a unit."""
+"""What becomes of the values that ``observe`` returns: a maximum, norm, mean or sum over the learner, a layer or a unit."""
 
 from collections.abc import Mapping
 
@@ -46,6 +46,8 @@ def _over_learner(operation: str, values: list[Tensor], learner_dims: int) -> Te
         squares = [(value**2).flatten(learner_dims).sum(-1).to(device) for value in values]
         return torch.stack(squares).sum(0).sqrt()
     sums = torch.stack([value.flatten(learner_dims).sum(-1).to(device) for value in values])
+    if operation == "sum":
+        return sums.sum(0)
     count = sum(value[(0,) * learner_dims].numel() for value in values)
     return torch.div(sums.sum(0), count)
 
@@ -60,6 +62,8 @@ def _within(operation: str, over: str, value: Tensor, learner_dims: int) -> Tens
     if operation == "norm":
         norm: Tensor = torch.linalg.vector_norm(value, dim=dims, keepdim=True)
         return norm
+    if operation == "sum":
+        return value.sum(dims, keepdim=True)
     return value.amax(dims, keepdim=True) if operation == "max" else value.mean(dims, keepdim=True)
 
 

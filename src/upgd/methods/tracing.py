@@ -223,6 +223,8 @@ def traced(method: Method) -> Rule:
     """Run a method's rule on symbols."""
     if method.uses_units:
         raise CannotTrace("it looks at hidden units")
+    if method.needs("bound"):
+        raise CannotTrace("its rule asks for the bound of the initial distribution")
     tape, names = _Tape(), tuple(method.state)
     h = Scalars(dict.fromkeys(_numbers(method), torch.zeros(1)), _no_tensor)
     w, g = tape.record("w"), tape.record("g")

@@ -202,6 +202,11 @@ class MethodOptimizer(BaseOptimizer):
                 f"method={name!r} with these settings works on hidden units, which an optimizer does not see; run it in a "
                 "upgd.population.Population"
             )
+        if method.needs("bound"):
+            raise ValueError(
+                f"method={name!r} must know the fan-in of every parameter, which an optimizer does not see; run it in a "
+                "upgd.population.Population"
+            )
         if method.uses_curvature and self.curvature is None:
             raise ValueError(f"method={name!r} needs curvature; pass curvature=upgd.HesScale(model, criterion)")
         if taken := [part for part in method.state if part in _RESERVED]:

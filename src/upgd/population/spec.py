@@ -105,7 +105,12 @@ def _kind(cls: type[Method], settings: tuple[tuple[str, Any], ...]) -> Kind:
     """Learners that differ in the seed alone share it."""
     values = dict(settings)
     method = cls(**values)
-    words = {name: value for name, value in values.items() if isinstance(value, str | int) and name != "noise"}
+    usual = {name: setting.default for name, setting in method.settings.items() if setting.quiet}
+    words = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, str | int) and name != "noise" and value != usual.get(name)
+    }
     known: dict[str, Any] = {name: words.pop(name) for name in Kind._fields if name in words}
     return Kind(
         method.rule,

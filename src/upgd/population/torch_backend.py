@@ -17,6 +17,7 @@ from upgd import noise, normalization
 from upgd.methods._scalars import Scalar, Scalars, evaluate
 from upgd.methods.reductions import reduced
 from upgd.methods.utility import Utility, gate_of
+from upgd.networks import initial_bounds
 from upgd.noise import Purpose
 from upgd.population import threads
 from upgd.population.backend import Group, Loss, Tally
@@ -46,7 +47,9 @@ def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: t
         return f"gated={group.kind.gated!r} has no meaning for features, which are in hidden layers; use granularity='weight'"
     try:
         gated_parameters(network, group.kind.gated)
-    except ValueError as error:
+        if method.needs("bound"):
+            initial_bounds(network)
+    except (TypeError, ValueError) as error:
         return str(error)
     return None
 
@@ -84,6 +87,7 @@ class TorchBackend:
         self._dtype = dtype
         self._model = _model(network, group, device, dtype)
         self._gated = gated_parameters(network, group.kind.gated)
+        self._bounds = initial_bounds(network) if self._method.needs("bound") else {}
         self._parameters: Named = {name: p.to(device, dtype, copy=True) for name, p in parameters.items()}
         self._state: dict[str, Named] = {"parameters": self._parameters}
         self._goes_on = torch.ones(len(group), dtype=torch.bool, device=device)  #: who takes the current step
@@ -155,6 +159,7 @@ class TorchBackend:
                 noise=noises.get(name, 0.0),
                 curvature=found.curvature.get(name),
                 unit=self._unit_of(name, of_units),
+                bound=self._bounds.get(name),
             )
             updated, changed = result if isinstance(result, tuple) else (result, {})
             new[name] = self._unless_diverged(updated, weight)
@@ -238,8 +243,9 @@ class TorchBackend:
             moved = self._parameters[next_bias] + reset.next_bias
             self._parameters[next_bias] = self._unless_diverged(moved, self._parameters[next_bias])
         for part, begins_as in self._method.unit_state.items():
-            fresh_state = _beginning(begins_as, self._state[part][name])
-            self._state[part][name] = torch.where(mask, fresh_state, self._state[part][name])
+            if begins_as != "layer":
+                fresh_state = _beginning(begins_as, self._state[part][name])
+                self._state[part][name] = torch.where(mask, fresh_state, self._state[part][name])
 
     def _write_units(self, name: str, mask: Tensor, fresh: Tensor, side: int) -> None:
         """Put fresh values where the units selected by a mask enter (side 0) or leave (side 1) a parameter, and let the
@@ -374,6 +380,8 @@ def _model(network: nn.Module, group: Group, device: torch.device, dtype: torch.
 
 def _beginning(begins_as: str, parameter: Tensor) -> Tensor:
     """The initial state of that kind."""
+    if begins_as == "layer":
+        return torch.zeros_like(parameter[:, :1])
     if begins_as not in ("zeros", "parameter"):
         raise ValueError(f"state begins as 'zeros' or as a copy of the 'parameter', not as {begins_as!r}")
     return parameter.clone() if begins_as == "parameter" else torch.zeros_like(parameter)

@@ -108,4 +108,5 @@ def grid(problem: str, method: str) -> dict[str, Values]:
     values = {name: choices for name, choices in shared.items() if name in own} | values
     if "weight_decay" in values and METHODS[method].rule != "utility" and shared is _STATIONARY:
         values["weight_decay"] = tuple(decay for decay in shared["weight_decay"] if decay)
-    return values | {name: choices for name, choices in _ADAMW.items() if name in own}
+    # A setting that is quiet is not to be searched: it is Adam's, of a method that need not be on top of Adam.
+    return values | {name: choices for name, choices in _ADAMW.items() if name in own and not own[name].quiet}

@@ -225,6 +225,7 @@ def _observe(rule: Rule, scalars: list[str]) -> str:
                 "max": f"a{n} = larger(a{n}, v{place})",
                 "norm": f"a{n} += v{place} * v{place}",
                 "mean": f"a{n} += v{place}",
+                "sum": f"a{n} += v{place}",
             }[operation]
         )
         ends.append(f"reduced[{n} * rows + tensor.row + i] = a{n}")
@@ -263,13 +264,19 @@ def _combined(n: int, operation: str, over: str) -> list[str]:
             "max": "out[i] = out[i]",
             "norm": "out[i] = _f(math.sqrt(np.float64(out[i])))",
             "mean": "out[i] = _f(np.float64(out[i]) / tensor.columns)",
+            "sum": "out[i] = out[i]",
         }[operation]
         return [*lines, f"        {each}"]
     lines += ["        high = max(high, out[i])", "        total += np.float64(out[i])"]
     lines += ["    entries += tensor.rows * tensor.columns"]
     # A tensor with an infinite or undefined maximum does not take part.
     lines += ["    if tensor.rows:", "        top = max(top, high if np.isfinite(high) else _f(0))"]
-    value = {"max": "top", "norm": "_f(math.sqrt(total))", "mean": "_f(total / max(1, entries))"}[operation]
+    value = {
+        "max": "top",
+        "norm": "_f(math.sqrt(total))",
+        "mean": "_f(total / max(1, entries))",
+        "sum": "_f(total)",
+    }[operation]
     if over == "layer":
         return [*lines, "    for i in range(tensor.row, tensor.row + tensor.rows):", f"        out[i] = {value}"]
     return [*lines, f"value = {value}", "for i in range(rows):", "    out[i] = value"]
