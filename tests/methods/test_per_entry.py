@@ -14,10 +14,10 @@ SETTINGS: dict[str, list[dict]] = {
     "momentum": [{"lr": 0.02, "momentum": 0.9}, {"lr": 0.05, "momentum": 0.5}],
     "adam": [{"lr": 0.01}, {"lr": 0.003, "betas": (0.0, 0.99), "eps": 1e-4}],
     "rmsprop": [{"lr": 0.003}, {"lr": 0.001, "beta_square": 0.9, "eps": 1e-3}],
-    "l2-init": [{"lr": 0.05, "strength": 0.3}, {"lr": 0.02, "strength": 0.01}],
+    "l2-init": [{"lr": 0.05, "regularization": 0.3}, {"lr": 0.02, "regularization": 0.01}],
     "l2-init, adam": [
-        {"lr": 0.01, "strength": 0.3, "optimizer": "adam"},
-        {"lr": 0.003, "strength": 0.1, "optimizer": "adam", "betas": (0.5, 0.9), "eps": 1e-3},
+        {"lr": 0.01, "regularization": 0.3, "optimizer": "adam"},
+        {"lr": 0.003, "regularization": 0.1, "optimizer": "adam", "betas": (0.5, 0.9), "eps": 1e-3},
     ],
     "weight-clipping": [{"lr": 0.1, "clip": 1.0}, {"lr": 0.05, "clip": 1.2}],
     "weight-clipping, adam": [{"lr": 0.01, "clip": 1.0, "optimizer": "adam"}, {"lr": 0.03, "optimizer": "adam"}],
@@ -84,7 +84,7 @@ class ByHand:
         return w - self.lr * g / (kept["v"].sqrt() + self.settings.get("eps", 1e-8))
 
     def l2_init(self, w: Tensor, g: Tensor, kept: dict, t: int) -> Tensor:
-        return self.optimizer_step(w, g + self.settings["strength"] * (w - kept["begin"]), kept, t)
+        return self.optimizer_step(w, g + self.settings["regularization"] * (w - kept["begin"]), kept, t)
 
     def weight_clipping(self, w: Tensor, g: Tensor, kept: dict, t: int) -> Tensor:
         limit = self.settings.get("clip", 2.0) * kept["bound"]

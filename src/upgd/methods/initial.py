@@ -29,7 +29,7 @@ class L2Init(Optimized):
     name, label = "l2-init", "L2 Init"
     colour, dark_colour = "#B8860B", "#d9b04c"
 
-    strength: Any = Setting(
+    regularization: Any = Setting(
         1e-2,
         symbol="λ",
         least=0,
@@ -43,7 +43,7 @@ class L2Init(Optimized):
         return {"initial": "parameter", **super().state}
 
     def update(self, w: "Tensor", g: "Tensor", s: Any, h: Any, t: Any) -> tuple["Tensor", Changes]:
-        return self.stepped(w, g + h.strength * (w - s.initial), s, h, t)
+        return self.stepped(w, g + h.regularization * (w - s.initial), s, h, t)
 
 
 @register
