@@ -121,15 +121,21 @@ def effective_rank(matrix: Tensor) -> Tensor:
     Between 0 (of a zero matrix) and the number of singular values, which it has if they are all equal. NaN where a matrix
     is not finite.
     """
-    singular = _singular_values(matrix)
+    return _effective(_singular_values(matrix))
+
+
+def stable_rank(matrix: Tensor) -> Tensor:
+    """``‖W‖²_F / ‖W‖²₂``, for matrices in the last two dimensions; 0 for a zero matrix, NaN where one is not finite."""
+    return _stable(_singular_values(matrix))
+
+
+def _effective(singular: Tensor) -> Tensor:
     total = singular.sum(-1, keepdim=True)
     p = singular / total.clamp(min=torch.finfo(total.dtype).tiny)
     return torch.where(total.squeeze(-1) == 0, 0, torch.exp(torch.special.entr(p).sum(-1)))
 
 
-def stable_rank(matrix: Tensor) -> Tensor:
-    """``‖W‖²_F / ‖W‖²₂``, for matrices in the last two dimensions; 0 for a zero matrix, NaN where one is not finite."""
-    singular = _singular_values(matrix)
+def _stable(singular: Tensor) -> Tensor:
     # The ratios first: squares of large or small values would leave the range of numbers.
     ratios = singular / singular[..., :1].clamp(min=torch.finfo(singular.dtype).tiny)
     return (ratios**2).sum(-1)
@@ -454,11 +460,8 @@ class Monitor:
         figures: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             if parameter.ndim > 1:
-                matrix = _wide(parameter.detach()).flatten(1)
-                figures |= {
-                    f"effective_rank/{name}": effective_rank(matrix),
-                    f"stable_rank/{name}": stable_rank(matrix),
-                }
+                singular = _singular_values(_wide(parameter.detach()).flatten(1))  # most of what a snapshot takes
+                figures |= {f"effective_rank/{name}": _effective(singular), f"stable_rank/{name}": _stable(singular)}
         return figures
 
     def _gates_in_words(self) -> list[str]:
