@@ -36,6 +36,20 @@ __all__ = [
 
 
 StorePath = Annotated[Path | None, Parameter(name="--store", env_var="UPGD_STORE")]
+#: What tables, figures and pages show; the names of upgd.experiments.analysis.metrics.
+Shown = (
+    Literal[
+        "accuracy",
+        "loss",
+        "plasticity",
+        "loss-of-plasticity",
+        "forgetting",
+        "dormant-units",
+        "effective-rank",
+        "weight-norm",
+    ]
+    | None
+)
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 
 
@@ -148,7 +162,8 @@ class Execution:
     backend
         What computes: auto, torch or kernel.
     look_every
-        Look inside the learners (gates, dormant units, norms, ranks, plasticity) every so many steps, for the report.
+        Look inside the learners (gates, dormant units, norms, ranks, plasticity) every so many steps, for the report and
+        for --metric of tables and figures.
     checkpoint_every
         Seconds from one snapshot of unfinished work to the next.
     quiet

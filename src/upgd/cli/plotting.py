@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.options import UsageError
+from upgd.cli.options import Shown, UsageError
 from upgd.cli.results import Filter
 
 __all__ = ["plot"]
@@ -21,6 +21,7 @@ def plot(
     title: str | None = None,
     legend: bool | None = None,
     band: Literal["ci", "sd", "range", "none"] = "ci",
+    metric: Shown = None,
 ) -> None:
     """Draw the online curves of every method at its best setting, as PNG, SVG or PDF.
 
@@ -43,6 +44,9 @@ def plot(
     band
         Around the mean: its 95 % confidence interval (ci), one standard deviation of the seeds (sd), the range of all
         seeds, or none.
+    metric
+        What to draw: by default accuracy, in regression loss. All but accuracy, loss and forgetting are recorded by
+        --look-every.
     """
     from upgd import writing
     from upgd.experiments.analysis import figures
@@ -52,7 +56,7 @@ def plot(
     if kind not in _FORMATS:
         raise UsageError(f"{output} must end with .png, .svg or .pdf.")
     writing.check(output)
-    comparisons = which.results(stores).comparisons()
+    comparisons = which.results(stores).comparisons(metric)
     figure = figures.panels(comparisons, title=title, legend=legend, band=None if band == "none" else band)
     figures.write(figure, output, kind)
     print(f"wrote {output}", file=sys.stderr)  # the figure may go to the standard output

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from upgd.cli.options import StorePath, store_files, store_path
+from upgd.cli.options import Shown, StorePath, store_files, store_path
 
 __all__ = ["report", "watch"]
 
@@ -17,6 +17,7 @@ def report(
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("report.html"),
     problem: str | None = None,
     title: str | None = None,
+    metric: Shown = None,
     open_it: Annotated[bool, Parameter(name="--open", negative="")] = False,
 ) -> None:
     """Write one page about all results: tables, interactive curves, hyperparameters, divergences, commands.
@@ -41,12 +42,15 @@ def report(
         Only the results of this problem.
     title
         The page's title; by default the names of the files.
+    metric
+        What tables and curves show: by default accuracy, in regression loss. All but accuracy, loss and forgetting are
+        recorded by --look-every.
     open_it
         Open the page in the browser.
     """
     from upgd.report import write
 
-    path = write(store_files(stores, store), output, problem=problem, title=title)
+    path = write(store_files(stores, store), output, problem=problem, title=title, metric=metric)
     print(f"wrote {path}", file=sys.stderr)  # the page may go to the standard output
     if open_it:
         import webbrowser

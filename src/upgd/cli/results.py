@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from upgd.cli.options import Json, Steps, StorePath, UsageError, read_seeds, store_files, store_path
+from upgd.cli.options import Json, Shown, Steps, StorePath, UsageError, read_seeds, store_files, store_path
 
 if TYPE_CHECKING:
     from upgd.experiments import Results
@@ -91,7 +91,7 @@ def _methods(text: str, stores: Sequence[Path]) -> list[str]:
     return names
 
 
-def best(*stores: Path, which: Filter = Filter(), as_json: Json = False) -> None:  # noqa: B008
+def best(*stores: Path, which: Filter = Filter(), metric: Shown = None, as_json: Json = False) -> None:  # noqa: B008
     """The best setting of every method, by the area under its online curve, and how flat the optimum is.
 
     Variants of a method (--wise, --scaling, --order, --noise) have a best setting each. A setting of which fewer
@@ -101,6 +101,9 @@ def best(*stores: Path, which: Filter = Filter(), as_json: Json = False) -> None
     ----------
     stores
         The file that has the results; the same as --store. Several files are compared.
+    metric
+        What to show of the settings: by default accuracy, in regression loss. All but accuracy, loss and forgetting are
+        recorded by --look-every. Settings are always chosen by online accuracy or loss.
     as_json
         Print JSON, for other programs.
     """
@@ -108,7 +111,7 @@ def best(*stores: Path, which: Filter = Filter(), as_json: Json = False) -> None
     from upgd.experiments.analysis.results import best_text
     from upgd.experiments.analysis.variants import best_of_variants
 
-    chosen = [(c, one) for c in which.results(stores).comparisons() for one in best_of_variants(c).values()]
+    chosen = [(c, one) for c in which.results(stores).comparisons(metric) for one in best_of_variants(c).values()]
     if as_json:
         print(json.dumps([_best_facts(c, b) for c, b in chosen], indent=2))
     else:
@@ -121,6 +124,7 @@ def table(
     all_settings: Annotated[bool, Parameter(name="--all", negative="")] = False,
     against: str | None = None,
     pairs: Annotated[bool, Parameter(negative="")] = False,
+    metric: Shown = None,
     as_json: Json = False,
 ) -> None:
     """Means ± standard errors over seeds, first and last quarter, and a paired test against the best method.
@@ -138,6 +142,9 @@ def table(
         Compare with this method, and not with the best one.
     pairs
         Compare every method with every other.
+    metric
+        What to show of the settings: by default accuracy, in regression loss. All but accuracy, loss and forgetting are
+        recorded by --look-every. Settings are always chosen by online accuracy or loss.
     as_json
         Print JSON, for other programs.
     """
@@ -148,7 +155,11 @@ def table(
             f"--pairs compares all methods with one another; leave out {'--all' if all_settings else '--against'}."
         )
     results = which.results(stores)
-    lines = results.pairs() if pairs else results.table(all_settings=all_settings, against=against)
+    lines = (
+        results.pairs(metric=metric)
+        if pairs
+        else results.table(all_settings=all_settings, against=against, metric=metric)
+    )
     print(json.dumps(list(lines.lines), indent=2) if as_json else lines.text(terminal_width()))
 
 
@@ -317,8 +328,9 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
         "steps": comparison.steps,
         "method": chosen.entry.method,
         "settings": dict(chosen.entry.settings),
-        "metric": comparison.metric,
+        "metric": comparison.chosen_by,
         "score": _finite(chosen.score),
+        **_shown(comparison, chosen),
         "seeds": list(chosen.seeds),
         "diverged": chosen.diverged,
         "tried": chosen.tried,
@@ -335,10 +347,19 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
     }
 
 
-def _run_facts(record: "Record") -> dict[str, Any]:
-    from upgd.experiments.analysis.compare import area
+def _shown(comparison: Any, chosen: Any) -> dict[str, Any]:
+    """The metric that was asked for, if it is another than the one that chose the settings."""
+    from upgd.experiments.analysis.results import mean_score
 
-    key, metric = record.key, "loss" if record.accuracy is None else "accuracy"
+    if comparison.metric == comparison.chosen_by:
+        return {}
+    return {comparison.metric: mean_score(chosen.shown, comparison.metric)}
+
+
+def _run_facts(record: "Record") -> dict[str, Any]:
+    from upgd.experiments.analysis.metrics import area, usual
+
+    key, metric = record.key, usual(record)
     return {
         "id": record.id,
         "problem": key.problem,
@@ -349,7 +370,7 @@ def _run_facts(record: "Record") -> dict[str, Any]:
         "seed": key.seed,
         "steps": key.steps,
         "metric": metric,
-        "score": _finite(area(record, metric)),  # type: ignore[arg-type]
+        "score": _finite(area(record, metric)),
         "diverged_at": record.diverged_at,
         "device": record.device,
         "backend": record.backend,

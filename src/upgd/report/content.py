@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from upgd.experiments.analysis.bands import interval, of_seeds
-from upgd.experiments.analysis.compare import OWN_LOOP, Best, Comparison, Entry, Row, area, comparisons
+from upgd.experiments.analysis.compare import OWN_LOOP, Best, Comparison, Entry, Row, comparisons
 from upgd.experiments.analysis.layout import number_format
+from upgd.experiments.analysis.metrics import METRICS, Metric, area
 from upgd.experiments.analysis.results import CAVEAT, settings_text
 from upgd.experiments.analysis.variants import Variant, best_of_variants, by_variant, dashes, table_rows
 from upgd.experiments.analysis.variants import variant as variant_of
@@ -101,13 +102,14 @@ class Section:
         lines = [row for row in self.rows if row.evaluation == ahead.evaluation]
         if math.isnan(ahead.mean):
             return "Every learner diverged."
-        metric = self.comparison.metric
-        highest = max if metric == "accuracy" else min
-        lead = f"has the {'highest' if highest is max else 'lowest'} {metric}:"
+        noun = self.comparison.metric.replace("-", " ")
+        of_it = f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} of"
+        highest = max if METRICS[self.comparison.metric].higher else min
+        lead = f"has the {'highest' if highest is max else 'lowest'} {noun}:"
         if highest(row.mean for row in lines if not math.isnan(row.mean)) != ahead.mean:
-            lead = f"diverges least, with {'an accuracy' if metric == 'accuracy' else 'a loss'} of"
+            lead = f"diverges least, with {of_it}"
         if len(lines) == 1:
-            lead = f"has {'an accuracy' if metric == 'accuracy' else 'a loss'} of"
+            lead = f"has {of_it}"
         spread = "" if math.isnan(ahead.error) else f" ± {ahead.error:.2g}"
         words = f"{first} {lead} {ahead.mean:.4g}{spread} over all steps ({_counted(ahead)})."
         if len(lines) > 1 and lines[1].difference is not None:
@@ -129,6 +131,8 @@ class Section:
         """What the page's program draws."""
         return {
             "metric": self.comparison.metric,
+            "noun": self.comparison.noun.removeprefix("online "),
+            "higher": METRICS[self.comparison.metric].higher,
             "steps": self.comparison.steps,
             "format": number_format(setting.score for setting in self.settings),
             "methods": [self._method(variant) for variant in self.ranked],
@@ -201,9 +205,9 @@ class Section:
         return shlex.join([*words, "--store", first.source or store])
 
 
-def sections(records: Iterable[Record]) -> list[Section]:
+def sections(records: Iterable[Record], metric: Metric | None = None) -> list[Section]:
     """The comparisons that a file of results has."""
-    return [_section(comparison) for comparison in comparisons(records)]
+    return [_section(comparison) for comparison in comparisons(records, metric)]
 
 
 def _section(comparison: Comparison) -> Section:

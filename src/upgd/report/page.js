@@ -115,7 +115,7 @@
   // --- Curves.
 
   const finite = (values) => values.filter((value) => value !== null);
-  const noun = (section) => (data[section].metric === "accuracy" ? "accuracy" : "squared error");
+  const noun = (section) => data[section].noun;
   function spansDecades(section, values) {
     const all = finite(values);
     return data[section].metric === "loss" && Math.min(...all) > 0 && Math.max(...all) > 30 * Math.min(...all);
@@ -183,7 +183,7 @@
 
   const worded = (section, name) => data[section].words[name] ?? name;
   const spaced = (name) => name.replaceAll("_", " ");
-  const isBetter = (section) => (data[section].metric === "accuracy" ? (a, b) => a > b : (a, b) => a < b);
+  const isBetter = (section) => (data[section].higher ? (a, b) => a > b : (a, b) => a < b);
 
   // What a setting has reached: its score, and the share of its learners that diverged, which counts first.
   const reached = (method, row) => ({ score: row[method.names.length], diverged: row[method.names.length + 1] });

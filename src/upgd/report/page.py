@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from upgd import writing
+from upgd.experiments.analysis.metrics import Metric
 from upgd.experiments.analysis.stores import read
 from upgd.report.content import Section, sections
 from upgd.report.parts import overview, section
@@ -57,6 +58,7 @@ def write(
     *,
     problem: str | None = None,
     title: str | None = None,
+    metric: Metric | None = None,
 ) -> Path:
     """Write the page about a file of results, or about several that are compared.
 
@@ -65,6 +67,7 @@ def write(
         path: where the page goes, such as ``report.html``.
         problem: only the results of this problem.
         title: the page's title; by default the names of the files.
+        metric: what tables and curves show; by default accuracy, in regression loss.
 
     Returns:
         The path.
@@ -81,7 +84,7 @@ def write(
     writing.check(target)
     if title is None and len(stores) > 1:
         title = " and ".join(one.name for one in stores)
-    page = render(records, stores[0], damage=damage, title=title)
+    page = render(records, stores[0], damage=damage, title=title, metric=metric)
     with writing.text(target) as file:
         file.write(page)
     return target
@@ -94,9 +97,10 @@ def render(
     news: str | None = None,
     damage: Sequence[str] = (),
     title: str | None = None,
+    metric: Metric | None = None,
 ) -> str:
     """The whole page; a live one, which says from which news it was made, gets plotly and further news from its server."""
-    return page_around(content(records, store, damage, title), store, news=news, title=title)
+    return page_around(content(records, store, damage, title, metric), store, news=news, title=title)
 
 
 def page_around(content: str, store: Path, *, news: str | None = None, title: str | None = None) -> str:
@@ -121,9 +125,15 @@ def page_around(content: str, store: Path, *, news: str | None = None, title: st
     )
 
 
-def content(records: Sequence[Record], store: Path, damage: Sequence[str] = (), title: str | None = None) -> str:
+def content(
+    records: Sequence[Record],
+    store: Path,
+    damage: Sequence[str] = (),
+    title: str | None = None,
+    metric: Metric | None = None,
+) -> str:
     """What changes while a sweep runs: all text and tables, and the charts' data; and what is damaged in the store."""
-    found = sections(records)
+    found = sections(records, metric)
     anchors = [f"comparison-{number}" for number in range(1, len(found) + 1)]
     parts = [section(one, anchor, str(store)) for one, anchor in zip(found, anchors, strict=True)]
     charts = {anchor: one.chart() for one, anchor in zip(found, anchors, strict=True)}

@@ -7,6 +7,7 @@ from html import escape
 
 from upgd.experiments.analysis.compare import Row
 from upgd.experiments.analysis.layout import number_format, p_text
+from upgd.experiments.analysis.metrics import METRICS
 from upgd.experiments.analysis.results import AT_EDGE, note_html, plural, settings_text
 from upgd.experiments.analysis.variants import Variant
 from upgd.experiments.execution.progress import count, duration
@@ -78,12 +79,12 @@ def _subtitle(one: Section) -> str:
 
 def _curves(one: Section, anchor: str) -> str:
     comparison = one.comparison
-    noun = "accuracy" if comparison.metric == "accuracy" else "squared error"
+    noun = comparison.noun
     ends = ", ".join(f"{v.label} {_number(row.mean, '.4g')}" for v, row in zip(one.ranked, one.rows, strict=True))
-    label = f"Chart: online {noun} against step. Means over all steps: {ends}. The table after it has the numbers."
+    label = f"Chart: {noun} against step. Means over all steps: {ends}. The table after it has the numbers."
     return (
-        f"<figure><figcaption>Online {noun} of every method at its best setting: mean over seeds, from three seeds on with a "
-        f'95 % band, means over task windows</figcaption><div class="switches" data-chart="switches" role="group" '
+        f"<figure><figcaption>{noun.capitalize()} of every method at its best setting: mean over seeds, from three seeds on "
+        f'with a 95 % band, means over task windows</figcaption><div class="switches" data-chart="switches" role="group" '
         f'aria-label="Show or hide methods"></div><div class="choices"></div><div class="chart" data-chart="curves" '
         f'data-of="{anchor}" role="img" '
         f'aria-label="{escape(label)}"></div></figure>'
@@ -100,13 +101,18 @@ def _table(one: Section) -> str:
         for variant, row, at_edge in zip(one.ranked, one.rows, edges, strict=True)
     ]
     caption = (
-        f"Online {one.comparison.metric}, mean over all steps; differences by a paired t-test over common seeds, p corrected "
+        f"{_shown(one)}, mean over all steps; differences by a paired t-test over common seeds, p corrected "
         "for all pairs of methods (Holm)"
     )
     swatches = [_swatch(one, variant) for variant in one.ranked]
     table = _tabular(caption, [*head, *(["diverged"] * diverged)], lines, words=2, marks=swatches)
     notes = [f"{AT_EDGE}."] * any(edges) + [one.caveat] * bool(one.caveat)
     return table + "".join(f'<p class="note">{note_html(note)}</p>' for note in notes)
+
+
+def _shown(one: Section) -> str:
+    metric = one.comparison.metric
+    return f"Online {metric}" if metric in ("accuracy", "loss") else metric.replace("-", " ").capitalize()
 
 
 def _swatch(one: Section, variant: Variant) -> str:
@@ -133,7 +139,7 @@ def _row(label: str, row: Row, edges: Sequence[str], spec: str, diverged: bool) 
 def _sensitivity(one: Section, anchor: str) -> str:
     if len(one.settings) == len(one.best):
         return ""
-    better = max if one.comparison.metric == "accuracy" else min
+    better = max if METRICS[one.comparison.metric].higher else min
     ordered = sorted(
         one.settings,
         key=lambda s: (s.diverged / s.seeds, math.isnan(s.score), -s.score if better is max else s.score),

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from upgd.experiments.analysis.compare import Entry, Metric
+from upgd.experiments.analysis.compare import Entry
+from upgd.experiments.analysis.metrics import METRICS, Metric, series
 from upgd.experiments.analysis.student import quantile
 
 __all__ = ["band", "interval", "of_seeds"]
@@ -32,17 +33,18 @@ def band(values: Floats) -> tuple[Floats, Floats]:
 def interval(values: Floats, metric: Metric) -> tuple[Floats, Floats, Floats]:
     """The mean over seeds and both ends of its 95 % confidence interval, which never leaves the range of the metric.
 
-    For accuracies this is Student's t interval, cut off at 0 and 1. Losses are skewed, and a symmetric interval around their
-    mean would reach below zero. They get the percentile bootstrap, expanded for few seeds as Hesterberg (2015, "What
-    teachers should know about the bootstrap") proposes; it stays between the smallest and the largest seed.
+    For all but losses this is Student's t interval, cut off where the metric ends. Losses are skewed, and a symmetric
+    interval around their mean would reach below zero. They get the percentile bootstrap, expanded for few seeds as Hesterberg
+    (2015, "What teachers should know about the bootstrap") proposes; it stays between the smallest and the largest seed.
 
     Args:
         values: ``(seeds, points)``.
         metric: what the values are.
     """
     mean, reach = band(values)
-    if metric == "accuracy":
-        return mean, np.maximum(mean - reach, 0), np.minimum(mean + reach, 1)
+    if metric != "loss":
+        least, most = METRICS[metric].bounds
+        return mean, np.maximum(mean - reach, least), np.minimum(mean + reach, most)
     seeds = len(values)
     if seeds < 2:
         return mean, mean, mean
@@ -53,16 +55,17 @@ def interval(values: Floats, metric: Metric) -> tuple[Floats, Floats, Floats]:
     return mean, low, high
 
 
-def of_seeds(entry: Entry, metric: str, points: int) -> tuple[NDArray[Any], Floats]:
+def of_seeds(entry: Entry, metric: Metric, points: int) -> tuple[NDArray[Any], Floats]:
     """Where windows end, and the learners' means: ``(points,)`` and ``(seeds, points)``; without those that diverged.
 
     Where there are more windows than ``points``, neighbours are joined; each step counts the same.
     """
-    alive = [record for record in entry.records.values() if record.diverged_at is None]
-    if not alive:
+    found = [one for record in entry.records.values() if (one := series(record, metric)) is not None]
+    found = [one for one in found if np.array_equal(one.ends, found[0].ends)]  # others were looked at at other steps
+    if not found:
         return np.empty(0), np.empty((0, 0))
-    values = np.array([record.accuracy if metric == "accuracy" else record.loss for record in alive], np.float64)
-    ends, lengths = alive[0].ends, alive[0].lengths
+    values = np.array([one.values for one in found])
+    ends, lengths = found[0].ends, found[0].lengths
     together = -(-len(ends) // points)
     first = np.arange(0, len(ends), together)
     joined = np.add.reduceat(values * lengths, first, axis=1) / np.add.reduceat(lengths, first)

@@ -1,7 +1,8 @@
 """Comparing methods fairly: which settings are best, how flat the optimum is, and whether a difference is one.
 
 **Score.** The area under a learner's online curve: the mean over all steps of the accuracy (in regression, of the loss) of
-predictions made before the update.
+predictions made before the update. Settings are chosen by it. Tables and figures may show another metric of the settings so
+chosen; see :mod:`upgd.experiments.analysis.metrics`.
 
 **Divergence.** A setting with fewer diverged learners comes before one with more, whatever their scores; the score of a
 setting is the mean over its learners that did not diverge.
@@ -31,6 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from upgd.experiments.analysis.metrics import METRICS, Metric, area, check, quarter, usual
 from upgd.experiments.analysis.student import p_value
 from upgd.experiments.spec.engine import ENGINE
 from upgd.store import Record
@@ -51,7 +53,6 @@ __all__ = [
     "rows",
 ]
 
-Metric = Literal["accuracy", "loss"]
 #: Which seeds a line of a table is about: fresh ones, or those that chose the settings. None where nothing was chosen.
 Evaluation = Literal["fresh", "search"] | None
 #: The backend of results that come from somebody's own loop: nothing here can run them again.
@@ -82,13 +83,26 @@ class Comparison:
     options: Mapping[str, Any]
     network: str
     steps: int
-    metric: Metric
+    metric: Metric  #: what is shown
     entries: tuple[Entry, ...] = field(repr=False)
     engine: int = ENGINE
 
     def of(self, method: str) -> list[Entry]:
         """The method's settings."""
         return [entry for entry in self.entries if entry.method == method]
+
+    @property
+    def chosen_by(self) -> Metric:
+        """The online metric by which settings are chosen, whatever is shown of them."""
+        if self.metric in ("accuracy", "loss"):
+            return self.metric
+        return next(usual(record) for entry in self.entries for record in entry.records.values())
+
+    @property
+    def noun(self) -> str:
+        """What axes and captions call the metric."""
+        regression = all(record.accuracy is None for entry in self.entries for record in entry.records.values())
+        return "online squared error" if self.metric == "loss" and regression else METRICS[self.metric].noun
 
     @property
     def title(self) -> str:
@@ -177,30 +191,15 @@ def engine_text(engine: int) -> str:
     return "" if engine == ENGINE else f", engine version {engine}"
 
 
-def comparisons(records: Iterable[Record]) -> list[Comparison]:
-    """Sort records into what can be compared."""
+def comparisons(records: Iterable[Record], metric: Metric | None = None) -> list[Comparison]:
+    """Sort records into what can be compared, by a metric or by what is usual for each problem."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         key = record.key
         groups.setdefault(
             repr((key.problem, sorted(key.options.items()), key.network, key.steps, key.engine)), []
         ).append(record)
-    return [_comparison(group) for group in groups.values()]
-
-
-def area(record: Record, metric: Metric) -> float:
-    """The mean of the online metric over all steps; NaN for a learner that diverged."""
-    curve = record.accuracy if metric == "accuracy" else record.loss
-    if curve is None or record.diverged_at is not None:
-        return math.nan
-    return float(curve.astype(np.float64) @ record.lengths / record.key.steps)
-
-
-def quarter(record: Record, metric: Metric, which: Literal["first", "last"]) -> float:
-    """The mean over the first or the last quarter of the steps."""
-    steps = record.key.steps
-    begin, end = (0, steps / 4) if which == "first" else (steps * 3 / 4, steps)
-    return _mean(record, metric, begin, end)
+    return [_comparison(group, metric) for group in groups.values()]
 
 
 def best(comparison: Comparison, method: str, settings: Mapping[str, Any] | None = None) -> Best:
@@ -208,7 +207,7 @@ def best(comparison: Comparison, method: str, settings: Mapping[str, Any] | None
     which something else has chosen."""
     all_of_method = comparison.of(method)
     entries, seeds = _on_common_seeds(all_of_method)
-    metric = comparison.metric
+    metric = comparison.chosen_by
     scores = [_score(entry, seeds, metric) for entry in entries]
     diverged = [_diverged(entry, seeds) for entry in entries]
     first = next((i for i, entry in enumerate(entries) if entry.settings == settings), None)
@@ -236,7 +235,7 @@ def best(comparison: Comparison, method: str, settings: Mapping[str, Any] | None
 def ranked(comparison: Comparison, method: str) -> list[Entry]:
     """The settings of a method that share seeds, the best first."""
     entries, seeds = _on_common_seeds(comparison.of(method))
-    return sorted(entries, key=lambda entry: _rank(entry, seeds, comparison.metric))
+    return sorted(entries, key=lambda entry: _rank(entry, seeds, comparison.chosen_by))
 
 
 def rows(
@@ -257,7 +256,7 @@ def rows(
         corrected: whether to correct p for the number of tests; among many settings that takes long and says little.
     """
     metric = comparison.metric
-    sign = -1 if metric == "accuracy" else 1
+    sign = -1 if METRICS[metric].higher else 1
 
     def rank(entry: Entry) -> tuple[float, bool, float]:
         mean = _score(entry, tuple(entry.records), metric)
@@ -301,26 +300,20 @@ def holm(chances: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def _comparison(records: list[Record]) -> Comparison:
+def _comparison(records: list[Record], metric: Metric | None) -> Comparison:
     key = records[0].key
     entries: dict[str, tuple[str, Mapping[str, Any], dict[int, Record], str]] = {}
     for record in records:
         name = repr((record.key.method, sorted(record.key.settings.items()), record.source))
         own = entries.setdefault(name, (record.key.method, record.key.settings, {}, record.source))
         own[2][record.key.seed] = record
-    metric: Metric = "loss" if records[0].accuracy is None else "accuracy"
     found = tuple(Entry(*entry) for entry in entries.values())
-    return Comparison(key.problem, key.options, key.network, key.steps, metric, found, key.engine)
-
-
-def _mean(record: Record, metric: Metric, begin: float, end: float) -> float:
-    curve = record.accuracy if metric == "accuracy" else record.loss
-    if curve is None or record.diverged_at is not None:
-        return math.nan
-    ends = record.ends
-    overlap = np.clip(np.minimum(ends, end) - np.maximum(ends - record.lengths, begin), 0, None)
-    counted = overlap > 0
-    return float(np.average(curve[counted].astype(np.float64), weights=overlap[counted]))
+    comparison = Comparison(
+        key.problem, key.options, key.network, key.steps, metric or usual(records[0]), found, key.engine
+    )
+    if metric is not None:
+        check(metric, records, comparison.title)
+    return comparison
 
 
 def _score(entry: Entry, seeds: Sequence[int], metric: Metric) -> float:
@@ -357,7 +350,7 @@ def _diverged(entry: Entry, seeds: Sequence[int]) -> int:
 def _rank(entry: Entry, seeds: Sequence[int], metric: Metric) -> tuple[Any, ...]:
     """What is smallest for the best entry."""
     score = _score(entry, seeds, metric)
-    score = -score if metric == "accuracy" else score
+    score = -score if METRICS[metric].higher else score
     return (_diverged(entry, seeds), math.inf if math.isnan(score) else score, *_tie_break(entry.settings))
 
 
@@ -378,7 +371,7 @@ def _lr_first(item: tuple[str, Any]) -> tuple[bool, str]:
 
 def _as_good(score: float, best_score: float, metric: Metric) -> bool:
     slack = FLAT * abs(best_score)
-    return score >= best_score - slack if metric == "accuracy" else score <= best_score + slack
+    return score >= best_score - slack if METRICS[metric].higher else score <= best_score + slack
 
 
 def _surroundings(

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from upgd import writing
 from upgd.experiments.analysis.bands import interval, of_seeds
-from upgd.experiments.analysis.compare import Comparison, Entry, Metric
+from upgd.experiments.analysis.compare import Comparison, Entry
+from upgd.experiments.analysis.metrics import METRICS, Metric
 from upgd.experiments.analysis.variants import best_of_variants, dashes, variant
 from upgd.methods import colours as of_methods
 
@@ -155,9 +156,8 @@ def curves(
         pad=22,
     )
     seeds = max((len(values) for *_, values in drawn), default=0)
-    noun = "accuracy" if comparison.metric == "accuracy" else "squared error"
     shown = ", " if seeds == 1 else ", mean of " if seeds < _LEAST_FOR_A_BAND else f", {_BAND_WORDS[band]} of "
-    subtitle = f"online {noun}{shown}{seeds} {'fresh ' * fresh}seed{'s' * (seeds != 1)}"
+    subtitle = f"{comparison.noun}{shown}{seeds} {'fresh ' * fresh}seed{'s' * (seeds != 1)}"
     if any(record.diverged_at is not None for entry in entries for record in entry.records.values()):
         subtitle += ", without those that diverged"
     ax.text(0, 1.02, subtitle, transform=ax.transAxes, fontsize=_size(9.5), color=style["text.color"])
@@ -266,8 +266,8 @@ def _reach(values: NDArray[Any], metric: Metric, band: Band) -> tuple[NDArray[An
         return mean, values.min(0), values.max(0)
     if band == "sd":
         spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
-        most = 1.0 if metric == "accuracy" else np.inf
-        return mean, np.maximum(mean - spread, 0), np.minimum(mean + spread, most)
+        least, most = METRICS[metric].bounds
+        return mean, np.maximum(mean - spread, least), np.minimum(mean + spread, most)
     return mean, low, high
 
 

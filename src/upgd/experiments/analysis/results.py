@@ -12,16 +12,14 @@ from upgd.experiments.analysis.compare import (
     Comparison,
     Entry,
     Evaluation,
-    Metric,
     Pair,
     Row,
-    area,
     comparisons,
     engine_text,
     pairs,
-    quarter,
 )
 from upgd.experiments.analysis.layout import laid_out, number_format, p_text, terminal_width, wrapped
+from upgd.experiments.analysis.metrics import METRICS, Metric, area, how_to_record, quarter
 from upgd.experiments.analysis.variants import best_of_variants, evaluated, table_rows, variant
 from upgd.experiments.spec.settings import is_usual, ordered, symbol
 from upgd.store import Record
@@ -53,6 +51,8 @@ class Results:
 
     def frame(self) -> Any:
         """One row for each learner: what it was, and its mean loss and accuracy over all steps and over the outer quarters.
+
+        There is a column for each further metric that was recorded, such as ``forgetting`` and ``dormant_units``.
 
         Returns:
             A pandas DataFrame where pandas is installed; else a dictionary of columns.
@@ -104,19 +104,24 @@ class Results:
             ]
         )
 
-    def comparisons(self) -> list[Comparison]:
-        """The learners sorted into what can be compared: same problem, network and steps."""
-        return comparisons(self.records)
+    def comparisons(self, metric: Metric | None = None) -> list[Comparison]:
+        """The learners sorted into what can be compared: same problem, network and steps.
 
-    def best(self) -> list[Best]:
+        Args:
+            metric: what tables and figures of them show, such as ``"forgetting"``; by default online accuracy, in regression
+                online loss. :mod:`upgd.experiments.analysis.metrics` has all.
+        """
+        return comparisons(self.records, metric)
+
+    def best(self, metric: Metric | None = None) -> list[Best]:
         """The best setting of every method, and of every variant of it, in every comparison.
 
         :mod:`upgd.experiments.analysis.compare` has the rules; :mod:`upgd.experiments.analysis.variants` says what a
-        variant is.
+        variant is. Settings are chosen by online accuracy or loss, whatever else the ``metric`` is.
         """
-        return [one for comparison in self.comparisons() for one in best_of_variants(comparison).values()]
+        return [one for comparison in self.comparisons(metric) for one in best_of_variants(comparison).values()]
 
-    def table(self, *, all_settings: bool = False, against: str | None = None) -> "Table":
+    def table(self, *, all_settings: bool = False, against: str | None = None, metric: Metric | None = None) -> "Table":
         """Mean ± standard error over seeds of every method and variant at its best setting, or of all settings.
 
         A best setting that has fresh seeds is shown on these alone. *p* is that of a paired *t*-test, corrected for the
@@ -126,23 +131,27 @@ class Results:
             all_settings: all settings, and not only the best of each; nothing is corrected then.
             against: the method, or the label of a variant (``"UPGD, local"``), with which the others are compared; by
                 default the best.
+            metric: what to show; see :meth:`comparisons`.
         """
         lines: list[dict[str, Any]] = []
-        for comparison in self.comparisons():
+        for comparison in self.comparisons(metric):
             chosen = {} if all_settings else best_of_variants(comparison)
             found = table_rows(comparison, all_settings=all_settings, against=against)
             lines += [_line(comparison, row, against, chosen.get(variant(row.entry))) for row in found]
         return Table(lines)
 
-    def pairs(self) -> "PairTable":
+    def pairs(self, *, metric: Metric | None = None) -> "PairTable":
         """Every method and variant, at its best setting, against every other: differences over common seeds.
 
         *p* is corrected for the number of pairs by Holm's procedure.
+
+        Args:
+            metric: what to compare; see :meth:`comparisons`.
         """
         return PairTable(
             [
                 _pair_line(comparison, pair, evaluation)
-                for comparison in self.comparisons()
+                for comparison in self.comparisons(metric)
                 for evaluation, entries in evaluated(comparison)
                 for pair in pairs(comparison, entries)
             ]
@@ -156,6 +165,7 @@ class Results:
         legend: bool | None = None,
         band: "Band | bool" = "ci",
         title: str | None = None,
+        metric: Metric | None = None,
     ) -> "Axes":
         """The online curves of methods and variants at their best settings, of the first comparison, with bands.
 
@@ -168,12 +178,13 @@ class Results:
             band: ``"ci"``, the 95 % confidence interval of the mean; ``"sd"``, one standard deviation of the seeds to either
                 side; ``"range"``, from the smallest to the largest; None or False, nothing. From three seeds on.
             title: by default the problem's name.
+            metric: what to draw; see :meth:`comparisons`.
         """
         from upgd.experiments.analysis import figures
 
         if not self.records:
             raise ValueError("there is nothing to plot: no learner is in these results")
-        comparison = self.comparisons()[0]
+        comparison = self.comparisons(metric)[0]
         entries = None if methods is None else _chosen(comparison, [methods] if isinstance(methods, str) else methods)
         return figures.curves(comparison, entries, ax=ax, legend=legend, band=band, title=title)
 
@@ -223,7 +234,13 @@ class Table:
     def notes(self) -> list[str]:
         """What to keep in mind with these numbers."""
         tested = any(line["evaluation"] == "search" and line["p_holm"] is not None for line in self.lines)
-        return [AT_EDGE] * any(line.get("edges") for line in self.lines) + [CAVEAT] * tested
+        lacking = {
+            line["metric"]: line["steps"]
+            for line in self.lines
+            if line.get("mean", 0) is None and line["diverged"] < line["seeds"]
+        }
+        missing = [f"–: there is no {metric}; {how_to_record(metric, steps)}" for metric, steps in lacking.items()]
+        return [AT_EDGE] * any(line.get("edges") for line in self.lines) + [CAVEAT] * tested + missing
 
     def _repr_html_(self) -> str:
         tables = "".join(f"<p>{html.escape(title)}</p>{_html(rows)}" for title, rows in self._parts())
@@ -235,7 +252,8 @@ class Table:
         for line in self.lines:
             options = "".join(f", {name} {_text(value)}" for name, value in line["options"].items())
             steps = f"{line['steps']:,} steps{engine_text(line['engine'])}"
-            title = f"{line['problem']}{options}, network {line['network']}, {steps}: online {line['metric']}"
+            metric = f"{'online ' * (line['metric'] in ('accuracy', 'loss'))}{line['metric']}"
+            title = f"{line['problem']}{options}, network {line['network']}, {steps}: {metric}"
             reference = f", compared with {line['against']}" if line.get("against") else ""
             parts.setdefault(f"{title}{_ON[line['evaluation']]}{reference}", []).append(line)
         return [(title, self._cells(lines)) for title, lines in parts.items()]
@@ -340,7 +358,7 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
     parts: dict[str, list[str]] = {}
     for comparison, one in chosen:
         seeds = plural(len(one.seeds), "seed")
-        score = f"{comparison.metric} {one.score:.4f}, mean of {seeds}"
+        score = f"{comparison.chosen_by} {one.score:.4f}, mean of {seeds}"
         if math.isnan(one.score):
             score = f"diverged with {seeds}"
         source = f" ({one.entry.source})" if one.entry.source else ""
@@ -353,8 +371,10 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
         if one.left_out:
             lines.append(f"    {plural(one.left_out, 'setting')} left out, without a seed in common with these")
         if one.fresh_seeds:
-            fresh = _mean_score(one.shown, comparison.metric)
-            lines.append(f"    on {plural(len(one.fresh_seeds), 'fresh seed')}: {comparison.metric} {_text(fresh)}")
+            fresh = mean_score(one.shown, comparison.chosen_by)
+            lines.append(f"    on {plural(len(one.fresh_seeds), 'fresh seed')}: {comparison.chosen_by} {_text(fresh)}")
+        if comparison.metric != comparison.chosen_by:
+            lines.append(f"    {comparison.metric} {_text(mean_score(one.shown, comparison.metric))}")
         for name, near in one.neighbours.items():
             scores = ", ".join(f"{_text(value)} → {'diverged' if s != s else f'{s:.4f}'}" for value, s in near.items())
             lines.append(f"    next to it: {symbol(name)} {scores}")
@@ -366,7 +386,8 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
     )
 
 
-def _mean_score(entry: Entry, metric: Metric) -> float | None:
+def mean_score(entry: Entry, metric: Metric) -> float | None:
+    """The metric's mean over seeds; None where no seed has it."""
     areas = [score for record in entry.records.values() if not math.isnan(score := area(record, metric))]
     return sum(areas) / len(areas) if areas else None
 
@@ -432,6 +453,7 @@ def _summary(record: Record) -> dict[str, Any]:
         "loss": area(record, "loss"),
         "accuracy": accuracy,
         **quarters,
+        **{_column(metric): area(record, metric) for metric in _DERIVED if METRICS[metric].series(record) is not None},
         "diverged_at": record.diverged_at,
         "device": record.device,
         "backend": record.backend,
@@ -490,8 +512,17 @@ def _identity(record: Record) -> dict[str, Any]:
     }
 
 
+#: The metrics that are columns of a frame where they were recorded.
+_DERIVED = tuple(metric for metric in METRICS if metric not in ("loss", "accuracy"))
+
+
+def _column(metric: Metric) -> str:
+    return metric.replace("-", "_")
+
+
 #: The names that columns have besides those of settings.
 _COLUMNS = {
+    *map(_column, _DERIVED),
     *("source", "problem", "network", "steps", "method", "seed", "step", "loss", "accuracy", "diverged_at", "device"),
     *("backend", "seconds", "finished"),
     *(f"{metric}_{which}_quarter" for metric in ("loss", "accuracy") for which in ("first", "last")),
