@@ -1,0 +1,201 @@
+"""What every registered method owes, in every variant, whatever its rule is."""
+
+import copy
+import functools
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import upgd
+import upgd.noise
+from upgd.methods import METHODS
+from upgd.networks import MLP, reset
+from upgd.population import Learner, Population
+from upgd.streams import make
+
+sys.path.append(str(Path(__file__).parents[1] / "population"))
+from plain_loop import CounterNoise
+
+STREAM = make("output-permuted-digits", task_length=15)
+NETWORK = MLP((64, 7, 6, 10), "leaky_relu")
+STEPS = 25
+#: Values for the settings that would otherwise have next to no effect within so few steps.
+VALUES = {"lr": 0.02, "sigma": 0.05, "weight_decay": 0.1, "beta_utility": 0.8, "betas": (0.5, 0.9)}
+
+
+def variants() -> dict[str, dict[str, Any]]:
+    """Every combination of the choices of every method; and inputs that are normalized and layers without gates."""
+    found = {}
+    for name, method in METHODS.items():
+        if not method.__module__.startswith("upgd."):
+            continue
+        choices = {key: setting.choices for key, setting in method.settings.items() if setting.choices}
+        combined = [dict(zip(choices, chosen, strict=True)) for chosen in itertools.product(*choices.values())]
+        combined.append({"normalize": 0.9})
+        if "gated" in method.settings:
+            combined += [{"gated": "output"}, {"gated": "hidden"}]
+        for chosen in combined:
+            found[" ".join([name, *(f"{key}={value}" for key, value in chosen.items())])] = {"method": name, **chosen}
+    return found
+
+
+def learner_of(settings: dict[str, Any], **others: Any) -> Learner:
+    own = METHODS[settings["method"]].settings
+    needed = {name: setting.example for name, setting in own.items() if setting.default is ...}
+    return Learner(**{**needed, **{name: value for name, value in VALUES.items() if name in own}, **settings, **others})
+
+
+#: Every one has a seed of its own, so that none can be taken for another.
+LEARNERS = {name: learner_of(settings, seed=seed) for seed, (name, settings) in enumerate(variants().items())}
+every_variant = pytest.mark.parametrize("name", LEARNERS)
+
+
+@functools.cache
+def crowd(dtype: torch.dtype, steps: int = STEPS) -> Population:
+    """All of them together."""
+    population = Population(NETWORK, list(LEARNERS.values()), backend="torch", dtype=dtype)
+    population.run(STREAM, steps, window=1)
+    return population
+
+
+def place(name: str) -> int:
+    return list(LEARNERS).index(name)
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], **tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], **(tolerance or {"rtol": 0, "atol": 0}), equal_nan=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- a plain loop
+
+
+class EvenFeatureSearch:
+    """The control of feature-wise search by hand: noise for hidden layers, gradient descent for the last one."""
+
+    def __init__(self, model: nn.Module, learner: Learner) -> None:
+        *hidden, weight, bias = model.parameters()
+        self.hidden = hidden
+        anticorrelated = learner.noise == "anticorrelated"
+        noise = "anticorrelated" if anticorrelated else "white"
+        self.search = upgd.PGD(hidden, learner.lr, sigma=learner.sigma, noise=noise)
+        self.descent = torch.optim.SGD([weight, bias], learner.lr)
+
+    def step(self) -> None:
+        for param in self.hidden:
+            param.grad = torch.zeros_like(param)
+        self.search.step()
+        self.descent.step()
+
+
+def optimizer_of(model: nn.Module, criterion: nn.Module, learner: Learner) -> Any:
+    settings = {name: value for name, value in learner.values if name not in ("normalize", "gated")}
+    curvature = upgd.HesScale(model, criterion) if settings.pop("order", 1) == 2 else None
+    if settings.get("granularity") == "feature":
+        if learner.method == "ups-even":
+            return EvenFeatureSearch(model, learner)
+        del settings["granularity"]
+        if learner.method == "ups":
+            return upgd.FeatureUPS(model, curvature=curvature, **settings)
+        return upgd.FeatureUPGD(model, protect_gradient=learner.method == "upgd", curvature=curvature, **settings)
+    output = list(model.layers[-1].parameters())
+    hidden = [param for name, param in model.named_parameters() if all(param is not other for other in output)]
+    groups = [{"params": hidden}, {"params": output}]
+    if learner.gated in ("hidden", "output"):
+        groups[0]["gated"], groups[1]["gated"] = learner.gated == "hidden", learner.gated == "output"
+    return upgd.methods.optimizer(learner.method, groups, curvature=curvature, **settings)
+
+
+def plain(patch: pytest.MonkeyPatch, learner: Learner) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and final parameters of a learner that is nothing but a loop, in float64."""
+    model = reset(copy.deepcopy(NETWORK).double(), learner.seed)
+    criterion = nn.CrossEntropyLoss()
+    optimizer = optimizer_of(model, criterion, learner)
+    norm = upgd.OnlineNorm(STREAM.input_shape, learner.normalize).double() if learner.normalize else nn.Identity()
+    noise = CounterNoise(learner.seed, STEPS, model)
+    patch.setattr(upgd.noise, "white_", noise)
+    chunk = STREAM.chunk([learner.seed], 0, STEPS)
+    losses = []
+    for step, (x, y) in enumerate(zip(chunk.inputs()[0].double(), chunk.targets[0], strict=True), start=1):
+        noise.begin(step)
+        model.zero_grad()
+        getattr(optimizer, "zero_grad", model.zero_grad)()
+        loss = criterion(model(norm(x[None])), y[None])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: param.detach() for name, param in model.named_parameters()}
+
+
+@every_variant
+def test_equals_a_plain_loop_in_float64(name, monkeypatch):
+    learner = LEARNERS[name]
+    method = METHODS[learner.method]
+    if hasattr(method, "reset_units") or method.needs("bound"):
+        pytest.skip("needs to know layers, which an optimizer does not see; tests/methods has loops written by hand")
+    losses, parameters = plain(monkeypatch, learner)
+    population = crowd(torch.float64)
+    np.testing.assert_allclose(population.result().loss[:, place(name)], losses, rtol=1e-10, atol=1e-10)
+    assert_same(population.parameters(place(name)), parameters, rtol=1e-10, atol=1e-10)
+
+
+# ----------------------------------------------------------------------------------------------- what backends promise
+
+
+@every_variant
+def test_alone_it_is_the_same_as_among_others(name):
+    alone = Population(NETWORK, [LEARNERS[name]], backend="torch")
+    alone.run(STREAM, 10, window=1)
+    assert_same(alone.parameters(0), crowd(torch.float32, 10).parameters(place(name)))
+
+
+def test_chunking_does_not_show():
+    parts = Population(NETWORK, list(LEARNERS.values()), backend="torch")
+    parts._pace.STEPS = parts._pace.steps = 7
+    for steps in (1, 22, STEPS - 23):
+        parts.run(STREAM, steps, window=1)
+    for i in range(len(LEARNERS)):
+        assert_same(parts.parameters(i), crowd(torch.float32).parameters(i))
+
+
+def test_goes_on_from_what_was_saved():
+    learners = list(LEARNERS.values())
+    first = Population(NETWORK, learners, backend="torch")
+    first.run(STREAM, 17, window=1)
+    second = Population(NETWORK, learners, backend="torch")
+    second.restore(first.state())
+    second.run(STREAM, STEPS - 17, window=1)
+    for i in range(len(LEARNERS)):
+        assert_same(second.parameters(i), crowd(torch.float32).parameters(i))
+
+
+def test_a_diverged_learner_freezes_and_its_neighbours_do_not_notice():
+    """Every second learner begins with weights that are infinite in the output layer, whatever its method does with them."""
+    learners = [learner for learner in LEARNERS.values() for _ in range(2)]
+    initial = upgd.networks.initial_parameters(NETWORK, [learner.seed for learner in learners])
+    initial["layers.4.weight"][1::2] = float("inf")
+    population = Population(NETWORK, learners, backend="torch", parameters=initial)
+    population.run(STREAM, STEPS, window=1)
+    assert (population.diverged_at[0::2] == -1).all()
+    assert (population.diverged_at[1::2] == 0).all()
+    for i in range(len(LEARNERS)):
+        assert_same(population.parameters(2 * i), crowd(torch.float32).parameters(i))
+        assert_same(population.parameters(2 * i + 1), {name: p[2 * i + 1] for name, p in initial.items()})
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(learner.method for learner in LEARNERS.values()))
+def test_what_every_method_says_of_itself(name):
+    method = METHODS[name]
+    assert method.label
+    assert method.__doc__
+    for key, setting in method.settings.items():
+        assert setting.check(key, setting.example) is not None
+        for value in setting.grid:
+            setting.check(key, value)
