@@ -33,7 +33,10 @@ def commands() -> str:
     return (
         "# Commands\n\n"
         "What `upgd --help` says about each command. [Experiments](experiments.md) explains how the commands work "
-        "together.\n\n" + text.strip() + "\n"
+        "together. Every command also takes `--plugin MODULE`, several times if need be: a module that registers methods, "
+        "streams, networks, data sets or diagnostics. [Your own method](your-own-method.md) explains it.\n\n"
+        + text.strip()
+        + "\n"
     )
 
 

@@ -137,6 +137,18 @@ def test_an_entry_point_of_a_class_needs_no_decorator(fresh, monkeypatch):
     assert plugins.versions([("method", "mine")]) == {"their_method": "theirs 2.0"}
 
 
+def test_a_broken_entry_point_breaks_no_worker(fresh, monkeypatch, caplog):
+    (fresh / "their_broken.py").write_text("1 / 0")
+    about = fresh / "theirs-2.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 2.0\n")
+    (about / "entry_points.txt").write_text("[upgd.plugins]\nbroken = their_broken\n")
+    monkeypatch.syspath_prepend(str(fresh))
+    assert len(upgd.methods.METHODS) > 5
+    assert "the plug-in their_broken cannot be loaded" in caplog.text
+    assert plugins.modules() == ()  # what workers import
+
+
 def test_things_of_ours_under_another_name_belong_to_who_registered_them(fresh):
     plugins.remember("stream", "digits-again", partial(upgd.methods.Method))
     assert plugins.versions([("stream", "digits-again")]) == {__name__: ""}

@@ -97,7 +97,7 @@ def discover() -> None:
                     thing = point.load()
                     if group == "upgd.methods":
                         import_module(group).register(thing)  # a second time if its module did: no harm
-                _LOADED[point.module] = None
+                    _LOADED[point.module] = None
 
 
 def add(registry: dict[str, Any], kind: str, name: str, thing: Thing) -> Thing:
