@@ -18,7 +18,7 @@ from upgd.experiments import Experiment
 from upgd.experiments.execution import estimate
 from upgd.experiments.execution.jobs import Checkpoints, Job, Snapshot, plan, whole
 from upgd.experiments.execution.progress import ProgressFile
-from upgd.experiments.execution.running import execute, pending
+from upgd.experiments.execution.running import Options, Runner, execute, pending
 from upgd.experiments.execution.workers import Settings, _Pool, _Worker, in_process, in_processes
 from upgd.experiments.spec import architecture
 from upgd.networks import MLP
@@ -77,6 +77,24 @@ def test_what_a_job_remembers_is_not_sent_to_another_process():
     assert sent.like(part).built is everything.built
     other = Job("output-permuted-digits", {"task_length": 5}, "8", 60, part.learners)
     assert other.like(part).built is not everything.built
+
+
+def test_a_runner_counts_what_it_adds_and_opens_the_store_late(tmp_path):
+    path = tmp_path / "results.db"
+    with (
+        Runner(Options(store=path, device="nowhere"), progress=False) as runner,
+        pytest.raises(ValueError, match="nowhere"),
+    ):
+        runner(SMALL)
+    assert not path.exists()
+    fewer = Experiment(
+        "output-permuted-digits", {"sgd": {"lr": 0.1}}, seeds=2, steps=60, network="8", options={"task_length": 25}
+    )
+    with Runner(Options(store=path, workers=1, backend="torch"), progress=False) as runner:
+        assert len(runner(fewer).records) == runner.added == 2
+        assert len(runner(SMALL).records) == runner.added == 6
+        runner(SMALL)
+        assert runner.added == 6
 
 
 def test_records_are_what_the_population_shows():
@@ -392,6 +410,12 @@ def test_a_wrong_device_or_option_gets_one_sentence():
         ex.run("output-permuted-digits", {"sgd": {"lr": 0.1}}, steps=5, options={"length": 3})
     with pytest.raises(ValueError, match="workers must be at least 1, not 0"):
         ex.run(SMALL, workers=0)
+    with pytest.raises(ValueError, match="checkpoint_every must be a number of seconds, not -1"):
+        ex.run(SMALL, checkpoint_every=-1)
+    with pytest.raises(ValueError, match="insecure is about a Ray cluster"):
+        ex.run(SMALL, insecure=True)
+    with pytest.raises(ValueError, match="workers=2 has no meaning with ray='local'"):
+        ex.run(SMALL, workers=2, ray="local")
     with pytest.raises(ValueError, match="look_every must be at least 1, not 0"):
         ex.run(SMALL, look_every=0)
 

@@ -7,52 +7,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from upgd.cli.options import Execution, UsageError, store_path
 
 if TYPE_CHECKING:
-    from upgd.experiments import Experiment
+    from upgd.experiments.execution.running import Options
 
-__all__ = ["check", "executor_of", "given_options", "option_names", "terminable", "workers_of"]
-
-#: Less than this is done before several processes have started; the threads of one use all cores, too.
-_SMALL = 1_000_000
+__all__ = ["check", "check_folder", "given_options", "option_names", "options_of", "terminable"]
 
 
-def executor_of(experiment: "Experiment", execution: Execution) -> tuple[str, int, Any]:
-    """The device that jobs shall fill, how many at a time, and who computes them."""
-    from upgd.experiments.execution.jobs import Checkpoints
-    from upgd.experiments.execution.work import device_named
-    from upgd.experiments.execution.workers import Settings, in_process, in_processes
+def options_of(execution: Execution) -> "Options":
+    """What was said about how to compute, for the package."""
+    from upgd.experiments.execution.running import Options
 
     check(execution)
-    checkpoints = Checkpoints.beside(store_path(execution.store))
-    if execution.ray is not None:
-        from upgd.experiments.execution.cluster import on_ray
-
-        return on_ray(
-            execution.ray,
-            execution.device,
-            execution.backend,
-            checkpoints,
-            execution.checkpoint_every,
-            look_every=execution.look_every,
-            insecure=execution.insecure,
-        )
-    device = device_named(execution.device)
-    workers = workers_of(experiment, execution, device)
-    settings = Settings(
-        device, execution.backend, checkpoints, execution.checkpoint_every, look_every=execution.look_every
-    )
-    return device, workers, in_process(settings) if workers == 1 else in_processes(settings, workers)
-
-
-def workers_of(experiment: "Experiment", execution: Execution, device: str) -> int:
-    """How many processes compute it on this machine."""
-    from upgd.experiments.execution.workers import processes_that_help
-
-    return execution.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
+    given = {one.name: getattr(execution, one.name) for one in fields(Options)}
+    return Options(**given | {"store": store_path(execution.store)})
 
 
 def check(execution: Execution, *, dry_run: bool = False) -> None:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.executing import check, check_folder, executor_of, given_options, option_names, terminable
+from upgd.cli.executing import check, check_folder, given_options, option_names, options_of, terminable
 from upgd.cli.options import Execution, Steps, UsageError, load_torch, read_steps, store_path
 
 if TYPE_CHECKING:
-    from upgd.experiments import Experiment, Results
     from upgd.experiments.execution.jobs import Job
     from upgd.experiments.paper.catalogue import Study
     from upgd.experiments.paper.reproduce import Plan, Reproduction
@@ -194,9 +193,7 @@ def _list() -> int:
 
 
 def _carry_out(plan: "Plan", execution: Execution, output: Path, command: str, write_only: bool) -> None:
-    from upgd.experiments.execution.jobs import Checkpoints
-    from upgd.experiments.execution.progress import display
-    from upgd.experiments.execution.running import execute
+    from upgd.experiments.execution.running import Runner
     from upgd.experiments.paper.pages import write_page
     from upgd.experiments.paper.reproduce import reproduce as carry_out
     from upgd.experiments.paper.reproduce import stored
@@ -211,17 +208,9 @@ def _carry_out(plan: "Plan", execution: Execution, output: Path, command: str, w
     else:
         if plan.scale.name == "paper" and execution.ray is None and not execution.quiet:
             _say_what_is_left(plan, execution)  # it may be weeks
-        checkpoints = Checkpoints.beside(path)
-        with Store.write(path) as store, terminable(), display("none" if execution.quiet else "auto") as show:
-
-            def compute(experiment: "Experiment") -> "Results":
-                device, workers, executor = executor_of(experiment, execution)
-                return execute(
-                    experiment, store, executor, workers=workers, device=device, checkpoints=checkpoints, show=show
-                )
-
-            say = (lambda text: None) if execution.quiet else (lambda text: print(f"  {text}", flush=True))
-            found = carry_out(plan, compute, say)
+        say = (lambda text: None) if execution.quiet else (lambda text: print(f"  {text}", flush=True))
+        with terminable(), Runner(options_of(execution), progress=not execution.quiet) as runner:
+            found = carry_out(plan, runner, say)
     _say_what_came_out(found)
     print(f"  wrote {write_page(found, output, command)}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli.executing import check, check_folder, executor_of, given_options, option_names, terminable, workers_of
+from upgd.cli.executing import check, check_folder, given_options, option_names, options_of, terminable
 from upgd.cli.options import Declaration, Execution, Json, MethodName, MethodNames, UsageError, load_torch, store_path
 
 if TYPE_CHECKING:
@@ -236,30 +236,18 @@ def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> i
 
 def computed(experiment: "Experiment", execution: Execution) -> "Results | None":
     """The results of an experiment, computed as far as the store does not have them; None if it was stopped."""
-    from upgd.experiments.execution.jobs import Checkpoints
-    from upgd.experiments.execution.progress import display
-    from upgd.experiments.execution.running import execute
-    from upgd.store import Store
+    from upgd.experiments.execution.running import Runner
 
-    path = store_path(execution.store)
-    device, workers, executor = executor_of(experiment, execution)
-    with Store.write(path) as store, terminable():
-        before = len(store)
+    options = options_of(execution)
+    runner = Runner(options, progress=not execution.quiet)
+    with terminable():
         try:
-            with display("none" if execution.quiet else "auto") as show:
-                return execute(
-                    experiment,
-                    store,
-                    executor,
-                    workers=workers,
-                    device=device,
-                    checkpoints=Checkpoints.beside(path),
-                    show=show,
-                )
+            with runner:
+                return runner(experiment)
         except KeyboardInterrupt:
-            more = len(store) - before
+            more = runner.added
             print(
-                f"upgd: stopped; {more} more {'learner is' if more == 1 else 'learners are'} in {path}, and "
+                f"upgd: stopped; {more} more {'learner is' if more == 1 else 'learners are'} in {options.store}, and "
                 "what was begun is saved: give the same command again to go on",
                 file=sys.stderr,
             )
@@ -282,7 +270,7 @@ def estimated(experiment: "Experiment", execution: Execution) -> dict[str, Any]:
     check(execution, dry_run=True)
     path = store_path(execution.store)
     device = device_named(execution.device)
-    workers = workers_of(experiment, execution, device)
+    workers = options_of(execution).workers_for(experiment, device)
     with Store.read(path) if path.exists() else Store.write(":memory:") as store:
         jobs = pending(experiment, store, workers, device)
     return {

@@ -1,8 +1,12 @@
-"""Running experiments: what is in the store already is not computed again; what is killed goes on."""
+"""Running experiments: what is in the store already is not computed again; what is killed goes on.
+
+:func:`run` runs one experiment, a :class:`Runner` several that share a store. The commands do the same.
+"""
 
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,84 @@ from upgd.experiments.analysis.results import Results
 from upgd.experiments.execution.jobs import Checkpoints, Job, plan, whole
 from upgd.experiments.execution.progress import Display, Progress, display, published
 from upgd.experiments.execution.work import device_named, most_learners
-from upgd.experiments.execution.workers import Executor, Settings, in_process, in_processes
+from upgd.experiments.execution.workers import Executor, Settings, in_process, in_processes, processes_that_help
 from upgd.experiments.spec.declare import Experiment, Grid
 from upgd.population.choose import BackendChoice, choose
 from upgd.population.spec import groups
 from upgd.store import Store
 
-__all__ = ["execute", "pending", "run"]
+__all__ = ["Options", "Runner", "execute", "pending", "run"]
+
+#: Less than this is done before several processes have started; the threads of one use all cores, too.
+_SMALL = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How experiments are run.
+
+    Attributes:
+        store: the file that keeps the results; None: only what is returned is kept.
+        workers: how many processes; None: as many as help.
+        device: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        backend: the population's: ``"auto"``, ``"torch"`` or ``"kernel"``, or a class.
+        ray: the address of a Ray cluster that computes instead; see :func:`upgd.experiments.execution.cluster.on_ray`.
+        insecure: whether the cluster may be one that asks for no token.
+        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
+        checkpoint_every: seconds from one snapshot of unfinished work to the next.
+    """
+
+    store: Path | None = None
+    workers: int | None = None
+    device: str = "auto"
+    backend: BackendChoice = "auto"
+    ray: str | None = None
+    insecure: bool = False
+    look_every: int | None = None
+    checkpoint_every: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "look_every"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, not {number}")
+        if not self.checkpoint_every >= 0:
+            raise ValueError(f"checkpoint_every must be a number of seconds, not {self.checkpoint_every}")
+        if self.insecure and self.ray is None:
+            raise ValueError("insecure is about a Ray cluster; leave it out, or give the address of one as ray")
+        if self.ray is not None and self.workers is not None:
+            raise ValueError(
+                f"workers={self.workers} has no meaning with ray={self.ray!r}, where the cluster says how many jobs are "
+                "computed at a time; leave one of them out"
+            )
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        """Where unfinished work is kept."""
+        return None if self.store is None else Checkpoints.beside(self.store)
+
+    def workers_for(self, experiment: Experiment, device: str) -> int:
+        """How many processes compute an experiment on this machine."""
+        return self.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
+
+    def executor_for(self, experiment: Experiment) -> tuple[str, int, Executor]:
+        """The device that jobs shall fill, how many at a time, and who computes them."""
+        if self.ray is not None:
+            from upgd.experiments.execution.cluster import on_ray
+
+            return on_ray(
+                self.ray,
+                self.device,
+                self.backend,
+                self.checkpoints,
+                self.checkpoint_every,
+                look_every=self.look_every,
+                insecure=self.insecure,
+            )
+        device = device_named(self.device)
+        workers = self.workers_for(experiment, device)
+        settings = Settings(device, self.backend, self.checkpoints, self.checkpoint_every, look_every=self.look_every)
+        return device, workers, in_process(settings) if workers == 1 else in_processes(settings, workers)
 
 
 def run(
@@ -26,11 +101,14 @@ def run(
     methods: str | Iterable[str] | Mapping[str, Grid] | None = None,
     *,
     store: str | os.PathLike[str] | None = None,
-    workers: int = 1,
+    workers: int | None = None,
     device: str = "auto",
     backend: BackendChoice = "auto",
     progress: bool = False,
     look_every: int | None = None,
+    ray: str | None = None,
+    insecure: bool = False,
+    checkpoint_every: float = 120.0,
     **declaration: Any,
 ) -> Results:
     """Run an experiment, or what is missing of it, and give its results.
@@ -40,14 +118,17 @@ def run(
         methods, declaration: the other arguments of :class:`Experiment`, unless there is one already.
         store: the file that keeps the results, made if it is not there. What it has is not computed again, and a run that
             was interrupted goes on. By default nothing is kept but what is returned.
-        workers: how many processes. With one, everything happens in this process, which uses all cores by threads anyway.
-            More need a script that can be imported (``if __name__ == "__main__":``).
+        workers: how many processes, by default one: everything happens in this process, which uses all cores by threads
+            anyway. More need a script that can be imported (``if __name__ == "__main__":``).
         device: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         backend: the population's: ``"auto"``, ``"torch"`` or ``"kernel"``; or a class of your own
             (:class:`upgd.population.backend.Backend`).
         progress: whether to show how far it is.
         look_every: look inside the learners every so many steps; the report shows what was seen. It takes time and does not
             change what they do; learners that the store has already are not run again for it.
+        ray: the address of a Ray cluster that computes instead, ``HOST:PORT``, ``"auto"`` or ``"local"``.
+        insecure: whether the cluster may be one that asks for no token.
+        checkpoint_every: seconds from one snapshot of unfinished work to the next.
 
     Example:
         >>> small = {"seeds": 2, "steps": 40, "options": {"task_length": 20}, "backend": "torch"}
@@ -58,26 +139,68 @@ def run(
     experiment = problem if isinstance(problem, Experiment) else Experiment(problem, methods or (), **declaration)
     if isinstance(problem, Experiment) and (methods is not None or declaration):
         raise TypeError("give an Experiment, or the arguments of one, not both")
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, not {workers}")
-    if look_every is not None and look_every < 1:
-        raise ValueError(f"look_every must be at least 1, not {look_every}")
-    device = device_named(device)
-    path = ":memory:" if store is None else Path(store)
-    checkpoints = None if store is None else Checkpoints.beside(Path(store))
-    settings = Settings(device, backend, checkpoints, look_every=look_every)
-    executor = in_process(settings) if workers == 1 else in_processes(settings, workers)
-    with Store.write(path) as opened, display("auto" if progress else "none") as show:
-        return execute(
-            experiment,
-            opened,
-            executor,
-            workers=workers,
-            device=device,
-            show=show,
-            checkpoints=checkpoints,
-            own_backend=isinstance(backend, type),
-        )
+    options = Options(
+        store=None if store is None else Path(store),
+        workers=1 if workers is None and ray is None else workers,
+        device=device,
+        backend=backend,
+        ray=ray,
+        insecure=insecure,
+        look_every=look_every,
+        checkpoint_every=checkpoint_every,
+    )
+    with Runner(options, progress=progress) as runner:
+        return runner(experiment)
+
+
+class Runner:
+    """Runs experiments one after the other, all into one store, which is opened when the first one begins.
+
+    Use it in a ``with`` block, and call it with an experiment to get its results.
+
+    Args:
+        options: how.
+        progress: whether to show how far it is.
+
+    Attributes:
+        added: how many learners the store has got so far.
+    """
+
+    def __init__(self, options: Options, *, progress: bool = True) -> None:
+        self.added = 0
+        self._options = options
+        self._progress = progress
+        self._exit = ExitStack()
+        self._store: Store | None = None
+
+    def __enter__(self) -> "Runner":
+        self._show = self._exit.enter_context(display("auto" if self._progress else "none"))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._exit.__exit__(*error)
+
+    def __call__(self, experiment: Experiment) -> Results:
+        options = self._options
+        # Before the store is opened: who names a device that is not there shall not find an empty file.
+        device, workers, executor = options.executor_for(experiment)
+        if self._store is None:
+            path = ":memory:" if options.store is None else options.store
+            self._store = self._exit.enter_context(Store.write(path))
+        before = len(self._store)
+        try:
+            return execute(
+                experiment,
+                self._store,
+                executor,
+                workers=workers,
+                device=device,
+                checkpoints=options.checkpoints,
+                show=self._show,
+                own_backend=isinstance(options.backend, type),
+            )
+        finally:
+            self.added += len(self._store) - before
 
 
 def execute(
