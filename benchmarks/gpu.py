@@ -99,7 +99,7 @@ def general(kind: str):
     yield "AdamW, 128", paper, [Learner(method="adamw", lr=1e-4, seed=s) for s in range(128)], stream
     yield "UPGD, local scaling, 128", paper, upgd_learners(128, scaling="local"), stream
     yield "UPGD, second order, 128", paper, upgd_learners(128, order=2), stream
-    yield "UPGD, feature-wise, 128", paper, upgd_learners(128, wise="feature"), stream
+    yield "UPGD, feature-wise, 128", paper, upgd_learners(128, granularity="feature"), stream
     random = np.random.default_rng(0)
     colour = (random.random((5_000, 3, 32, 32)) * 256).astype(np.uint8)
     labels = (np.arange(5_000) % 10).astype(np.uint8)

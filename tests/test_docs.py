@@ -72,7 +72,7 @@ def desk(tmp_path, monkeypatch):
         arrays = {f"{split}-images": np.zeros((20, 28, 28), np.uint8) for split in ("train", "test")}
         arrays |= {f"{split}-labels": np.arange(20, dtype=np.uint8) % 10 for split in ("train", "test")}
         with cache.locked(name):
-            cache.store(cache.Entry(name, 10, 255, name == "emnist", True, str(datetime.now(UTC)), []), arrays)
+            cache.store(cache.Manifest(name, 10, 255, name == "emnist", True, str(datetime.now(UTC)), []), arrays)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

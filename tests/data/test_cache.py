@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from upgd.data import DataError, cache, load
-from upgd.data.cache import Entry
+from upgd.data.cache import Manifest
 
 ARRAYS = {
     "train-images": np.arange(120, dtype=np.uint8).reshape(5, 4, 6),
@@ -22,7 +22,7 @@ ARRAYS = {
 
 
 def stored(name="mine", arrays=ARRAYS):
-    described = Entry(name, 5, 255, False, False, "2025-01-01T00:00:00+00:00", [])
+    described = Manifest(name, 5, 255, False, False, "2025-01-01T00:00:00+00:00", [])
     with cache.locked(name):
         return cache.store(described, arrays)
 

@@ -307,6 +307,15 @@ def test_toml_says_the_same_as_python(tmp_path):
     assert load(tmp_path / "e.toml") == expected
 
 
+def test_toml_takes_the_former_name_of_granularity(tmp_path):
+    text = 'problem = "output-permuted-digits"\n[grid]\nlr = 0.1\n[methods.upgd]\n{} = "feature"\n'
+    for name in ("wise", "granularity"):
+        (tmp_path / f"{name}.toml").write_text(text.format(name))
+    former = load(tmp_path / "wise.toml")
+    assert former == load(tmp_path / "granularity.toml")
+    assert {learner.granularity for learner in former.learners()} == {"feature"}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

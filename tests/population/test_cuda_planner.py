@@ -42,7 +42,7 @@ def layers_of(widths: list[int], bias: bool = True) -> list[Dense]:
 # ----------------------------------------------------------------------------------------------------------- the planner
 
 
-def covered(plan: planner.Plan) -> np.ndarray:
+def covered(plan: planner.ChipPlan) -> np.ndarray:
     """How many tiles have each parameter, found by walking through all CTAs and threads as the kernel does."""
     count = np.zeros(plan.parameters, int)
     for layer in plan.layers:

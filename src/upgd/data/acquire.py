@@ -11,7 +11,7 @@ import numpy as np
 
 from upgd.data import cache
 from upgd.data.archives import Leaf, Problems, leaves
-from upgd.data.cache import Entry
+from upgd.data.cache import Manifest
 from upgd.data.dataset import Bytes, DataError
 from upgd.data.formats import CIFAR10_RECORD, LIMIT, idx_shape, parse_cifar10, parse_idx
 from upgd.data.packing import is_packed, peek
@@ -31,7 +31,7 @@ class _Found:
         self.record = {"name": name, "from": origin, "sha256": checksum}
 
 
-def fetch(name: str, *, mirror: str | None = None, progress: Progress | None = None) -> Entry:
+def fetch(name: str, *, mirror: str | None = None, progress: Progress | None = None) -> Manifest:
     """Download an official data set into the cache; nothing happens if it is there and intact.
 
     Args:
@@ -61,7 +61,7 @@ def fetch(name: str, *, mirror: str | None = None, progress: Progress | None = N
         return entry
 
 
-def fetch_from(path: str | Path, names: Sequence[str] = ()) -> list[Entry]:
+def fetch_from(path: str | Path, names: Sequence[str] = ()) -> list[Manifest]:
     """Take official data sets out of files that you have: a folder, its subfolders and archives in it, or one archive.
 
     Files are recognised by what is in them, whatever they are called, verified by their checksums, and copied.
@@ -88,7 +88,7 @@ def fetch_from(path: str | Path, names: Sequence[str] = ()) -> list[Entry]:
     return [entry for entry in entries.values() if entry is not None]
 
 
-def adopt(path: str | Path, name: str, *, transposed: bool = False, replace: bool = False) -> Entry:
+def adopt(path: str | Path, name: str, *, transposed: bool = False, replace: bool = False) -> Manifest:
     """Take another set of IDX files, such as a subset of EMNIST, under a name of its own.
 
     Results are kept by the name of their data, so a name stays with what it was given to.
@@ -109,7 +109,7 @@ def adopt(path: str | Path, name: str, *, transposed: bool = False, replace: boo
     found, problems = _all_idx(path)
     arrays = _paired([array for f in found for array in f.arrays.values()], path, problems)
     classes = 1 + max(int(array.max()) for key, array in arrays.items() if key.endswith("labels"))
-    described = Entry(name, classes, 255, transposed, False, _now(), [f.record for f in found])
+    described = Manifest(name, classes, 255, transposed, False, _now(), [f.record for f in found])
     with cache.locked(name):
         present = _intact(name)
         if present is not None and not replace and not _same(present, arrays, transposed):
@@ -120,7 +120,7 @@ def adopt(path: str | Path, name: str, *, transposed: bool = False, replace: boo
         return cache.store(described, arrays)
 
 
-def _same(present: Entry, arrays: Mapping[str, Bytes], transposed: bool) -> bool:
+def _same(present: Manifest, arrays: Mapping[str, Bytes], transposed: bool) -> bool:
     stored = cache.arrays(present)
     same_pixels = stored.keys() == arrays.keys() and all(np.array_equal(stored[key], arrays[key]) for key in stored)
     return same_pixels and present.transposed == transposed
@@ -132,7 +132,7 @@ def _official(name: str) -> Source:
     return OFFICIAL[name]
 
 
-def _intact(name: str) -> Entry | None:
+def _intact(name: str) -> Manifest | None:
     try:
         present = cache.entry(name)
     except DataError:
@@ -194,7 +194,7 @@ def _arrays(part: Part, content: bytes, name: str) -> dict[str, Bytes]:
     return {part.content: parse_idx(content, name)}
 
 
-def _keep(source: Source, found: Mapping[Part, _Found], problems: Problems, where: str) -> Entry:
+def _keep(source: Source, found: Mapping[Part, _Found], problems: Problems, where: str) -> Manifest:
     missing = [str(part) for part in source.parts if part not in found]
     if missing:
         raise DataError(f"{where} does not have all of {source.name}: missing {', '.join(missing)}{_told(problems)}.")
@@ -206,7 +206,7 @@ def _keep(source: Source, found: Mapping[Part, _Found], problems: Problems, wher
         for split in ("train", "test")
         for content in ("images", "labels")
     }
-    described = Entry(source.name, source.classes, 255, source.transposed, True, _now(), [f.record for f in files])
+    described = Manifest(source.name, source.classes, 255, source.transposed, True, _now(), [f.record for f in files])
     return cache.store(described, arrays)
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from upgd.data.dataset import Bytes, DataError, Dataset
 
 __all__ = [
-    *("Entry", "arrays", "checked_name", "entry", "folder", "how_to_replace", "is_intact", "locked", "names"),
+    *("Manifest", "arrays", "checked_name", "entry", "folder", "how_to_replace", "is_intact", "locked", "names"),
     *("open_split", "owner", "sha256", "store"),
 ]
 
@@ -39,7 +39,7 @@ _MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
-class Entry:
+class Manifest:
     """What the cache knows about a data set, as it stands in the manifest.
 
     ``files`` says of each original file what it was called, where it came from and its SHA-256; ``arrays`` gives shape and
@@ -108,13 +108,13 @@ def owner(path: Path) -> str | None:
     return name if (root / name / _MANIFEST).is_file() else None
 
 
-def entry(name: str) -> Entry | None:
+def entry(name: str) -> Manifest | None:
     """What is known about a data set; None if it is not there."""
     path = folder() / checked_name(name) / _MANIFEST
     if path.exists() and not path.is_file():
         raise _damaged(name, f"{_MANIFEST} is no regular file")
     try:
-        found = Entry(**json.loads(path.read_text(encoding="utf-8")))
+        found = Manifest(**json.loads(path.read_text(encoding="utf-8")))
         if found.format != _FORMAT or found.name != name or not found.counts or not found.image_shape:
             raise ValueError("it was written by another version of upgd")
     except (FileNotFoundError, NotADirectoryError):
@@ -124,7 +124,7 @@ def entry(name: str) -> Entry | None:
     return found
 
 
-def open_split(found: Entry, split: str) -> Dataset:
+def open_split(found: Manifest, split: str) -> Dataset:
     """A split as a data set whose arrays are mapped into memory, not read."""
     if split not in found.counts:
         have = " and ".join(repr(s) for s in found.counts)
@@ -133,7 +133,7 @@ def open_split(found: Entry, split: str) -> Dataset:
     return Dataset(found.name, images, labels, found.classes, found.white, found.transposed)
 
 
-def is_intact(found: Entry) -> bool:
+def is_intact(found: Manifest) -> bool:
     """Whether every array still has the checksum that it was written with."""
     return all(
         path.is_file() and sha256(path) == array["sha256"]
@@ -141,7 +141,7 @@ def is_intact(found: Entry) -> bool:
     )
 
 
-def store(described: Entry, arrays: Mapping[str, Bytes]) -> Entry:
+def store(described: Manifest, arrays: Mapping[str, Bytes]) -> Manifest:
     """Keep a data set under its name, whole or not at all; what had that name before gives way.
 
     Call it within :func:`locked`.
@@ -201,16 +201,16 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _path(found: Entry, array: str) -> Path:
+def _path(found: Manifest, array: str) -> Path:
     return folder() / found.name / f"{array}.npy"
 
 
-def arrays(found: Entry) -> dict[str, Bytes]:
+def arrays(found: Manifest) -> dict[str, Bytes]:
     """All arrays of a data set by name, mapped into memory."""
     return {name: _mapped(found, name) for name in found.arrays}
 
 
-def _mapped(found: Entry, name: str) -> Bytes:
+def _mapped(found: Manifest, name: str) -> Bytes:
     path = _path(found, name)
     if path.exists() and not path.is_file():
         raise _damaged(found.name, f"{path.name} is no regular file")

@@ -10,7 +10,7 @@ from typing import Any
 
 from upgd.data import cache, registry
 from upgd.data.acquire import adopt, fetch, fetch_from
-from upgd.data.cache import Entry
+from upgd.data.cache import Manifest
 from upgd.data.dataset import DataError
 from upgd.data.embedded import SOURCE, digits
 from upgd.data.sources import OFFICIAL
@@ -121,7 +121,7 @@ def _folder_of(origin: str) -> str:
     return origin.rpartition("/")[0] + "/" if origin.startswith("http") else origin
 
 
-def _described(entry: Entry) -> str:
+def _described(entry: Manifest) -> str:
     kind = "official, verified" if entry.official else "your own files"
     return f"{entry.name}: {_summary(entry.counts, entry.image_shape, entry.classes)} ({kind})"
 

@@ -57,7 +57,7 @@ class Back(NamedTuple):
     curvature: Tensor | None  #: None where nobody asked for it
 
 
-class Layer(Protocol):
+class _Layer(Protocol):
     """One link of the chain. ``forward`` gives the output and what ``backward`` will want to remember."""
 
     def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]: ...
@@ -84,11 +84,11 @@ class Chain:
         self._gates: dict[int, str] = {}
         self._owners: dict[str | None, str] = {}
         for at, layer in enumerate(self._layers):
-            if isinstance(layer, Dense | Convolution):
+            if isinstance(layer, _Dense | _Convolution):
                 self._gates[_activation_of(at, self._layers)] = layer.weight
                 self._owners |= {layer.weight: layer.weight, layer.bias: layer.weight}
         self.output_weight = self._gates.pop(max(self._gates))  # the output layer has no features
-        weighted = [layer for layer in self._layers if isinstance(layer, Dense | Convolution)]
+        weighted = [layer for layer in self._layers if isinstance(layer, _Dense | _Convolution)]
         self._next = {one.weight: other for one, other in pairwise(weighted)}
         self._biases = {layer.weight: layer.bias for layer in weighted}
 
@@ -151,7 +151,7 @@ class Chain:
                 weight = self._gates[at]
                 self._look_at_gates(weight, parameters[weight].shape[1], outputs[at], back, found)
             back = layer.backward(parameters, memories[at], back, found)
-            if isinstance(layer, Dense | Convolution) and layer.first:
+            if isinstance(layer, _Dense | _Convolution) and layer.first:
                 break  # what comes before only arranges the inputs
         return found
 
@@ -159,7 +159,7 @@ class Chain:
         """The sample as the first layer takes it: our own networks join the sides of images, and add the colour to grey."""
         if not self._arranges_inputs:
             return x
-        return x.flatten(1) if isinstance(self._layers[0], Dense) else x.unsqueeze(1) if x.ndim == 3 else x
+        return x.flatten(1) if isinstance(self._layers[0], _Dense) else x.unsqueeze(1) if x.ndim == 3 else x
 
     def _look_at_gates(self, weight: str, features: int, h: Tensor, back: Back, into: Derivatives) -> None:
         into.features[weight] = h.reshape(len(h), features, -1)
@@ -187,7 +187,7 @@ def judge(outputs: Tensor, target: Tensor, loss: Loss, curvature: bool) -> tuple
 
 
 @dataclass(frozen=True)
-class Dense:
+class _Dense:
     weight: str
     bias: str | None
     first: bool  #: nobody needs the derivatives of the network's inputs
@@ -215,7 +215,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Convolution:
+class _Convolution:
     weight: str
     bias: str | None
     first: bool
@@ -265,7 +265,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class Activation:
+class _Activation:
     """ReLU and LeakyReLU by their slope below zero (the identity: 1), or Tanh."""
 
     slope: float | None  #: None: Tanh
@@ -296,7 +296,7 @@ class Activation:
 
 
 @dataclass(frozen=True)
-class MaxPool:
+class _MaxPool:
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -317,7 +317,7 @@ class MaxPool:
 
 
 @dataclass(frozen=True)
-class Flat:
+class _Flat:
     def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
         return x.flatten(1), (x,)
 
@@ -381,31 +381,31 @@ def _over_positions(x: Tensor, features: int) -> Tensor:
     return x if x.shape[1] == features else x.reshape(len(x), features, -1).sum(-1)
 
 
-def _activation_of(at: int, layers: Sequence[Layer]) -> int:
+def _activation_of(at: int, layers: Sequence[_Layer]) -> int:
     """Where the activation of a weighted layer is, perhaps behind a pool; the layer itself if it has none."""
     for behind in range(at + 1, len(layers)):
-        if isinstance(layers[behind], Activation):
+        if isinstance(layers[behind], _Activation):
             return behind
-        if isinstance(layers[behind], Dense | Convolution):
+        if isinstance(layers[behind], _Dense | _Convolution):
             break
     return at
 
 
-def _layers(described: Sequence[net.Layer]) -> list[Layer]:
+def _layers(described: Sequence[net.Layer]) -> list[_Layer]:
     """The layers that compute what is described."""
-    layers: list[Layer] = []
+    layers: list[_Layer] = []
     for layer in described:
-        first = not any(isinstance(before, Dense | Convolution) for before in layers)
+        first = not any(isinstance(before, _Dense | _Convolution) for before in layers)
         if isinstance(layer, net.Dense):
-            layers.append(Dense(layer.weight, layer.bias, first))
+            layers.append(_Dense(layer.weight, layer.bias, first))
         elif isinstance(layer, net.Convolution):
             geometry = layer.kernel_size, layer.stride, layer.padding, layer.dilation
-            layers.append(Convolution(layer.weight, layer.bias, first, *geometry))
+            layers.append(_Convolution(layer.weight, layer.bias, first, *geometry))
         elif isinstance(layer, net.Activation):
-            layers.append(Activation(None if layer.kind == "tanh" else layer.slope))
+            layers.append(_Activation(None if layer.kind == "tanh" else layer.slope))
         elif isinstance(layer, net.MaxPool):
             geometry = layer.kernel_size, layer.stride, layer.padding, layer.dilation
-            layers.append(MaxPool(*geometry, nn.MaxPool2d(*geometry, return_indices=True, ceil_mode=layer.ceil_mode)))
+            layers.append(_MaxPool(*geometry, nn.MaxPool2d(*geometry, return_indices=True, ceil_mode=layer.ceil_mode)))
         else:
-            layers.append(Flat())
+            layers.append(_Flat())
     return layers

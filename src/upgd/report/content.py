@@ -22,7 +22,7 @@ from upgd.experiments.spec.settings import words as words_for
 from upgd.report.colours import Colours, colours
 from upgd.store import Record
 
-__all__ = ["Section", "Setting", "sections"]
+__all__ = ["ScoredSetting", "Section", "sections"]
 
 #: A curve on the page has at most this many points, and a number this many digits: more than a screen shows.
 _POINTS = 150
@@ -30,7 +30,7 @@ _DIGITS = 5
 
 
 @dataclass(frozen=True)
-class Setting:
+class ScoredSetting:
     """One setting of a variant, and how its seeds did.
 
     Attributes:
@@ -58,7 +58,7 @@ class Section:
     comparison: Comparison
     best: Mapping[Variant, Best]
     rows: Sequence[Row]
-    settings: Sequence[Setting]
+    settings: Sequence[ScoredSetting]
 
     @property
     def records(self) -> list[Record]:
@@ -70,7 +70,7 @@ class Section:
         return [variant_of(row.entry) for row in self.rows]
 
     @cached_property
-    def diverged(self) -> list[Setting]:
+    def diverged(self) -> list[ScoredSetting]:
         """The settings with learners that diverged, on whatever seeds."""
         found = [
             _setting(variant, entry, self.comparison, entry is self.best[variant].entry)
@@ -223,12 +223,12 @@ def _section(comparison: Comparison) -> Section:
     return Section(comparison, best, lines, [setting for setting in settings if setting.seeds])
 
 
-def _setting(variant: Variant, entry: Entry, comparison: Comparison, best: bool) -> Setting:
+def _setting(variant: Variant, entry: Entry, comparison: Comparison, best: bool) -> ScoredSetting:
     scores = [area(record, comparison.metric) for record in entry.records.values()]
     alive = [score for score in scores if not math.isnan(score)]
     moments = [record.diverged_at for record in entry.records.values() if record.diverged_at is not None]
     mean = sum(alive) / len(alive) if alive else math.nan
-    return Setting(variant, entry.settings, mean, len(scores), len(moments), min(moments, default=None), best)
+    return ScoredSetting(variant, entry.settings, mean, len(scores), len(moments), min(moments, default=None), best)
 
 
 def _inside(entry: Entry) -> dict[str, Any]:

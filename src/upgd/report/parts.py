@@ -11,7 +11,7 @@ from upgd.experiments.analysis.metrics import METRICS
 from upgd.experiments.analysis.results import AT_EDGE, note_html, plural, settings_text
 from upgd.experiments.analysis.variants import Variant
 from upgd.experiments.execution.progress import count, duration
-from upgd.report.content import Section, Setting
+from upgd.report.content import ScoredSetting, Section
 from upgd.store import Record
 
 __all__ = ["overview", "section"]
@@ -162,7 +162,7 @@ def _sensitivity(one: Section, anchor: str) -> str:
     )
 
 
-def _setting(setting: Setting, spec: str) -> list[str]:
+def _setting(setting: ScoredSetting, spec: str) -> list[str]:
     return [
         setting.variant.label + (" ★" if setting.best else ""),
         settings_text(setting.settings),

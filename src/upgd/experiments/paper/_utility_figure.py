@@ -46,7 +46,7 @@ def draw(result: "UtilityQuality") -> "Figure":
         panel.set_title(TITLES[activation], fontsize=11, loc="left", fontweight="bold")
     for panel in panels[-1]:
         panel.set_xlabel("step")
-    items = "weights and biases" if result.wise == "weight" else "features"
+    items = "weights and biases" if result.granularity == "weight" else "features"
     figure.suptitle(
         f"How approximate utilities order {items}, compared with the true utility"
         f" (mean and standard deviation of {len(result.seeds)} runs)",

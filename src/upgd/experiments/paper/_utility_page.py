@@ -51,7 +51,7 @@ For features it also reports that both approximations have a low correlation. He
 """
 
 _SECTION = """\
-![Rank correlation with the true utility over {steps:,} steps](utility-quality-{wise}s.svg)
+![Rank correlation with the true utility over {steps:,} steps](utility-quality-{granularity}s.svg)
 
 Mean correlation over all {steps:,} steps, ± its standard error over {seeds} runs:
 
@@ -72,9 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    weights, features = (run(wise, seeds=range(options.seeds), steps=options.steps) for wise in ("weight", "feature"))
+    weights, features = (
+        run(granularity, seeds=range(options.seeds), steps=options.steps) for granularity in ("weight", "feature")
+    )
     for result in (weights, features):
-        figures.save(result.plot(), options.out / f"utility-quality-{result.wise}s")
+        figures.save(result.plot(), options.out / f"utility-quality-{result.granularity}s")
     page = options.out / "utility-quality.md"
     command = f"upgd reproduce utility-quality -o {options.out}"
     if (options.steps, options.seeds) != (2_000, 20):
@@ -106,7 +108,7 @@ def _section(result: UtilityQuality) -> str:
     last = _last(result)
     ends = [f"{losses[:, -last:].mean():.1e} ({TITLES[activation]})" for activation, losses in result.losses.items()]
     return _SECTION.format(
-        wise=result.wise,
+        granularity=result.granularity,
         steps=result.steps,
         seeds=len(result.seeds),
         table=result.table(),
@@ -119,7 +121,7 @@ def _section(result: UtilityQuality) -> str:
 def _verdict(result: UtilityQuality) -> str:
     """Each link of the paper's order: where it holds in the mean, and in how many runs."""
     settings = list(result.settings())
-    lines = [f"**{result.wise.capitalize()}s**, in {len(settings)} settings (activation, scope):", ""]
+    lines = [f"**{result.granularity.capitalize()}s**, in {len(settings)} settings (activation, scope):", ""]
     for better, worse in pairwise(PAPER_ORDER):
         for period, last in (("all steps", None), (f"the last {_last(result):,} steps", _last(result))):
             lines.append(f"- {better} > {worse}, over {period}: {_link(result, better, worse, last)}")

@@ -46,14 +46,14 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def known(problem: str, method: str, wise: str | None = None) -> list[dict[str, Any]]:
+def known(problem: str, method: str, granularity: str | None = None) -> list[dict[str, Any]]:
     """The settings to search around, if there are any: the best that is known, and another for features where there is one.
 
     Example:
         >>> [settings["beta_utility"] for settings in known("output-permuted-emnist", "upgd", "feature")]
         [0.9, 0.9999]
     """
-    tables = (BEST_KNOWN, FEATURES) if wise == "feature" else (BEST_KNOWN,)
+    tables = (BEST_KNOWN, FEATURES) if granularity == "feature" else (BEST_KNOWN,)
     return [table[problem][method] for table in tables if method in table.get(problem, {})]
 
 

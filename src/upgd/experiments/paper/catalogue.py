@@ -231,10 +231,10 @@ def _panels(problem: str, baselines: Iterable[Arm], keys: Iterable[str] = _WISE,
     """The usual four: baselines and both UPGDs, weight- or feature-wise, global or local."""
     panels = []
     for key in keys:
-        wise, scaling = key.split("-")
+        granularity, scaling = key.split("-")
         orders = fixed.get("order", (1,))
         ours = [
-            _arm(problem, method, **fixed | {"granularity": wise, "scaling": scaling, "order": order})
+            _arm(problem, method, **fixed | {"granularity": granularity, "scaling": scaling, "order": order})
             for method in ("upgd", "upgd-nonprotecting")
             for order in orders
         ]
@@ -255,13 +255,20 @@ def _permuted(problem: str, title: str, about: str, keys: Iterable[str] = _WISE)
 
 def _search() -> Study:
     panels = []
-    for noise, wise in product(("anticorrelated", "white"), ("weight", "feature")):
+    for noise, granularity in product(("anticorrelated", "white"), ("weight", "feature")):
         arms = [
-            _arm("stationary-mnist", "ups", label=f"UPS, {scaling}", noise=noise, granularity=wise, scaling=scaling)
+            _arm(
+                "stationary-mnist",
+                "ups",
+                label=f"UPS, {scaling}",
+                noise=noise,
+                granularity=granularity,
+                scaling=scaling,
+            )
             for scaling in ("global", "local")
         ]
-        arms.append(_arm("stationary-mnist", "ups-even", noise=noise, granularity=wise))
-        panels.append(Panel(f"{wise}-{noise}", f"{wise.capitalize()}-wise, {noise} noise", tuple(arms)))
+        arms.append(_arm("stationary-mnist", "ups-even", noise=noise, granularity=granularity))
+        panels.append(Panel(f"{granularity}-{noise}", f"{granularity.capitalize()}-wise, {noise} noise", tuple(arms)))
     about = (
         "Search without gradients: weights or features are perturbed the more, the less useful they are. The control "
         "perturbs everything evenly. Feature-wise, the output layer has no features to search and learns by its gradient."

@@ -26,41 +26,44 @@ if TYPE_CHECKING:
 
 __all__ = ["MEASURES", "PAPER_ORDER", "SCOPES", "UtilityQuality", "run"]
 
-Wise = Literal["weight", "feature"]
+Granularity = Literal["weight", "feature"]
 #: The order that the paper reports, best first; random has no correlation.
 PAPER_ORDER = ("second order", "first order", "magnitude", "random")
 MEASURES = (*PAPER_ORDER, "squared gradient")
 SCOPES = ("global", "local")
-_SIZES: Mapping[Wise, tuple[int, ...]] = {"weight": (5, 50, 1), "feature": (5, 50, 50, 1)}
+_SIZES: Mapping[Granularity, tuple[int, ...]] = {"weight": (5, 50, 1), "feature": (5, 50, 50, 1)}
 #: How many steps' utilities are kept before they are ranked together.
 _CHUNK = 100
 
 
 def run(
-    wise: Wise = "weight",
+    granularity: Granularity | None = None,
     *,
     activations: Sequence[str] = ("relu", "tanh", "leaky_relu"),
     seeds: Sequence[int] = range(20),
     steps: int = 2_000,
     lr: float = 0.01,
     progress: Callable[[int, int], None] | None = None,
+    wise: Granularity | None = None,
 ) -> "UtilityQuality":
     """Measure, at every step of online learning, how approximate utilities correlate with the true one.
 
     Args:
-        wise: ``"weight"``: the 351 weights and biases of a network 5-50-1; ``"feature"``: the 100 hidden units of a
-            network 5-50-50-1.
+        granularity: ``"weight"``, the default: the 351 weights and biases of a network 5-50-1; ``"feature"``: the 100 hidden
+            units of a network 5-50-50-1.
         activations: ``"relu"``, ``"tanh"``, ``"leaky_relu"``.
         seeds: one run each.
         steps: how many samples a run learns from.
         lr: SGD's step size. The paper does not give it; this is what the authors' public code uses.
         progress: told now and then about the steps done and those to be done, of all activations.
+        wise: the former name of ``granularity``.
 
     Returns:
         The correlations, with ``table()`` and ``plot()``.
     """
-    if wise not in _SIZES:
-        raise ValueError(f"wise must be 'weight' or 'feature', not {wise!r}")
+    granularity = granularity or wise or "weight"
+    if granularity not in _SIZES:
+        raise ValueError(f"granularity must be 'weight' or 'feature', not {granularity!r}")
     for activation in activations:
         if activation not in ACTIVATIONS:
             raise ValueError(f"activations must be among {', '.join(ACTIVATIONS)}, not {activation!r}")
@@ -73,8 +76,8 @@ def run(
             if progress is not None:
                 progress(before + done, len(activations) * steps)
 
-        curves[activation], losses[activation] = _learn(wise, activation, list(seeds), steps, lr, tell)
-    return UtilityQuality(wise, tuple(seeds), steps, lr, curves, losses)
+        curves[activation], losses[activation] = _learn(granularity, activation, list(seeds), steps, lr, tell)
+    return UtilityQuality(granularity, tuple(seeds), steps, lr, curves, losses)
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class UtilityQuality:
     """Correlations with the true utility.
 
     Attributes:
-        wise: ``"weight"`` or ``"feature"``.
+        granularity: ``"weight"`` or ``"feature"``.
         seeds: as given.
         steps: as given.
         lr: as given.
@@ -91,12 +94,17 @@ class UtilityQuality:
         losses: activation → (seeds, steps), each before the update.
     """
 
-    wise: Wise
+    granularity: Granularity
     seeds: tuple[int, ...]
     steps: int
     lr: float
     curves: dict[str, dict[str, dict[str, Tensor]]]
     losses: dict[str, Tensor]
+
+    @property
+    def wise(self) -> Granularity:
+        """The former name of ``granularity``."""
+        return self.granularity
 
     def means(self, activation: str, scope: str, measure: str, last: int | None = None) -> Tensor:
         """The mean correlation of each seed (seeds,), over all steps or the ``last`` ones."""
@@ -138,11 +146,11 @@ class UtilityQuality:
 
 
 def _learn(
-    wise: Wise, activation: str, seeds: list[int], steps: int, lr: float, tell: Callable[[int], None]
+    granularity: Granularity, activation: str, seeds: list[int], steps: int, lr: float, tell: Callable[[int], None]
 ) -> tuple[dict[str, dict[str, Tensor]], Tensor]:
     """Run SGD for all seeds; correlations scope → measure → (seeds, steps), and losses (seeds, steps)."""
-    stream = make(f"utility-quality-{wise}s")
-    layers = initial_layers(_SIZES[wise], seeds)
+    stream = make(f"utility-quality-{granularity}s")
+    layers = initial_layers(_SIZES[granularity], seeds)
     parts: list[dict[str, dict[str, Tensor]]] = []
     losses: list[Tensor] = []
     for start in range(0, steps, _CHUNK):
@@ -151,7 +159,7 @@ def _learn(
         seen: list[dict[str, list[Tensor]]] = []
         for offset in range(inputs.shape[1]):
             step = Pass(layers, inputs[:, offset], targets[:, offset], activation)
-            seen.append(step.of_weights() if wise == "weight" else step.of_features())
+            seen.append(step.of_weights() if granularity == "weight" else step.of_features())
             losses.append(step.loss())
             layers = step.descend(lr)
         # Measure → layers of (seeds, steps, items).

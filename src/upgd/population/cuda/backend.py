@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from upgd.population.backend import Group, Kind, Loss, Tally
 from upgd.population.cuda import compiler, driver
 from upgd.population.cuda.network import dense_layers
-from upgd.population.cuda.planner import CLUSTERS, THREADS, Dense, Plan, fastest, plan, source
+from upgd.population.cuda.planner import CLUSTERS, THREADS, ChipPlan, Dense, fastest, plan, source
 from upgd.population.cuda.schedule import schedule
 from upgd.streams.contract import Chunk
 
@@ -182,13 +182,13 @@ class CudaBackend:
 
 
 @functools.cache
-def _kernel(chosen: Plan, loss: Loss, indexed: bool, device: torch.device) -> driver.Kernel:
+def _kernel(chosen: ChipPlan, loss: Loss, indexed: bool, device: torch.device) -> driver.Kernel:
     major, minor = torch.cuda.get_device_capability(device)
     code = compiler.compiled(_text(chosen, loss, indexed), f"sm_{major}{minor}")
     return driver.Kernel(code, b"advance", chosen.cluster, THREADS, chosen.shared_bytes)
 
 
-def _text(chosen: Plan, loss: Loss, indexed: bool) -> str:
+def _text(chosen: ChipPlan, loss: Loss, indexed: bool) -> str:
     return source(chosen, loss, indexed, template())
 
 
@@ -199,7 +199,7 @@ def template() -> str:
 
 
 @functools.cache
-def _plans(layers: tuple[Dense, ...], kind: Kind, device: torch.device) -> tuple[tuple[Plan, int], ...]:
+def _plans(layers: tuple[Dense, ...], kind: Kind, device: torch.device) -> tuple[tuple[ChipPlan, int], ...]:
     """The cluster sizes that would do, with the number of clusters that the device runs at once."""
     limit = driver.shared_bytes(device)
     plans = [p for cluster in CLUSTERS if (p := plan(layers, kind, cluster, limit))]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from upgd.population.backend import Kind, Loss
 
-__all__ = ["CLUSTERS", "THREADS", "Dense", "Plan", "fastest", "plan", "source"]
+__all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "fastest", "plan", "source"]
 
 THREADS = 384  #: three warps for each of the four schedulers; 168 registers for each thread
 CLUSTERS = (1, 2, 4, 8, 16)
@@ -106,7 +106,7 @@ class LayerPlan:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ChipPlan:
     """One way to run a network under a rule on clusters of a given size."""
 
     kind: Kind
@@ -139,7 +139,7 @@ class Plan:
         return per_tile * tiles + 1000 * self.exchanges + 2000
 
 
-def plan(layers: Sequence[Dense], kind: Kind, cluster: int, shared_bytes: int) -> Plan | None:
+def plan(layers: Sequence[Dense], kind: Kind, cluster: int, shared_bytes: int) -> ChipPlan | None:
     """Lay out a network.
 
     Args:
@@ -162,7 +162,7 @@ def plan(layers: Sequence[Dense], kind: Kind, cluster: int, shared_bytes: int) -
     return None
 
 
-def fastest(plans: Sequence[tuple[Plan, int]]) -> Plan:
+def fastest(plans: Sequence[tuple[ChipPlan, int]]) -> ChipPlan:
     """The plan that should serve most learners in a time. It is the same for few of them: sums are rounded as a plan orders
     them, and a learner alone shall be the same, bit for bit, as among others.
 
@@ -268,7 +268,7 @@ def _exchanges(layers: Sequence[LayerPlan], kind: Kind) -> int:
     return turned + back + gather + (kind.rule == "utility") + norms
 
 
-def _placed(layers: tuple[LayerPlan, ...], kind: Kind, cluster: int) -> Plan:
+def _placed(layers: tuple[LayerPlan, ...], kind: Kind, cluster: int) -> ChipPlan:
     """Give everything its place in shared memory."""
     offsets: dict[str, int] = {}
     end = 0
@@ -307,7 +307,7 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, cluster: int) -> Plan:
             place("u", block.shared_floats if kind.rule == "utility" else 0)
             blocks.append(replace(block, w=offsets.pop("w"), u=offsets.pop("u")))
         placed.append(replace(layer, blocks=tuple(blocks)))
-    return Plan(kind, cluster, tuple(placed), offsets, end)
+    return ChipPlan(kind, cluster, tuple(placed), offsets, end)
 
 
 def _scratch(layer: LayerPlan) -> int:
@@ -336,12 +336,12 @@ def _parameters(layers: Sequence[Dense]) -> int:
 # ------------------------------------------------------------------------------------------------ the plan as C++ constants
 
 
-def source(plan: Plan, loss: Loss, indexed: bool, template: str) -> str:
+def source(plan: ChipPlan, loss: Loss, indexed: bool, template: str) -> str:
     """The text to compile: what is constant, then the template."""
     return "\n".join([*_constants(plan, loss, indexed), template])
 
 
-def _constants(plan: Plan, loss: Loss, indexed: bool) -> list[str]:
+def _constants(plan: ChipPlan, loss: Loss, indexed: bool) -> list[str]:
     kind = plan.kind
     lines = [
         "enum { RELU, LEAKY, TANH, IDENTITY };",
@@ -370,7 +370,7 @@ def _constants(plan: Plan, loss: Loss, indexed: bool) -> list[str]:
     return lines
 
 
-def _layer(layer: LayerPlan, plan: Plan) -> str:
+def _layer(layer: LayerPlan, plan: ChipPlan) -> str:
     dense, number = layer.dense, layer.number
     total = plan.parameters
     numbers = {

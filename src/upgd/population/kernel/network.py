@@ -8,7 +8,7 @@ from torch import nn
 from upgd.population import network as net
 from upgd.population.kernel.machine import Floats, Integers
 
-__all__ = ["Link", "Plan", "chain", "plan"]
+__all__ = ["Link", "NetworkLayout", "chain", "plan"]
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Plan:
+class NetworkLayout:
     """Where everything of a network is; see :class:`upgd.population.kernel.layout.Layer`."""
 
     layers: Integers  #: one row per layer
@@ -71,7 +71,7 @@ def _pool(layer: net.MaxPool) -> int:
     return size if usual and (layer.padding, layer.dilation, layer.ceil_mode) == ((0, 0), (1, 1), False) else 0
 
 
-def plan(network: nn.Module) -> Plan:
+def plan(network: nn.Module) -> NetworkLayout:
     """Lay out a network that :func:`chain` can read."""
     links = chain(network)
     assert not isinstance(links, str), links
@@ -116,7 +116,7 @@ def plan(network: nn.Module) -> Plan:
         if kernel:
             layer[14], layer[15] = workspace, workspace + columns * positions
             workspace = layer[15] + 2 * rows * (columns + 1)
-    return Plan(
+    return NetworkLayout(
         layers=np.array(table, np.int64),
         slopes=np.array(slopes, np.float32),
         weights=[link.layer.weight for link in links],
