@@ -1,4 +1,16 @@
-"""Learning from streams that never stop changing."""
+"""Learning from streams that never stop changing.
+
+The parts, from the outside in; each imports only what comes after it:
+
+- ``cli`` is the command line and ``report`` the page of results.
+- ``experiments`` declares, runs, compares and reproduces experiments; ``store`` keeps their results.
+- ``population`` runs many online learners at once, each on a stream of ``streams``.
+- ``optim`` has the methods as torch optimizers; ``Monitor`` and ``utility`` look inside a network.
+- ``methods`` has one class per method, ``curvature`` HesScale, ``networks`` and ``data`` what is learned and from what.
+- ``rules`` is the mathematics, ``noise`` the random numbers.
+
+``plugins`` finds what other packages add, and ``writing`` writes files whole.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,10 @@
 """The `upgd` command: a thin layer that turns what is typed into calls of the package.
 
-``commands.py`` puts it together. Each of the other modules has the commands of one family; ``options.py`` has the options
-that several of them share. ``--plugin`` is an option of every command, and is taken out before any of them is made.
+``commands`` puts it together. ``running``, ``confirming`` and ``reproducing`` compute; ``results``, ``plotting``,
+``reporting`` and ``showing`` show what there is; ``data`` and ``store`` look after files, ``doctoring`` after the
+installation. ``options`` has the options that several commands share, ``executing`` what commands that compute have in
+common, and ``bare`` what is left where cyclopts is not installed. ``--plugin`` is an option of every command, and is
+taken out before any of them is made.
 """
 
 import io

@@ -1,6 +1,8 @@
 """Curvature: HesScale, and the rules by which it follows layers and losses.
 
-Adding a layer is one small function: :func:`layer`, or :func:`elementwise` for an activation. Adding a loss: :func:`loss`.
+``hesscale`` has :class:`HesScale`, ``modules`` what models may contain to help it; ``layers``, ``activations`` and
+``losses`` have the rules. Adding a layer is one small function: :func:`layer`, or :func:`elementwise` for an
+activation. Adding a loss: :func:`loss`.
 """
 
 from upgd.curvature._registry import elementwise, layer, loss

@@ -3,6 +3,10 @@
 >>> import upgd.data
 >>> upgd.data.load("digits")
 Dataset('digits': 1,797 images of 8×8, 10 classes)
+
+``acquire`` brings data sets into the ``cache``: it downloads (``transfer``) the official ones (``sources``), or takes
+files that are there, unpacks (``archives``, ``packing``) and reads them (``formats``). ``embedded`` has the digits,
+``registry`` data sets of your own, ``dataset`` what all of them are, and ``console`` what ``upgd data`` prints.
 """
 
 from difflib import get_close_matches

@@ -5,6 +5,9 @@
 >>> result = ex.run("output-permuted-digits", methods, seeds=2, steps=100, backend="torch")
 >>> len(result), [best.entry.method for best in result.best()]
 (6, ['upgd', 'sgd'])
+
+``paper`` has the paper's experiments and ``demo`` the demonstration; ``execution`` runs experiments, ``analysis``
+compares results, and ``spec`` says what an experiment is. Each imports only what comes after it.
 """
 
 from importlib import import_module

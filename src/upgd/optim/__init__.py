@@ -1,4 +1,8 @@
-"""The methods as torch optimizers."""
+"""The methods as torch optimizers.
+
+``upgd``, ``ada_upgd``, ``ups`` and ``pgd`` compare weights, ``feature_upgd`` hidden units, which ``features`` finds
+in a model. ``from_method`` makes an optimizer of any other method. Modules with an underscore have what they share.
+"""
 
 from upgd.optim.ada_upgd import AdaUPGD
 from upgd.optim.feature_upgd import FeatureUPGD, FeatureUPS

@@ -7,6 +7,12 @@
 >>> population = Population(MLP((64, 32, 10)), learners, backend="torch")
 >>> population.run(make("input-permuted-digits"), steps=20).loss.shape
 (1, 3)
+
+``engine`` has :class:`Population` and ``spec`` :class:`Learner`. ``choose`` finds the backend for each group of
+learners of one kind; ``backend`` is the contract. ``torch_backend`` runs every method, with derivatives from
+``chain`` (written by hand) or ``functional`` (any module), and ``graphed`` replays it on a GPU; ``kernel`` and
+``cuda`` are compiled for the CPU and for GPUs. ``network`` reads a network for all of them. ``diagnostics`` looks
+inside the learners.
 """
 
 from upgd.population.diagnostics import Diagnostics

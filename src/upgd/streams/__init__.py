@@ -1,12 +1,16 @@
 """Problems as functions of (seed, step).
 
-A stream has no state: ``stream.chunk(seeds, start, length)`` gives the same samples whatever was asked before, in whatever
-pieces, for one seed or for many, on any device.
+A stream has no state: ``stream.chunk(seeds, start, length)`` gives the same samples whatever was asked before, in
+whatever pieces, for one seed or for many, on any device.
 
     >>> stream = make("input-permuted-digits")
     >>> chunk = stream.chunk(seeds=[0, 1], start=1_000, length=3)
     >>> chunk.inputs().shape, chunk.targets.shape
     (torch.Size([2, 3, 8, 8]), torch.Size([2, 3]))
+
+``registry`` knows the problems by name, ``contract`` says what a stream is. ``images``, ``labels`` and ``features``
+are problems over data sets, ``toy`` and ``bits`` compute their inputs. ``loops`` is for training loops of your own,
+``shuffle`` permutes.
 """
 
 from upgd.streams.bits import BitFlipping

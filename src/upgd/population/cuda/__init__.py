@@ -1,4 +1,9 @@
-"""Fused kernels for a GPU with clusters (Hopper and newer): see :mod:`.backend`, :mod:`.planner` and ``onchip.cu``."""
+"""Fused kernels for a GPU with clusters (Hopper and newer).
+
+From the outside in: ``backend`` brings learners and samples to the GPU, ``network`` says which networks it runs,
+``planner`` where each number of a learner lies, ``schedule`` which cluster computes which learner. ``compiler`` and
+``driver`` compile and start ``onchip.cu``, the kernel.
+"""
 
 from upgd.population.cuda.backend import CudaBackend, missing, unsupported
 
