@@ -29,7 +29,7 @@ from without_pytest import run_tests
 
 #: Tests that pytest would run on a GPU, of other parts than populations; they become checks, too.
 OTHERS = (
-    "experiments/test_running_gpu.py",
+    "experiments/execution/test_running_gpu.py",
     "curvature/test_curvature_gpu.py",
     "streams/test_streams_on_gpu.py",
     "test_networks_on_gpu.py",
