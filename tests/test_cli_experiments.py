@@ -14,6 +14,7 @@ import pytest
 from upgd.experiments import Experiment
 from upgd.experiments import demo as demo_module
 from upgd.experiments.execution import bench
+from upgd.experiments.paper import best_known
 from upgd.experiments.spec import grids
 from upgd.store import Key, Record, Store
 from upgd.streams import make
@@ -678,3 +679,32 @@ def test_bench_measures(upgd, monkeypatch):
     assert line["learner_steps_per_second"] > 0
     assert line["network"] == "Linear 16-1"
     assert "learner-steps/s" in upgd("bench", "--device", "cpu")[1]
+
+
+def test_run_takes_a_published_setting(upgd, monkeypatch, tmp_path):
+    setting = best_known.PUBLISHED["input-permuted-mnist"]["s-ewc"]
+    monkeypatch.setitem(best_known.PUBLISHED, "input-permuted-digits", {"s-ewc": setting})
+    monkeypatch.chdir(tmp_path)
+    run = (
+        "run",
+        "input-permuted-digits",
+        "--setting",
+        "published",
+        "--seeds",
+        "1",
+        "--steps",
+        "20",
+        "--backend",
+        "torch",
+    )
+    status, printed, complaint = upgd(*run, "--method", "s-ewc", "--kappa", "0.5", "--json")
+    assert status == 0, complaint
+    assert '"kappa": 0.5' in printed
+    assert '"beta_importance": 0.9999' in printed
+    for problem, method, words in (
+        ("input-permuted-digits", "sgd", "no setting of method='sgd' is published for input-permuted-digits"),
+        ("stationary-digits", "upgd", "no setting is published for stationary-digits; there are some for"),
+    ):
+        status, _, complaint = upgd("run", problem, "--method", method, "--setting", "published")
+        assert status > 0
+        assert words in " ".join(complaint.split())

@@ -22,6 +22,7 @@ def run(
     problem: str,
     *,
     method: MethodName = None,
+    setting: Literal["published"] | None = None,
     declaration: Declaration = Declaration(),  # noqa: B008  # frozen
     execution: Execution = Execution(),  # noqa: B008
     dry_run: Annotated[bool, Parameter(negative="")] = False,
@@ -43,6 +44,8 @@ def run(
     ----------
     problem
         The problem's name; a wrong one gets a list.
+    setting
+        published: the method's published setting for this problem; values given by options replace their part of it.
     dry_run
         Only say what would be run, and how long that would take on this machine.
     as_json
@@ -63,7 +66,12 @@ def run(
         raise UsageError("say which method to run, such as --method upgd.")
     if "," in method:
         raise UsageError(f"`upgd run` takes one method, not {method!r}; `upgd sweep` takes several with --methods.")
-    experiment = Experiment(problem, {method: declaration.settings()}, **declaration.rest())
+    settings: dict[str, Any] = declaration.settings()
+    if setting is not None:
+        from upgd.experiments.paper.best_known import published
+
+        settings = published(problem, method) | settings
+    experiment = Experiment(problem, {method: settings}, **declaration.rest())
     return _dry_run(experiment, execution, as_json) if dry_run else _execute(experiment, execution, as_json)
 
 

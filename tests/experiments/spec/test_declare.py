@@ -235,6 +235,13 @@ def test_best_known_settings_are_settings(problem):
         assert Experiment(problem, {method: settings}, seeds=1).learners()
 
 
+@pytest.mark.parametrize("problem", best_known.PUBLISHED)
+def test_published_settings_are_settings(problem):
+    for method, settings in best_known.PUBLISHED[problem].items():
+        assert len(Experiment(problem, {method: settings}, seeds=1).learners()) == 1
+    assert {"upgd", "shrink-and-perturb", "adamw", "s-ewc", "s-mas"} == set(best_known.PUBLISHED[problem])
+
+
 def test_betas_are_one_value():
     assert Experiment("x", {"adamw": {"lr": 0.1, "betas": (0.0, 0.9)}}).methods["adamw"]["betas"] == ((0.0, 0.9),)
     two = Experiment("x", {"adamw": {"lr": 0.1, "betas": [[0.0, 0.9], [0.9, 0.99]]}})

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["BEST_KNOWN", "FEATURES", "known", "values_known"]
+__all__ = ["BEST_KNOWN", "FEATURES", "PUBLISHED", "known", "published", "values_known"]
 
 Values = tuple[Any, ...]
 
@@ -44,6 +44,47 @@ FEATURES: dict[str, dict[str, dict[str, Any]]] = {
         "upgd": {"lr": 0.01, "sigma": 0.001, "beta_utility": 0.9999, "weight_decay": 0.001},
     },
 }
+
+#: The settings published with Elsayed and Mahmood (2024, arXiv 2404.00781), for the problems that this package has.
+PUBLISHED: dict[str, dict[str, dict[str, Any]]] = {
+    "input-permuted-mnist": {
+        "upgd": _UPGD_MNIST,
+        "shrink-and-perturb": {"lr": 0.001, "sigma": 0.1, "weight_decay": 0.01},
+        "adamw": {"lr": 0.0001, "betas": (0.0, 0.99), "weight_decay": 0.0},
+        "s-ewc": {"lr": 0.001, "beta_importance": 0.9999, "beta_weights": 0.99, "kappa": 0.001},
+        "s-mas": {"lr": 0.001, "beta_importance": 0.9999, "beta_weights": 0.999, "kappa": 0.1},
+    },
+    "output-permuted-emnist": {
+        "upgd": {"lr": 0.01, "sigma": 0.001, "beta_utility": 0.9, "weight_decay": 0.0},
+        "shrink-and-perturb": {"lr": 0.01, "sigma": 0.01, "weight_decay": 0.001},
+        "adamw": {"lr": 0.0001, "betas": (0.0, 0.9999), "weight_decay": 0.1},
+        "s-ewc": {"lr": 0.01, "beta_importance": 0.999, "beta_weights": 0.999, "kappa": 1.0},
+        "s-mas": {"lr": 0.01, "beta_importance": 0.999, "beta_weights": 0.999, "kappa": 1.0},
+    },
+    "output-permuted-cifar10": {
+        "upgd": {"lr": 0.01, "sigma": 0.0, "beta_utility": 0.999, "weight_decay": 0.0001},
+        "shrink-and-perturb": {"lr": 0.01, "sigma": 0.01, "weight_decay": 0.001},
+        "adamw": {"lr": 0.001, "betas": (0.0, 0.9999), "weight_decay": 0.01},
+        "s-ewc": {"lr": 0.01, "beta_importance": 0.9999, "beta_weights": 0.999, "kappa": 10.0},
+        "s-mas": {"lr": 0.01, "beta_importance": 0.9999, "beta_weights": 0.999, "kappa": 10.0},
+    },
+}
+
+
+def published(problem: str, method: str) -> dict[str, Any]:
+    """The published setting of a method on a problem, or a ValueError that says which there are.
+
+    Example:
+        >>> published("output-permuted-emnist", "s-ewc")["kappa"]
+        1.0
+    """
+    if problem not in PUBLISHED:
+        raise ValueError(f"no setting is published for {problem}; there are some for {', '.join(PUBLISHED)}")
+    if method not in PUBLISHED[problem]:
+        raise ValueError(
+            f"no setting of method={method!r} is published for {problem}; there is one of {', '.join(PUBLISHED[problem])}"
+        )
+    return PUBLISHED[problem][method]
 
 
 def known(problem: str, method: str, granularity: str | None = None) -> list[dict[str, Any]]:
