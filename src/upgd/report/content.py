@@ -110,8 +110,9 @@ class Section:
             lead = f"diverges least, with {of_it}"
         if len(lines) == 1:
             lead = f"has {of_it}"
-        spread = "" if math.isnan(ahead.error) else f" ± {ahead.error:.2g}"
-        words = f"{first} {lead} {ahead.mean:.4g}{spread} over all steps ({_counted(ahead)})."
+        spec = number_format(value for row in self.rows for value in (row.mean, row.first_quarter, row.last_quarter))
+        spread = "" if math.isnan(ahead.error) else f" ± {ahead.error:{spec}}"
+        words = f"{first} {lead} {ahead.mean:{spec}}{spread} over all steps ({_counted(ahead)})."
         if len(lines) > 1 and lines[1].difference is not None:
             second, p = lines[1], lines[1].p_holm
             behind = (second.difference or 0) * (-1 if highest is max else 1)

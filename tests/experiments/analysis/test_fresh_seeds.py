@@ -175,10 +175,14 @@ def test_a_reference_is_compared_with_each_other_method():
 
 def test_a_reference_that_is_not_there_or_not_one_is_told():
     records = [record("upgd"), record("upgd", {"scaling": "local"}), record("sgd")]
-    with pytest.raises(ValueError, match="no method 'adamw' to compare with; choose among UPGD; UPGD, local; SGD"):
+    with pytest.raises(
+        ValueError, match="there is no method 'adamw' to compare with; choose among UPGD; UPGD, local; SGD"
+    ):
         Results(records).table(against="adamw")
     assert Results(records).table(against="UPGD, local").lines[0]["against"] == "UPGD, local"
-    with pytest.raises(ValueError, match="several methods 'upgd' to compare with; choose among UPGD; UPGD, local"):
+    with pytest.raises(
+        ValueError, match="there are several methods 'upgd' to compare with; choose among UPGD; UPGD, local"
+    ):
         Results(records).table(against="upgd")
 
 

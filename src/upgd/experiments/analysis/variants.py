@@ -131,7 +131,5 @@ def _reference(comparison: Comparison, entries: Sequence[Entry], name: str) -> E
     if len(found) == 1:
         return found[0]
     labels = dict.fromkeys(variant(entry).label for entry in found or entries)
-    problem = "several methods" if found else "no method"
-    raise ValueError(
-        f"{comparison.title}: there are {problem} {name!r} to compare with; choose among {'; '.join(labels)}"
-    )
+    problem = "are several methods" if found else "is no method"
+    raise ValueError(f"{comparison.title}: there {problem} {name!r} to compare with; choose among {'; '.join(labels)}")
