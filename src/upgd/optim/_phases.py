@@ -6,7 +6,7 @@ by tensor: they are the truth. ``_trace_foreach`` and ``_update_foreach`` do the
 block needs still in the cache; tests hold the two together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, overload
 
@@ -56,9 +56,17 @@ def trace(work: Work) -> list[Tensor]:
     return _trace_foreach(work) if _use_foreach(work) else _trace_plain(work)
 
 
-def update(work: Work, scale: dict[torch.device, Tensor], noises: list[Tensor]) -> None:
-    """Update the weights, with the global scale on each device and the noise of each parameter, if there is any."""
-    (_update_foreach if _use_foreach(work) else _update_plain)(work, scale, noises)
+#: Draws the noise of a parameter.
+Draw = Callable[[Tensor], Tensor]
+
+
+def update(work: Work, scale: dict[torch.device, Tensor], draw: Draw | None) -> None:
+    """Update the weights, with the global scale on each device.
+
+    ``draw`` is called once for each parameter, in order; None stands for no noise. The noise of a parameter is drawn when the
+    parameter is updated and released before the next one, so the noise of all parameters is never in memory at once.
+    """
+    (_update_foreach if _use_foreach(work) else _update_plain)(work, scale, draw)
 
 
 def utility_dtype(param: Tensor) -> torch.dtype:
@@ -124,7 +132,7 @@ def _trace_plain(work: Work) -> list[Tensor]:
     return maxima
 
 
-def _update_plain(work: Work, scale: dict[torch.device, Tensor], noises: list[Tensor]) -> None:
+def _update_plain(work: Work, scale: dict[torch.device, Tensor], draw: Draw | None) -> None:
     options = work.options
     for i, (param, grad) in enumerate(zip(work.params, work.grads, strict=True)):
         gate: float | Tensor = 0.0
@@ -132,10 +140,13 @@ def _update_plain(work: Work, scale: dict[torch.device, Tensor], noises: list[Te
             utility = rules.unbiased(work.utilities[i], options["beta_utility"], work.steps[i])
             local = options["scaling"] == "local"
             gate = rules.gate(utility, _local_scale(utility) if local else scale[param.device].to(utility.dtype))
-        xi: float | Tensor = noises[i] if noises else 0.0
-        if noises and work.previous_noises:
-            xi = noise.anticorrelated(noises[i], work.previous_noises[i])
-            work.previous_noises[i].copy_(noises[i])
+        xi: float | Tensor = 0.0
+        if draw is not None:
+            xi = draw(param)
+            if work.previous_noises:
+                drawn, xi = xi, noise.anticorrelated(xi, work.previous_noises[i])
+                work.previous_noises[i].copy_(drawn)
+                del drawn
         wide = utility_dtype(param)
         descent = work.sign * grad.to(wide)
         new = rules.update(
@@ -151,6 +162,7 @@ def _update_plain(work: Work, scale: dict[torch.device, Tensor], noises: list[Te
             q=work.q,
         )
         param.copy_(new)
+        del xi, new  # before the next parameter's are made
 
 
 def _adam_plain(work: Work, i: int, grad: Tensor) -> Tensor:
@@ -166,10 +178,28 @@ def _adam_plain(work: Work, i: int, grad: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------ block by block, in place: the same
 
 
-def _blocks(params: list[Tensor], *others: list[Tensor]) -> Iterator[tuple[list[int], list[list[Tensor]]]]:
-    """Cut the lists, tensor by tensor alike, along their first dimension into blocks that hold about as many entries as
-    fit the device; small tensors share a block. Yields the parameters' numbers and the lists of slices. An empty list
-    stays empty."""
+class _Noises(Sequence[Tensor]):
+    """The noise of each parameter, drawn when it is asked for. Holds the last one only; ask in order."""
+
+    def __init__(self, params: list[Tensor], draw: Draw | None) -> None:
+        self._params, self._draw = params, draw
+        self._number, self._last = -1, torch.empty(0)
+
+    def __len__(self) -> int:
+        return 0 if self._draw is None else len(self._params)
+
+    def __getitem__(self, number: Any) -> Any:
+        if number != self._number:
+            assert self._draw is not None
+            del self._last  # before the next one is made
+            self._number, self._last = number, self._draw(self._params[number])
+        return self._last
+
+
+def _blocks(params: list[Tensor], *others: Sequence[Tensor]) -> Iterator[tuple[list[int], list[list[Tensor]]]]:
+    """Cut the lists, tensor by tensor alike, along their first dimension into blocks that hold as many entries as fit the
+    device, or a single row; small tensors share a block. Yields the parameters' numbers and the lists of slices, which the
+    caller must not keep. An empty list stays empty."""
     limit = _BLOCK_ENTRIES.get(params[0].device.type, _BLOCK_ENTRIES_ELSEWHERE) if params else 0
     numbers: list[int] = []
     lists: list[list[Tensor]] = [[] for _ in range(1 + len(others))]
@@ -178,15 +208,17 @@ def _blocks(params: list[Tensor], *others: list[Tensor]) -> Iterator[tuple[list[
         rows = param.shape[0] if param.ndim else 1
         at_once = max(1, limit * rows // param.numel())
         for start in range(0, rows, at_once):
-            for tensors, slices in zip((params, *others), lists, strict=True):
-                if tensors:
-                    whole = tensors[number]
-                    slices.append(whole if at_once >= rows else whole[start : start + at_once])
-            numbers.append(number)
-            filled += lists[0][-1].numel()
-            if filled >= limit:
+            entries = min(at_once, rows - start) * (param.numel() // rows)
+            # A slice of a large tensor keeps all of its noise in memory, so it shares no block with another tensor.
+            joins = not numbers or number == numbers[-1] or max(param.numel(), params[numbers[-1]].numel()) <= limit
+            if numbers and (filled + entries > limit or not joins):
                 yield numbers, lists
                 numbers, lists, filled = [], [[] for _ in lists], 0
+            for tensors, slices in zip((params, *others), lists, strict=True):
+                if tensors:
+                    slices.append(tensors[number] if at_once >= rows else tensors[number][start : start + at_once])
+            numbers.append(number)
+            filled += entries
     if numbers:
         yield numbers, lists
 
@@ -209,19 +241,16 @@ def _trace_foreach(work: Work) -> list[Tensor]:
     return [m / correction for m, correction in zip(largest, work.corrections(beta), strict=True)]
 
 
-def _update_foreach(work: Work, scale: dict[torch.device, Tensor], noises: list[Tensor]) -> None:
+def _update_foreach(work: Work, scale: dict[torch.device, Tensor], draw: Draw | None) -> None:
     scales = _negative_scales(work, scale) if work.utilities else []
-    xis = noises
-    if noises and work.previous_noises:
-        # The last draw's memory holds the difference while it is needed, and then this draw.
-        xis = [torch.sub(now, last, out=last) for now, last in zip(noises, work.previous_noises, strict=True)]
+    noises = _Noises(work.params, draw)
+    previous = [] if draw is None else work.previous_noises
     sizes = _adam_sizes(work)
     for numbers, tensors in _blocks(
-        work.params, work.grads, work.utilities, scales, xis, work.exp_avgs, work.exp_avg_sqs
+        work.params, work.grads, work.utilities, scales, noises, previous, work.exp_avgs, work.exp_avg_sqs
     ):
         _update_block(work, [sizes[n] for n in numbers] if sizes else [], *tensors)
-    if noises and work.previous_noises:
-        torch._foreach_copy_(work.previous_noises, noises)
+        del tensors
 
 
 def _update_block(
@@ -232,10 +261,14 @@ def _update_block(
     traces: list[Tensor],
     scales: list[Tensor],
     noises: list[Tensor],
+    previous_noises: list[Tensor],
     firsts: list[Tensor],
     seconds: list[Tensor],
 ) -> None:
     options, lr = work.options, work.options["lr"]
+    if previous_noises:
+        drawn, noises = noises, list(torch._foreach_sub(noises, previous_noises))
+        torch._foreach_copy_(previous_noises, drawn)
     useless: list[Tensor] = []
     if traces:
         useless = list(torch._foreach_div(traces, scales))

@@ -77,8 +77,7 @@ class WeightwiseOptimizer(BaseOptimizer):
         maxima = [largest for w in work if w.utilities for largest in trace(w)]
         scale = self._global_scales(maxima) if self._gated else {}
         for w in work:
-            noises = [self._draw(param) for param in w.params] if w.options["sigma"] > 0 else []
-            update(w, scale, noises)
+            update(w, scale, self._draw if w.options["sigma"] > 0 else None)
 
     def _global_scales(self, maxima: list[Tensor]) -> dict[torch.device, Tensor]:
         if self._peers is not None:
