@@ -12,17 +12,15 @@ if one has it, curvature ``h`` (an estimate of the Hessian's diagonal), at step 
 ``scale`` is :func:`global_scale` (the largest utility of the learner) or :func:`local_scale` (the norm over the weights
 that enter the same unit); ξ is the noise of :mod:`upgd.noise`; the switches name the method:
 
-==============================  ===  ===  ===  ======  ======
-method                           c    p    q     σ       wd
-==============================  ===  ===  ===  ======  ======
-SGD                              1    0    0     0       0
-SGDW                             1    0    0     0      > 0
-PGD; Anti-PGD (other noise)      1    0    0    > 0      0
-Shrink & Perturb                 1    0    0    > 0     > 0
-UPGD, UPGD-W                     1    1    1    ≥ 0     ≥ 0
-UPGD that does not protect       1    0    1    ≥ 0     ≥ 0
-UPS (search, no gradient)        0    –    1    > 0      0
-==============================  ===  ===  ===  ======  ======
+| method                      |  c  |  p  |  q  |  σ  | wd  |
+| --------------------------- | --- | --- | --- | --- | --- |
+| SGD                         |  1  |  0  |  0  |  0  |  0  |
+| SGDW                        |  1  |  0  |  0  |  0  | > 0 |
+| PGD; Anti-PGD (other noise) |  1  |  0  |  0  | > 0 |  0  |
+| Shrink & Perturb            |  1  |  0  |  0  | > 0 | > 0 |
+| UPGD, UPGD-W                |  1  |  1  |  1  | ≥ 0 | ≥ 0 |
+| UPGD that does not protect  |  1  |  0  |  1  | ≥ 0 | ≥ 0 |
+| UPS (search, no gradient)   |  0  |  –  |  1  | > 0 |  0  |
 
 The functions are pure and work for one learner or for many: tensors may begin with *learner dimensions*, and then every
 hyperparameter and switch may be a tensor of just these dimensions, so that each learner has its own.
