@@ -51,7 +51,7 @@ def test_json_has_the_same(upgd):
 def test_data_sets_and_the_sizes_of_caches(upgd):
     arrays = {"train-images": np.zeros((20, 8, 8), np.uint8), "train-labels": np.zeros(20, np.uint8)}
     with cache.locked("mine"):
-        cache.store(cache.Entry("mine", 10, 255, False, False, "2024-01-01", []), arrays)
+        cache.store(cache.Manifest("mine", 10, 255, False, False, "2024-01-01", []), arrays)
     kernels().mkdir(parents=True)
     (kernels() / "one.cubin").write_bytes(bytes(3_000))
     found = json.loads(upgd("doctor", "--json")[1])

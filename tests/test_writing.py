@@ -49,7 +49,7 @@ def make_data(folder: Path) -> dict[str, Path]:
     with cache.locked("mine"):
         pixels = np.zeros((2, 4, 4), np.uint8)
         arrays = {"train-images": pixels, "train-labels": pixels[:, 0, 0]}
-        cache.store(cache.Entry("mine", 10, 255, False, False, "now", []), arrays)
+        cache.store(cache.Manifest("mine", 10, 255, False, False, "now", []), arrays)
     return {
         "a store": folder / "a.db",
         "part of the store a.db": folder / "a.db.lock",
