@@ -129,6 +129,7 @@ class AdaUPGD(UtilityDescent, Adaptive):
     colour, dark_colour = "#117733", "#5fc27e"
     c, p, q = 1.0, 1.0, 1.0
     granularity = "weight"
+    profile = "paper"
     lr: Any = AdamW.settings["lr"]
 
     @property
@@ -139,5 +140,5 @@ class AdaUPGD(UtilityDescent, Adaptive):
         self, w: "Tensor", g: "Tensor", s: Any, h: Any, t: Any, o: Any, r: Any, noise: Any
     ) -> tuple["Tensor", Changes]:
         moments = self.moments(g, s, h)
-        stepped = super().update(w, self.direction(moments, h, t), h, o, r, noise, None)
+        stepped = super().update(w, self.direction(moments, h, t), h, t, o, r, noise, None)
         return stepped, moments

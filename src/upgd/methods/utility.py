@@ -62,6 +62,15 @@ class Utility(Method):
         help="Which layers have gates: all, hidden, output, or names of layers joined by +. Others use the ungated rule.",
     )
 
+    profile: Any = Setting(
+        "paper",
+        choices=("paper", "authors"),
+        off="paper",
+        quiet=True,
+        words={"authors": "authors' code"},
+        help="Gates as in the paper, or as in the authors' public code.",
+    )
+
     #: How a gate is computed; a backend may put something faster in its place.
     gate: Callable[["Tensor", "Tensor"], "Tensor"] = staticmethod(
         lambda utility, scale: upgd.rules.gate(utility, scale)
@@ -84,10 +93,26 @@ class Utility(Method):
         """The unbiased utility, which is what is compared."""
         return {"scale": upgd.rules.unbiased(s.utility, h.beta_utility, t)} if hasattr(s, "utility") else {}
 
-    def gate_of_weight(self, o: Any, r: Any, unit: Any) -> Any:
+    def gate_of_weight(self, o: Any, r: Any, unit: Any, h: Any, t: Any) -> Any:
         """The gate ū of each entry of a parameter; 0 in layers that are not gated."""
         observed, reduced = (o, r) if self.by_weight or unit is None else (unit.o, unit.r)
-        return 0.0 if reduced is None else gate_of(self, observed.scale, reduced.scale)
+        if reduced is None:
+            return 0.0
+        return gate_of(self, observed.scale, self.scale_of(observed.scale, reduced.scale, h, t))
+
+    def scale_of(self, unbiased: "Tensor", reduced: "Tensor", h: Any, t: Any) -> "Tensor":
+        """What utilities are compared with.
+
+        With ``profile="authors"`` it is that of the authors' public code. Global: the largest utility without bias
+        correction, although the utilities have it. Local: the norm over the last dimension, which for a convolution is
+        one row of a kernel.
+        """
+        if self.profile == "paper":
+            return reduced
+        if self.scaling == "local":
+            return (unbiased**2).sum(-1, keepdim=True).sqrt() if self.by_weight else reduced
+        uncorrected: Tensor = reduced * (1 - h.beta_utility**t)
+        return uncorrected
 
 
 def gate_of(method: Utility, unbiased: "Tensor", reduced: "Tensor") -> "Tensor":
@@ -151,10 +176,10 @@ class UtilityDescent(Utility):
         instant = upgd.rules.utility(units.ones, units.gate_gradient, units.gate_curvature)
         return {"utility": upgd.rules.trace(s.utility, instant, h.beta_utility)}
 
-    def update(self, w: "Tensor", g: "Tensor", h: Any, o: Any, r: Any, noise: Any, unit: Any) -> "Tensor":
+    def update(self, w: "Tensor", g: "Tensor", h: Any, t: Any, o: Any, r: Any, noise: Any, unit: Any) -> "Tensor":
         if not self.by_weight and unit is None:
             return upgd.rules.update(w, g, lr=h.lr, weight_decay=h.weight_decay)
-        gate = self.gate_of_weight(o, r, unit)
+        gate = self.gate_of_weight(o, r, unit, h, t)
         return upgd.rules.update(
             w, g, gate, noise, lr=h.lr, sigma=h.sigma, weight_decay=h.weight_decay, c=h.c, p=h.p, q=h.q
         )
@@ -163,7 +188,12 @@ class UtilityDescent(Utility):
 @register
 class UPGD(UtilityDescent):
     """Utility-based perturbed gradient descent (Elsayed and Mahmood, 2023): protects the weights that are useful and perturbs
-    those that are not, ``w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]``."""
+    those that are not, ``w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]``.
+
+    ``profile="authors"`` compares utilities as the authors' public code does: globally with the largest utility before its
+    bias correction, locally over the last dimension of a tensor. Where no utility is positive the paper's rule holds; the
+    authors' code flips signs or gives NaN there.
+    """
 
     name, label = "upgd", "UPGD"
     colour, dark_colour = "#0072B2", "#3d9be0"
@@ -189,6 +219,7 @@ class UPS(UtilityDescent):
     lr: Any = Method.lr.but(grid=(1.0,))
     sigma: Any = UtilityDescent.sigma.but(grid=(0.1, 0.01, 0.001, 0.0001, 0.00001))
     weight_decay = 0.0
+    profile = "paper"
 
 
 @register

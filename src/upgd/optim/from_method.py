@@ -55,10 +55,10 @@ def optimizer(method: type[Method], params: ParamsT, **settings: Any) -> Optimiz
             _check_groups_bring(method, name, setting, params)
     if issubclass(method, TorchMethod):
         return _adapted(method, params, settings)
-    if cls is None:
+    if cls is None or settings.get("profile", "paper") != "paper":
         return MethodOptimizer(params, method, **settings)
     # A public class has a `curvature` in the place of the order, and another class for features.
-    settings = {name: value for name, value in settings.items() if name not in ("granularity", "order")}
+    settings = {name: value for name, value in settings.items() if name not in ("granularity", "order", "profile")}
     known = inspect.signature(cls).parameters
     for name in [name for name in _OPTIONS if name in settings and name not in known]:
         if settings.pop(name) is not None:

@@ -369,7 +369,10 @@ def gates(group: Group, traces: Mapping[str, Tensor], step: int) -> Named:
     unbiased = {name: {"scale": trace / (1 - h.beta_utility**h.step)} for name, trace in traces.items()}
     reductions = method.reductions if method.by_weight else method.unit_reductions
     scales = reduced(reductions, unbiased, learner_dims=1)
-    return {name: gate_of(method, own["scale"], scales[name]["scale"]) for name, own in unbiased.items()}
+    return {
+        name: gate_of(method, own["scale"], method.scale_of(own["scale"], scales[name]["scale"], h, h.step))
+        for name, own in unbiased.items()
+    }
 
 
 def _model(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> Chain | Functional:
