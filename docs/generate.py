@@ -158,7 +158,40 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-PAGES: dict[str, Callable[[], str]] = {"commands.md": commands, "problems.md": problems}
+def methods() -> str:
+    """The page of methods by family: what their classes say."""
+    lines = [
+        "# Methods",
+        "",
+        "Every method is one class in `upgd.methods`, with its formula and source. The tests hold it to a loop in float64 "
+        "that is written from the published formula. w is a weight, g its gradient, ξ normal noise, t the step from 1. "
+        "[Problems and methods](problems.md) lists settings and grids; [Population](population.md) says how to add a method.",
+    ]
+    families: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        if method.__module__.startswith("upgd.methods."):  # not those of plug-ins
+            families.setdefault(method.__module__, []).append(name)
+    for module, names in families.items():
+        about = inspect.getdoc(sys.modules[module]) or ""
+        title, _, rest = about.partition("\n\n")
+        lines += ["", f"## {' '.join(title.split()).rstrip('.')}", *(["", _markdown(rest)] if rest else [])]
+        for name in names:
+            lines += ["", f"### {METHODS[name].label}: `{name}`", "", _markdown(inspect.getdoc(METHODS[name]) or "")]
+    return "\n".join([*lines, ""])
+
+
+def _markdown(text: str) -> str:
+    """A docstring as Markdown: code in single backticks, literal blocks fenced."""
+    text = re.sub(r":\w+:`([^`]*)`", r"`\1`", text.replace("``", "`"))
+    parts = re.split(r"(?m)(?<=::)\n\n((?:    .*\n?|\n)+)", text + "\n")
+    for i in range(1, len(parts), 2):
+        before = parts[i - 1].removesuffix("::")
+        parts[i - 1] = before.rstrip() if not before or before.endswith("\n") else f"{before}:"
+        parts[i] = f"\n\n```text\n{inspect.cleandoc(parts[i])}\n```\n\n"
+    return "".join(parts).strip()
+
+
+PAGES: dict[str, Callable[[], str]] = {"methods.md": methods, "commands.md": commands, "problems.md": problems}
 
 if __name__ == "__main__":
     for page, text in PAGES.items():

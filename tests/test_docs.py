@@ -146,7 +146,7 @@ def test_the_page_shows_the_package_that_the_tests_install(shown, file):
     assert written.endswith(block.partition("\n")[2])
 
 
-@pytest.mark.parametrize("page", ["commands.md", "problems.md"])
+@pytest.mark.parametrize("page", ["commands.md", "methods.md", "problems.md"])
 def test_the_lists_are_current(page):
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     generate = importlib.util.module_from_spec(spec)
