@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["OnlineNorm", "decay", "normalize"]
+__all__ = ["OnlineNorm", "decay", "normalize", "normalized"]
 
 _EPS = 1e-4
 _CLIP = 5.0
@@ -32,10 +32,11 @@ def normalize(x: Tensor, mean: Tensor, variance: Tensor, decay: Any) -> tuple[Te
     """The normalized sample, the new mean and the new variance."""
     new_mean = decay * mean + (1 - decay) * x
     new_variance = decay * variance + (1 - decay) * ((x - mean) * (x - new_mean))
-    return _normalized(x, new_mean, new_variance), new_mean, new_variance
+    return normalized(x, new_mean, new_variance), new_mean, new_variance
 
 
-def _normalized(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def normalized(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """A sample, given mean and variance."""
     return ((x - mean) / (variance + _EPS).sqrt()).clamp(-_CLIP, _CLIP)
 
 
@@ -84,15 +85,15 @@ class OnlineNorm(nn.Module):
                 "add a batch dimension with x.unsqueeze(0), or give OnlineNorm the shape of your samples"
             )
         if not self.training:
-            return _normalized(x, self.mean, self.variance)
+            return normalized(x, self.mean, self.variance)
         out = []
         for sample in x.detach():
             self.steps += 1
             rate = decay(self.rate, self.steps.item())
-            normalized, mean, variance = normalize(sample, self.mean, self.variance, rate)
+            new, mean, variance = normalize(sample, self.mean, self.variance, rate)
             self.mean.copy_(mean)
             self.variance.copy_(variance)
-            out.append(normalized)
+            out.append(new)
         return torch.stack(out) if out else x
 
     def extra_repr(self) -> str:

@@ -1,14 +1,17 @@
 """Looks inside the learners of a population."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from plain_loop import Counters, SmallConvNet
 from torch.nn.functional import cross_entropy
 
-from upgd.networks import MLP
+from upgd.networks import MLP, initial_parameters
+from upgd.normalization import OnlineNorm
 from upgd.population import Diagnostics, Learner, Population, diagnostics
-from upgd.streams import make
+from upgd.streams import iterate, make
 
 NETWORK = MLP((6, 8, 5, 3))
 STREAM = Counters((6,), 3, task_length=20)
@@ -262,3 +265,24 @@ def test_a_registered_figure_that_fails_is_named(registry, function, words):
     diagnostics.register("mine")(function)
     with pytest.raises(ValueError, match=words):
         population().run(STREAM, 20, diagnostics=Diagnostics())
+
+
+def test_learners_that_normalize_are_looked_at_with_what_they_see():
+    """Sample plasticity by a plain loop: the same sample, as it was normalized for the update, before and after it."""
+    network, stream = MLP((64, 8, 10)).double(), make("output-permuted-digits", task_length=50)
+    learner = Learner(method="sgd", lr=0.05, normalize=0.9, seed=3)
+    population = Population(network, [learner], backend="torch", dtype=torch.float64)
+    looked = population.run(stream, 12, diagnostics=Diagnostics(every=4)).diagnostics["sample_plasticity"][:, 0]
+
+    model = copy.deepcopy(network)
+    model.load_state_dict({name: p[0] for name, p in initial_parameters(network, [3]).items()})
+    norm, optimizer, seen = OnlineNorm(64, 0.9).double(), torch.optim.SGD(model.parameters(), lr=0.05), []
+    for x, y in iterate(stream, seed=3, steps=12):
+        x = norm(x.double().flatten(1))
+        optimizer.zero_grad()
+        before = torch.nn.functional.cross_entropy(model(x), y)
+        before.backward()
+        optimizer.step()
+        after = torch.nn.functional.cross_entropy(model(x), y)
+        seen.append((1 - after / before.clamp(min=1e-8)).clamp(0, 1).item())
+    assert looked == pytest.approx(np.mean(np.reshape(seen, (3, 4)), 1), rel=1e-9)

@@ -17,13 +17,14 @@ from torch.func import functional_call, vmap
 
 from upgd import plugins
 from upgd.monitor import Monitor
+from upgd.normalization import normalized
 from upgd.population.backend import Backend, Group, Loss
 from upgd.population.result import Floats
 from upgd.population.spec import Learner
 from upgd.population.torch_backend import gates
 from upgd.streams.contract import Chunk
 
-__all__ = ["Batch", "Diagnostics", "look", "losses", "names", "register", "stacked"]
+__all__ = ["Batch", "Diagnostics", "look", "losses", "names", "register", "seen", "stacked"]
 
 
 class Batch(NamedTuple):
@@ -118,6 +119,15 @@ def losses(network: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor,
         return F.mse_loss(outputs, targets[:, 0].to(outputs), reduction="none").flatten(1).mean(1)
 
 
+def seen(group: Group, backend: Backend, inputs: Tensor) -> Tensor:
+    """What the networks of a group's learners see of samples, ``(learners, samples, …)``: normalized if they do so."""
+    state = backend.state() if group.kind.normalize else {}
+    if "normalizer.mean" not in state:
+        return inputs
+    mean, variance = (state[f"normalizer.{name}"].to(inputs).unsqueeze(1) for name in ("mean", "variance"))
+    return normalized(inputs, mean, variance)
+
+
 def look(
     network: nn.Module,
     group: Group,
@@ -147,17 +157,17 @@ def look(
     after = backend.parameters()
     traces = {name.removeprefix("utility."): t for name, t in backend.state().items() if name.startswith("utility.")}
     useful = gates(group, traces, chunk.start + chunk.length) if traces else {}
-    inputs = chunk.inputs().to(next(network.parameters()).dtype)
+    inputs = seen(group, backend, chunk.inputs().to(next(network.parameters()).dtype)[group.rows.cpu()])
     found: list[dict[str, Floats]] = []
     for i, (row, step) in enumerate(zip(group.rows, diverged_at.tolist(), strict=True)):
         if step >= 0:
             found.append({})
             continue
         old, new, useful_now = ({name: t[i].cpu() for name, t in named.items()} for named in (before, after, useful))
-        figures = _look_at_one(network, old, new, useful_now, inputs[row], chunk.targets[row, -1:], loss, wanted)
+        figures = _look_at_one(network, old, new, useful_now, inputs[i], chunk.targets[row, -1:], loss, wanted)
         if figures:
             figures["sample_plasticity"] = plasticities[i]
-            figures |= _registered(network, new, learners[i], Batch(inputs[row], chunk.targets[row], loss), figures)
+            figures |= _registered(network, new, learners[i], Batch(inputs[i], chunk.targets[row], loss), figures)
         found.append(figures)
     return found
 

@@ -17,7 +17,7 @@ from upgd.networks import initial_parameters
 from upgd.population.backend import Backend, Loss, Tally
 from upgd.population.blocks import Pace, Supply
 from upgd.population.choose import BackendChoice, choose
-from upgd.population.diagnostics import Diagnostics, look, losses, stacked
+from upgd.population.diagnostics import Diagnostics, look, losses, seen, stacked
 from upgd.population.interrupt import interrupts_wait
 from upgd.population.lanes import Lanes
 from upgd.population.result import Floats, Integers, Result
@@ -313,17 +313,18 @@ class Population:
     def _advance_and_measure(self, stream: Stream, end: int) -> None:
         """Take one step, and see how much of its sample's loss the update removes."""
         chunk = self._supply.take(stream, self.step, 1, end)
-        before = self._losses(chunk, stream.loss)
+        old = [{name: p.clone() for name, p in backend.parameters().items()} for backend in self._backends]
         self._advance(stream, 1, end, alone=True)
-        plasticity = sample_plasticity(before, self._losses(chunk, stream.loss))
+        new = [backend.parameters() for backend in self._backends]
+        plasticity = sample_plasticity(*(self._losses(chunk, stream.loss, parameters) for parameters in (old, new)))
         self._plasticities.append((self.step, plasticity.double().numpy()))
 
-    def _losses(self, chunk: Chunk, loss: Loss) -> Tensor:
-        """``(learners,)``: the losses of a chunk's only sample, on the CPU."""
+    def _losses(self, chunk: Chunk, loss: Loss, parameters: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """``(learners,)``: the losses of a chunk's only sample, on the CPU, with these parameters of each group."""
         inputs = chunk.inputs().to(next(self._network.parameters()).dtype)
         found = [
-            losses(self._measured, backend.parameters(), inputs[group.rows], chunk.targets[group.rows], loss)
-            for (group, _), backend in zip(self._groups, self._backends, strict=True)
+            losses(self._measured, own, seen(group, backend, inputs[group.rows]), chunk.targets[group.rows], loss)
+            for (group, _), backend, own in zip(self._groups, self._backends, parameters, strict=True)
         ]
         return torch.cat(found).cpu()[self._order]
 
