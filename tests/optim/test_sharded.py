@@ -2,6 +2,7 @@
 shards, and copies of a model under DistributedDataParallel, which must not drift apart. Optimizers that hold only part of
 the parameters, in several processes or during one backward pass."""
 
+import contextlib
 import copy
 import itertools
 import os
@@ -141,6 +142,10 @@ def features(network: nn.Module, curvature: Any, **options: Any) -> upgd.Feature
     return upgd.FeatureUPGD(network, lr=0.1, curvature=curvature, **options)
 
 
+def from_method(network: nn.Module, _: Any, **options: Any) -> Any:
+    return upgd.methods.optimizer("pgd", network.parameters(), lr=0.1, **options)
+
+
 def check_copies(rank: int) -> None:
     for build in (weights, features):
         for second in (False, True):
@@ -153,6 +158,41 @@ def check_copies(rank: int) -> None:
 
 def test_copies_with_one_seed_learn_as_one_process_does() -> None:
     in_processes(check_copies)
+
+
+def check_unequal_seeds(rank: int) -> None:
+    """The processes agree on the noise, and only on that."""
+
+    def seeded(build: Callable[..., Any]) -> Callable[..., Any]:
+        def seed_and_build(*args: Any, **options: Any) -> Any:
+            torch.manual_seed(rank)  # after the model, which is the same in all processes
+            return build(*args, **options)
+
+        return seed_and_build
+
+    for build in (weights, features, from_method):
+        ours = final(rank, seeded(build), sigma=0.5)
+        state = torch.get_rng_state()
+        for param in ours:
+            first = param.clone()
+            torch.distributed.broadcast(first, 0)
+            torch.testing.assert_close(param, first, rtol=1e-11, atol=1e-13)
+        states = [torch.empty_like(state) for _ in range(WORLD)]
+        torch.distributed.all_gather(states, state)
+        assert not torch.equal(*states)
+
+
+def check_unequal_generators(rank: int) -> None:
+    message = (
+        r"generator of UPGD has another state.*drift apart; seed it equally in all processes, or leave generator out"
+    )
+    with pytest.warns(UserWarning, match=message) if rank else contextlib.nullcontext():
+        final(rank, weights, sigma=0.5, generator=torch.Generator().manual_seed(rank))
+
+
+def test_copies_with_unequal_seeds_agree_on_the_noise_or_warn() -> None:
+    in_processes(check_unequal_seeds)
+    in_processes(check_unequal_generators)
 
 
 # --------------------------------------------------------------------------------------------------------- partitions

@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from upgd import noise
 from upgd.optim._arguments import check_complete, check_curvature, check_parameter
 from upgd.optim._phases import utility_dtype
+from upgd.optim._replicas import ReplicaNoise
 from upgd.optim._sharded import is_sharded, white_like
 
 Result = TypeVar("Result")
@@ -27,6 +28,8 @@ class BaseOptimizer(Optimizer):
 
     #: The options without a default: where the caller gives none for all groups, every group brings its own.
     _required: tuple[str, ...] = ()
+    #: What replicas of the model in other processes share; a copy of the optimizer agrees with them anew.
+    _replica_noise: ReplicaNoise | None = None
 
     def __init__(
         self,
@@ -152,7 +155,12 @@ class BaseOptimizer(Optimizer):
     def _draw(self, param: Tensor) -> Tensor:
         if is_sharded(param):
             return white_like(param, self.generator)
-        return noise.white_(torch.empty_like(param, memory_format=torch.preserve_format), self.generator)
+        generator = self.generator
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            if self._replica_noise is None:
+                self._replica_noise = ReplicaNoise()
+            generator = self._replica_noise.generator(self, param.device, generator)
+        return noise.white_(torch.empty_like(param, memory_format=torch.preserve_format), generator)
 
     def _diagonal(self, param: Tensor) -> Tensor:
         assert self.curvature is not None

@@ -50,6 +50,8 @@ class UPGD(WeightwiseOptimizer):
             captured in a CUDA graph.
         generator: where the noise comes from; by default torch's global generator, so ``torch.manual_seed`` governs it.
             It is copied and pickled with the optimizer but is no part of ``state_dict()``.
+            Under ``DistributedDataParallel`` the processes share the seed of the first one; a generator that you pass must
+            have the same seed in all of them.
         process_group: the processes that hold the other parameters of the model, each in an optimizer of its own:
             global scaling then takes the maximum over all of them, and all must step together. Not needed for sharded
             (``DTensor``) parameters, nor within ``ZeroRedundancyOptimizer``, whose process group is used.

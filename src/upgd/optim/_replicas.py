@@ -1,0 +1,78 @@
+"""Replicas of a model under DistributedDataParallel, which drift apart unless all of them draw the same noise."""
+
+import gc
+import hashlib
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+
+class ReplicaNoise:
+    """The generators that all replicas share, made when the first noise is drawn.
+
+    The processes then agree on the seed of the first one. Each advances its own global generator by one number, and draws
+    all noise from a generator of the optimizer's own. A generator that the user has given is left alone, but compared.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._seed: int | None = None
+        self._shared: dict[torch.device, torch.Generator] = {}
+
+    def generator(self, optimizer: Optimizer, device: torch.device, given: torch.Generator | None) -> Any:
+        """The generator for noise on a device; None stands for torch's global one."""
+        if not self._asked and not torch.compiler.is_compiling():
+            self._asked = True
+            self._agree(optimizer, given)
+        if given is not None or self._seed is None:
+            return given
+        if device not in self._shared:
+            self._shared[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._shared[device]
+
+    def _agree(self, optimizer: Optimizer, given: torch.Generator | None) -> None:
+        if any(group["capturable"] for group in optimizer.param_groups):
+            return  # a CUDA graph records the global generator only
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        group = _group_of_replicas(optimizer, params)
+        if group is None or torch.distributed.get_world_size(group) == 1:
+            return
+        own = int(torch.empty((), dtype=torch.int64).random_()) if given is None else _fingerprint(given)
+        first = torch.tensor(own, device=params[0].device)
+        torch.distributed.broadcast(first, torch.distributed.get_global_rank(group, 0), group=group)
+        if given is None:
+            self._seed = int(first)
+        elif own != int(first):
+            warnings.warn(
+                f"generator of {type(optimizer).__name__} has another state than in the first process of "
+                "DistributedDataParallel, so the replicas of the model drift apart; seed it equally in all processes, or "
+                "leave generator out.",
+                stacklevel=2,
+            )
+
+
+def _fingerprint(generator: torch.Generator) -> int:
+    """63 bits of a hash of the generator's state."""
+    state = generator.get_state().numpy().tobytes()
+    return int.from_bytes(hashlib.sha256(state).digest()[:8], "big") >> 1
+
+
+def _group_of_replicas(optimizer: Optimizer, params: list[Tensor]) -> Any:
+    """The process group of the DistributedDataParallel that has these parameters; None if there is none.
+
+    A parameter does not know who replicates it, so this looks through all objects, once in an optimizer's life. A part of a
+    ``ZeroRedundancyOptimizer`` is updated in one process only, and has no replicas.
+    """
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    own, group = set(params), None
+    for candidate in gc.get_objects():
+        kind = type(candidate)  # not isinstance, which would wake up lazy proxies
+        if zero is not None and issubclass(kind, zero.ZeroRedundancyOptimizer) and candidate.optim is optimizer:
+            return None
+        if issubclass(kind, torch.nn.parallel.DistributedDataParallel) and not own.isdisjoint(candidate.parameters()):
+            group = candidate.process_group
+    return group
