@@ -8,6 +8,7 @@ import itertools
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,18 +37,18 @@ def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def in_processes(check: Callable[[int], None]) -> None:
-    """Run the check in two processes that know of each other, with the process's number."""
+def in_processes(check: Callable[..., None], *args: Any, world: int = WORLD) -> None:
+    """Run the check in processes that know of each other, with the process's number and the arguments."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_join, (check, port), nprocs=WORLD)
+    torch.multiprocessing.spawn(_join, (check, args, port, world), nprocs=world)
 
 
-def _join(rank: int, check: Callable[[int], None], port: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(WORLD)}
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=WORLD)
-    check(rank)
+def _join(rank: int, check: Callable[..., None], args: tuple[Any, ...], port: int, world: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world)}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+    check(rank, *args)
     torch.distributed.destroy_process_group()
 
 
@@ -58,7 +59,7 @@ def sharded_model() -> nn.Sequential:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh, sharded = init_device_mesh("cpu", (WORLD,)), model()
+    mesh, sharded = init_device_mesh("cpu", (torch.distributed.get_world_size(),)), model()
     for part in (sharded[0], sharded[2], sharded):
         fully_shard(part, mesh=mesh)
     return sharded
@@ -97,6 +98,36 @@ def check_shards(rank: int) -> None:
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's FSDP2 needs a GPU")
 def test_sharded_parameters_learn_as_whole_ones_do() -> None:
     in_processes(check_shards)
+
+
+def check_checkpoint(rank: int, folder: Path, saves: bool) -> None:
+    """Save after three steps and go on, or load and go on."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    network = sharded_model()
+    optimizer = upgd.AdaUPGD(network.parameters(), lr=0.1, sigma=0.0)
+    if saves:
+        train(network, optimizer, steps=3)
+    parts = dict(zip(("model", "optimizer"), get_state_dict(network, optimizer), strict=True))
+    if saves:
+        dcp.save(parts, checkpoint_id=folder / "checkpoint")
+    else:
+        dcp.load(parts, checkpoint_id=folder / "checkpoint")
+        set_state_dict(network, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
+    train(network, optimizer, steps=3)
+    final = [param.full_tensor().detach() for param in network.parameters()]
+    if not saves:
+        torch.testing.assert_close(final, torch.load(folder / "final.pt"), rtol=1e-12, atol=1e-14)
+    elif rank == 0:
+        torch.save(final, folder / "final.pt")
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's FSDP2 needs a GPU")
+def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_four(tmp_path: Path) -> None:
+    in_processes(check_checkpoint, tmp_path, True)
+    for world in (1, 4):
+        in_processes(check_checkpoint, tmp_path, False, world=world)
 
 
 # -------------------------------------------------------------------------------------------------------------- copies

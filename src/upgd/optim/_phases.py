@@ -86,6 +86,19 @@ def is_plain(param: Tensor) -> bool:
     return type(param) in (Tensor, torch.nn.Parameter)
 
 
+def largest(values: Tensor) -> Tensor:
+    """The largest entry, of a sharded tensor over all shards. torch's own ``amax`` fails where this process's is empty."""
+    if is_plain(values) or not hasattr(values, "to_local"):
+        return values.amax()
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    values = cast(DTensor, values)
+    local = values.to_local()
+    own = local.amax() if local.numel() else local.new_full((), -torch.inf)
+    placements = [Partial("max") if placement.is_shard() else Replicate() for placement in values.placements]
+    return cast(Tensor, DTensor.from_local(own, values.device_mesh, placements, run_check=False))
+
+
 def global_scales(maxima: list[Tensor]) -> dict[torch.device, Tensor]:
     """The largest utility of all parameters, wherever they live, on each of their devices."""
     if not maxima:
@@ -128,7 +141,7 @@ def _trace_plain(work: Work) -> list[Tensor]:
         curvature = work.curvatures[i].to(trace.dtype) if work.curvatures else None
         utility = work.sign * rules.utility(param.to(trace.dtype), grad.to(trace.dtype), curvature)
         trace.copy_(rules.trace(trace, utility, beta))
-        maxima.append(rules.unbiased(trace, beta, work.steps[i]).amax())
+        maxima.append(largest(rules.unbiased(trace, beta, work.steps[i])))
     return maxima
 
 

@@ -10,7 +10,7 @@ from upgd import rules
 from upgd.optim import _partitions as partitions
 from upgd.optim._arguments import check_dense, check_group, with_plain_numbers
 from upgd.optim._base import BaseOptimizer, Curvature, step_device
-from upgd.optim._phases import Work, global_scales, trace, update, utility_dtype
+from upgd.optim._phases import Work, global_scales, largest, trace, update, utility_dtype
 from upgd.optim._sharded import is_sharded
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class WeightwiseOptimizer(BaseOptimizer):
 
     def _advance(self) -> None:
         work = [self._gather(group) for group in self.param_groups]
-        maxima = [largest for w in work if w.utilities for largest in trace(w)]
+        maxima = [m for w in work if w.utilities for m in trace(w)]
         scale = self._global_scales(maxima) if self._gated else {}
         for w in work:
             update(w, scale, self._draw if w.options["sigma"] > 0 else None)
@@ -108,7 +108,7 @@ class WeightwiseOptimizer(BaseOptimizer):
             if "utility" in (state := self.state.get(param, {})) and param.numel()
         }
         others = [] if self._largest is None else [self._largest]  # not reduced again: one process may ask alone
-        scale = global_scales([*(u.amax() for u in unbiased.values()), *others])
+        scale = global_scales([*(largest(u) for u in unbiased.values()), *others])
         local = {p for group in self.param_groups if group.get("scaling") == "local" for p in group["params"]}
         return {
             param: rules.gate(u, rules.local_scale(u) if param in local else scale[u.device])
