@@ -203,14 +203,14 @@ def test_every_method_has_a_grid_of_its_own_unless_values_are_given(upgd):
     def learners(*options):
         return json.loads(upgd(*sweep, *options)[1])["methods"]
 
-    assert learners() == learners("--grid", "short") == {"sgd": 2 * 6, "adamw": 2 * 18, "pgd": 2 * 24}
+    assert learners() == learners("--grid", "short") == {"sgd": 2 * 6, "adamw": 2 * 24, "pgd": 2 * 24}
     assert learners("--lr", "0.1") == {"sgd": 2, "adamw": 2, "pgd": 2 * 4}  # PGD has no default for σ
     assert learners("--sigma", "0.1") == {
         "sgd": 2 * 6,
         "adamw": 2 * 6,
         "pgd": 2 * 6,
     }  # no learning rate is good for all
-    assert learners("--grid", "short", "--lr", "0.1,0.2") == {"sgd": 2 * 2, "adamw": 2 * 6, "pgd": 2 * 8}
+    assert learners("--grid", "short", "--lr", "0.1,0.2") == {"sgd": 2 * 2, "adamw": 2 * 8, "pgd": 2 * 8}
 
 
 def test_table_best_and_report_mark_what_lies_at_the_edge(upgd, folder):

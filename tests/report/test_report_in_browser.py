@@ -161,6 +161,7 @@ def test_scores_that_span_decades_have_a_logarithmic_axis(open_page, tmp_path):
     page = open_page(
         write(tmp_path / "r.db", tmp_path / "report.html").as_uri(), viewport={"width": 800, "height": 2000}
     )
+    page.locator(".multiples .chart .main-svg").first.wait_for(state="attached")
     assert page.locator(".multiples .chart").evaluate("chart => chart._fullLayout.yaxis.type") == "log"
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from upgd.experiments import Results
 from upgd.experiments.analysis.layout import laid_out, number_format, p_text, terminal_width, wrapped
+from upgd.experiments.spec.engine import ENGINE
 from upgd.store import Key, Record
 
 SETTINGS = {
@@ -43,6 +44,7 @@ def table():
                 settings=settings,
                 seed=seed,
                 steps=30_000,
+                engine=ENGINE,
             ),
             window=500,
             loss=np.ones(60, np.float32),
