@@ -178,6 +178,30 @@ def test_a_snapshot_by_hand(by_hand):
     assert figures == pytest.approx(expected)
 
 
+def test_a_snapshot_of_selected_figures(by_hand, monkeypatch):
+    looking = Monitor(by_hand)
+    by_hand(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).sum().backward()
+    everything = looking.snapshot()
+    names = sorted({name.partition("/")[0] for name in everything})
+    for name in names:
+        assert looking.snapshot(name) == {one: everything[one] for one in everything if one.partition("/")[0] == name}
+    assert looking.snapshot(select=names) == everything
+    with monkeypatch.context() as patched:  # ranks are expensive: they are not computed in vain
+        patched.setattr(torch.linalg, "svdvals", None)
+        cheap = looking.snapshot(select={"dormant_share", "weight_l2"})
+    assert {name.partition("/")[0] for name in cheap} == {"dormant_share", "weight_l2"}
+    with pytest.raises(ValueError, match=r"select names \['norm'\]; choose from dormant_share, "):
+        looking.snapshot(["norm"])
+
+
+def test_plasticity_waits_for_a_snapshot_that_selects_it():
+    looking = Monitor(nn.Linear(1, 1))
+    looking.plasticity(torch.tensor(1.0), lambda: torch.tensor(0.25))
+    assert "sample_plasticity" not in looking.snapshot("weight_l2")
+    assert looking.snapshot("sample_plasticity") == {"sample_plasticity": 0.75}
+    assert looking.snapshot("sample_plasticity") == {}
+
+
 def test_only_the_last_samples_count(by_hand):
     looking = Monitor(by_hand, samples=2)
     by_hand(torch.tensor([[-1.0, 1.0]] * 5))  # all zero

@@ -7,7 +7,7 @@ result for each learner. :class:`Monitor` applies them to a model in an ordinary
 import math
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -41,6 +41,20 @@ __all__ = [
 #: change the step by less than this.
 _NEARLY_ALL, _HARDLY = 0.95, 0.1
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
+#: What snapshots can contain.
+_FIGURES = (
+    "dormant_share",
+    "zero_share",
+    "effective_rank",
+    "stable_rank",
+    "weight_l1",
+    "weight_l2",
+    "gradient_l1",
+    "gradient_l2",
+    "gradient_l0_share",
+    "gate_histogram",
+    "sample_plasticity",
+)
 
 
 def sample_plasticity(loss_before: Tensor, loss_after: Tensor) -> Tensor:
@@ -199,15 +213,16 @@ class _Window:
         while self._kept - len(self._passes[0][0]) >= self.samples:
             self._kept -= len(self._passes.popleft()[0])
 
-    def figures(self, tau: float) -> dict[str, Tensor]:
+    def figures(self, tau: float, wanted: Collection[str]) -> dict[str, Tensor]:
         means, zeros = (_wide(torch.cat(parts)[-self.samples :]) for parts in zip(*self._passes, strict=True))
-        if self.has_positions:
-            return {"dormant_share": dormant_share(means, tau), "zero_share": zeros.mean()}
-        return {
-            "dormant_share": dormant_share(means, tau),
-            "zero_share": zero_share(means),
-            "effective_rank": effective_rank(means),
-        }
+        figures: dict[str, Tensor] = {}
+        if "dormant_share" in wanted:
+            figures["dormant_share"] = dormant_share(means, tau)
+        if "zero_share" in wanted:
+            figures["zero_share"] = zeros.mean() if self.has_positions else zero_share(means)
+        if "effective_rank" in wanted and not self.has_positions:
+            figures["effective_rank"] = effective_rank(means)
+        return figures
 
 
 class Monitor:
@@ -276,8 +291,8 @@ class Monitor:
         if layers is None and not any(isinstance(module, ACTIVATION_MODULES) for module in self._watched.values()):
             self._look_for_functions()
 
-    def snapshot(self) -> dict[str, Any]:
-        """All figures, as ``"definition/layer"`` → number (``gate_histogram`` → list of ten shares).
+    def snapshot(self, select: str | Iterable[str] | None = None) -> dict[str, Any]:
+        """Compute the figures and return them as ``"figure/layer"`` → number (``gate_histogram`` → list of ten shares).
 
         * ``dormant_share``, ``zero_share``, ``effective_rank`` of hidden layers, over the last samples (the rank only for
           layers without positions)
@@ -285,8 +300,16 @@ class Monitor:
           ``/layer`` of all of them together
         * ``effective_rank``, ``stable_rank`` of weight matrices; of a convolution, with one row for each filter
         * ``gate_histogram`` of the optimizer's gates
-        * ``sample_plasticity``, the mean over what :meth:`plasticity` has measured since the last snapshot
+        * ``sample_plasticity``, the mean over what :meth:`plasticity` has measured since the last snapshot that
+          contained it
+
+        Args:
+            select: names of the figures to compute, such as ``["dormant_share", "weight_l2"]``; all of them by default.
+                Ranks take most of the time, because they need singular values.
         """
+        wanted = _FIGURES if select is None else (select,) if isinstance(select, str) else tuple(select)
+        if unknown := [name for name in wanted if name not in _FIGURES]:
+            raise ValueError(f"select names {unknown}; choose from {', '.join(_FIGURES)}")
         if self._looks_before is not None:
             layer, function = self._looks_before
             self._looks_before = None
@@ -307,8 +330,10 @@ class Monitor:
                 stacklevel=2,
             )
         with torch.no_grad():
-            figures = self._of_activations() | self._of_parameters() | self._of_matrices() | self._of_gates()
-            if self._mean_plasticity is not None:
+            figures = self._of_activations(wanted) | self._of_parameters(wanted) | self._of_matrices(wanted)
+            if "gate_histogram" in wanted:
+                figures |= self._of_gates()
+            if "sample_plasticity" in wanted and self._mean_plasticity is not None:
                 figures["sample_plasticity"] = self._mean_plasticity
                 self._mean_plasticity, self._plasticities = None, 0
         return {name: figure.tolist() for name, figure in figures.items()}
@@ -330,8 +355,8 @@ class Monitor:
         with torch.no_grad():
             lines = self._gates_in_words()
             for (name, units, _), window in self._windows.items():
-                figures = window.figures(self.tau)
-                dormant, zero = (_percent(float(figures[share])) for share in ("dormant_share", "zero_share"))
+                shares = window.figures(self.tau, ("dormant_share", "zero_share"))
+                dormant, zero = (_percent(float(share)) for share in shares.values())
                 lines.append(f"layer {name!r}: {units} units, {dormant} dormant, {zero} of the activations zero")
         return "\n".join(lines) or "nothing to tell: the monitor has seen no forward pass"
 
@@ -435,33 +460,36 @@ class Monitor:
             for handle in self._searched.values():
                 handle.remove()
 
-    def _of_activations(self) -> dict[str, Tensor]:
+    def _of_activations(self, wanted: Collection[str]) -> dict[str, Tensor]:
         windows = Counter(name for name, _, _ in self._windows)
         widths = Counter((name, units) for name, units, _ in self._windows)
         figures: dict[str, Tensor] = {}
         for (name, units, are_channels), window in self._windows.items():
             kind = " channels" if are_channels and widths[name, units] > 1 else ""
             which = f"[{units}{kind}]" if windows[name] > 1 else ""
-            figures |= {f"{figure}/{name}{which}": value for figure, value in window.figures(self.tau).items()}
+            figures |= {f"{figure}/{name}{which}": value for figure, value in window.figures(self.tau, wanted).items()}
         return figures
 
-    def _of_parameters(self) -> dict[str, Tensor]:
-        figures: dict[str, Tensor] = {}
+    def _of_parameters(self, wanted: Collection[str]) -> dict[str, Tensor]:
         weights = {f"/{name}": _wide(p.detach()) for name, p in self.model.named_parameters()}
         gradients = {f"/{name}": _wide(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
-        for path, weight in _with_all(weights).items():
-            figures |= {f"weight_l1{path}": l1_norm(weight), f"weight_l2{path}": l2_norm(weight)}
-        for path, gradient in _with_all(gradients).items():
-            figures |= {f"gradient_l1{path}": l1_norm(gradient), f"gradient_l2{path}": l2_norm(gradient)}
-            figures[f"gradient_l0_share{path}"] = l0_share(gradient)
+        of_weights = {"weight_l1": l1_norm, "weight_l2": l2_norm}
+        of_gradients = {"gradient_l1": l1_norm, "gradient_l2": l2_norm, "gradient_l0_share": l0_share}
+        figures: dict[str, Tensor] = {}
+        for tensors, definitions in ((weights, of_weights), (gradients, of_gradients)):
+            chosen = {name: function for name, function in definitions.items() if name in wanted}
+            for path, values in _with_all(tensors).items() if chosen else ():
+                figures |= {f"{name}{path}": function(values) for name, function in chosen.items()}
         return figures
 
-    def _of_matrices(self) -> dict[str, Tensor]:
+    def _of_matrices(self, wanted: Collection[str]) -> dict[str, Tensor]:
+        ranks = {"effective_rank": _effective, "stable_rank": _stable}
+        chosen = {name: function for name, function in ranks.items() if name in wanted}
         figures: dict[str, Tensor] = {}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.model.named_parameters() if chosen else ():
             if parameter.ndim > 1:
-                singular = _singular_values(_wide(parameter.detach()).flatten(1))  # most of what a snapshot takes
-                figures |= {f"effective_rank/{name}": _effective(singular), f"stable_rank/{name}": _stable(singular)}
+                singular = _singular_values(_wide(parameter.detach()).flatten(1))  # takes most of a snapshot's time
+                figures |= {f"{rank}/{name}": function(singular) for rank, function in chosen.items()}
         return figures
 
     def _gates_in_words(self) -> list[str]:
