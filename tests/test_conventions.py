@@ -29,6 +29,12 @@ def test_the_oldest_torch_and_numpy_that_are_promised_are_tested():
         assert f"'{requirement.replace('>=', '==')}.*'" in commands
 
 
+@pytest.mark.parametrize("name", ["Entry", "Job", "Method", "Plan", "Setting"])
+def test_one_class_has_the_name(name):
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    assert sum(len(re.findall(rf"^class {name}\b", text, re.M)) for text in sources) == 1
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_may_only_read_unless_a_job_says_otherwise(path):
     workflow = read(str(path.relative_to(ROOT)))

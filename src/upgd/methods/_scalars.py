@@ -175,7 +175,7 @@ def evaluate(scalar: Scalar, values: Mapping[str, Any], like: Tensor) -> Tensor:
 
 def _binary(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     for mine, theirs in ((one, other), (other, one)):
-        if getattr(theirs, "is_entry", False):  # a symbol, see upgd.methods.tracing: it knows how to go on
+        if getattr(theirs, "is_symbol", False):  # a symbol, see upgd.methods.tracing: it knows how to go on
             return NotImplemented
         if isinstance(mine, Scalar) and isinstance(theirs, Tensor):
             return function(_met(one, theirs), _met(other, theirs))

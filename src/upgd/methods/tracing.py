@@ -1,6 +1,6 @@
 """A method's per-entry rule as a list of operations, from which kernels are made.
 
-The rule runs once on symbols instead of tensors (:class:`Entry`), which record what is done to them. What depends on
+The rule runs once on symbols instead of tensors (:class:`Symbol`), which record what is done to them. What depends on
 settings and the step alone stays one number per learner and step (:class:`upgd.methods._scalars.Scalar`); a kernel reads it
 from a table. A rule that does something for which there is no symbol raises :class:`CannotTrace` with the reason.
 
@@ -20,7 +20,7 @@ import torch
 from upgd.methods._scalars import Scalar, Scalars
 from upgd.methods.method import Method, Reduction
 
-__all__ = ["CannotTrace", "Entry", "Rule", "traced"]
+__all__ = ["CannotTrace", "Rule", "Symbol", "traced"]
 
 Node = tuple[Any, ...]
 
@@ -37,15 +37,15 @@ class _Tape:
     places: dict[Node, int] = field(default_factory=dict)
     scalars: list[Scalar] = field(default_factory=list)
 
-    def record(self, *node: Any) -> "Entry":
+    def record(self, *node: Any) -> "Symbol":
         if node not in self.places:
             self.places[node] = len(self.nodes)
             self.nodes.append(node)
-        return Entry(self, self.places[node])
+        return Symbol(self, self.places[node])
 
-    def entry(self, value: Any) -> "Entry":
+    def symbol(self, value: Any) -> "Symbol":
         """A symbol for whatever meets one."""
-        if isinstance(value, Entry):
+        if isinstance(value, Symbol):
             return value
         if isinstance(value, Scalar):
             keys = [scalar.key for scalar in self.scalars]
@@ -60,54 +60,54 @@ class _Tape:
         )
 
 
-class Entry:
-    """One entry of a parameter, or what a rule has computed from it."""
+class Symbol:
+    """Stands for an entry of a parameter, or for what a rule has computed from it."""
 
     dtype = torch.float32
-    is_entry = True
+    is_symbol = True
 
     def __init__(self, tape: _Tape, place: int) -> None:
         self.tape, self.place = tape, place
 
-    def _with(self, name: str, *others: Any) -> "Entry":
-        return self.tape.record(name, *(self.tape.entry(value).place for value in (self, *others)))
+    def _with(self, name: str, *others: Any) -> "Symbol":
+        return self.tape.record(name, *(self.tape.symbol(value).place for value in (self, *others)))
 
-    def _after(self, name: str, other: Any) -> "Entry":
-        return self.tape.entry(other)._with(name, self)
+    def _after(self, name: str, other: Any) -> "Symbol":
+        return self.tape.symbol(other)._with(name, self)
 
-    def __add__(self, other: Any) -> "Entry":
+    def __add__(self, other: Any) -> "Symbol":
         return self._with("add", other)
 
-    def __radd__(self, other: Any) -> "Entry":
+    def __radd__(self, other: Any) -> "Symbol":
         return self._after("add", other)
 
-    def __sub__(self, other: Any) -> "Entry":
+    def __sub__(self, other: Any) -> "Symbol":
         return self._with("sub", other)
 
-    def __rsub__(self, other: Any) -> "Entry":
+    def __rsub__(self, other: Any) -> "Symbol":
         return self._after("sub", other)
 
-    def __mul__(self, other: Any) -> "Entry":
+    def __mul__(self, other: Any) -> "Symbol":
         return self._with("mul", other)
 
-    def __rmul__(self, other: Any) -> "Entry":
+    def __rmul__(self, other: Any) -> "Symbol":
         return self._after("mul", other)
 
-    def __truediv__(self, other: Any) -> "Entry":
+    def __truediv__(self, other: Any) -> "Symbol":
         if isinstance(other, Scalar):  # known before the loop
             return self._with("mul", 1 / other)
         return self._with("div", other)
 
-    def __rtruediv__(self, other: Any) -> "Entry":
+    def __rtruediv__(self, other: Any) -> "Symbol":
         return self._after("div", other)
 
-    def __neg__(self) -> "Entry":
+    def __neg__(self) -> "Symbol":
         return self._with("neg")
 
-    def __abs__(self) -> "Entry":
+    def __abs__(self) -> "Symbol":
         return self._with("abs")
 
-    def __pow__(self, power: Any) -> "Entry":
+    def __pow__(self, power: Any) -> "Symbol":
         if power == 0.5:
             return self.sqrt()
         if not isinstance(power, int) or not 1 <= power <= 8:
@@ -117,77 +117,77 @@ class Entry:
             result = result * self
         return result
 
-    def __lt__(self, other: Any) -> "Entry":
+    def __lt__(self, other: Any) -> "Symbol":
         return self._with("lt", other)
 
-    def __le__(self, other: Any) -> "Entry":
+    def __le__(self, other: Any) -> "Symbol":
         return self._with("le", other)
 
-    def __gt__(self, other: Any) -> "Entry":
+    def __gt__(self, other: Any) -> "Symbol":
         return self._with("gt", other)
 
-    def __ge__(self, other: Any) -> "Entry":
+    def __ge__(self, other: Any) -> "Symbol":
         return self._with("ge", other)
 
     def __bool__(self) -> bool:
         raise CannotTrace("its rule branches on the value of an entry; torch.where does not")
 
-    def sqrt(self) -> "Entry":
+    def sqrt(self) -> "Symbol":
         return self._with("sqrt")
 
-    def exp(self) -> "Entry":
+    def exp(self) -> "Symbol":
         return self._with("exp")
 
-    def abs(self) -> "Entry":
+    def abs(self) -> "Symbol":
         return self._with("abs")
 
-    def sign(self) -> "Entry":
+    def sign(self) -> "Symbol":
         return self._with("sign")
 
-    def tanh(self) -> "Entry":
+    def tanh(self) -> "Symbol":
         return self._with("tanh")
 
-    def sigmoid(self) -> "Entry":
+    def sigmoid(self) -> "Symbol":
         return 1 / (1 + (-self).exp())
 
-    def square(self) -> "Entry":
+    def square(self) -> "Symbol":
         return self * self
 
-    def reciprocal(self) -> "Entry":
+    def reciprocal(self) -> "Symbol":
         return 1 / self
 
-    def rsqrt(self) -> "Entry":
+    def rsqrt(self) -> "Symbol":
         return 1 / self.sqrt()
 
-    def div(self, other: Any) -> "Entry":
+    def div(self, other: Any) -> "Symbol":
         return self.__truediv__(other)
 
-    def mul(self, other: Any) -> "Entry":
+    def mul(self, other: Any) -> "Symbol":
         return self.__mul__(other)
 
-    def add(self, other: Any, alpha: float = 1) -> "Entry":
+    def add(self, other: Any, alpha: float = 1) -> "Symbol":
         return self.__add__(other if alpha == 1 else alpha * other)
 
-    def maximum(self, other: Any) -> "Entry":
+    def maximum(self, other: Any) -> "Symbol":
         return self._with("max", other)
 
-    def minimum(self, other: Any) -> "Entry":
+    def minimum(self, other: Any) -> "Symbol":
         return self._with("min", other)
 
-    def clamp(self, min: Any = None, max: Any = None) -> "Entry":
+    def clamp(self, min: Any = None, max: Any = None) -> "Symbol":
         low = self if min is None else self.maximum(min)
         return low if max is None else low.minimum(max)
 
     @classmethod
-    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> "Entry":
-        tape = next(arg.tape for arg in args if isinstance(arg, Entry))
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> "Symbol":
+        tape = next(arg.tape for arg in args if isinstance(arg, Symbol))
         if func is torch.where:
-            condition, one, other = (tape.entry(arg) for arg in args)
+            condition, one, other = (tape.symbol(arg) for arg in args)
             return tape.record("where", condition.place, one.place, other.place)
         method = getattr(cls, func.__name__, None)
         if method is None:
             raise CannotTrace(f"its rule calls torch.{func.__name__}, which kernels do not know")
-        result: Entry = method(tape.entry(args[0]), *args[1:], **(kwargs or {}))
+        result: Symbol = method(tape.symbol(args[0]), *args[1:], **(kwargs or {}))
         return result
 
 
@@ -251,9 +251,9 @@ def traced(method: Method) -> Rule:
         state=names,
         scalars=tuple(tape.scalars),
         reductions=tuple(reductions.values()),
-        observed=tuple(tape.entry(values[name]).place for name in reductions),
-        new_state=tuple(None if new[n] is state[n] else tape.entry(new[n]).place for n in names),
-        new_weight=tape.entry(weight).place,
+        observed=tuple(tape.symbol(values[name]).place for name in reductions),
+        new_state=tuple(None if new[n] is state[n] else tape.symbol(new[n]).place for n in names),
+        new_weight=tape.symbol(weight).place,
     )
 
 

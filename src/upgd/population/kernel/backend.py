@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from upgd.population.backend import Group, Kind, Loss, Tally
-from upgd.population.kernel.layout import ADAMW, PLAIN, UTILITY, Method, Samples, scratch_floats
+from upgd.population.kernel.layout import ADAMW, PLAIN, UTILITY, Recipe, Samples, scratch_floats
 from upgd.population.kernel.learner import advance
 from upgd.population.kernel.network import chain, plan
 from upgd.streams.contract import Chunk
@@ -59,7 +59,7 @@ class KernelBackend:
         self._plan = plan(network)
         self._kind = group.kind
         self._rows = group.rows.tolist()
-        self._methods = [_method(group, i) for i in range(len(group))]
+        self._recipes = [_recipe(group, i) for i in range(len(group))]
         utility = group.kind.rule == "utility"
         weight_wise, feature_wise = (
             utility and group.kind.granularity == "weight",
@@ -123,7 +123,7 @@ class KernelBackend:
             self._second_moment[i].numpy(),
             self._features[i].numpy(),
             self._extremes[i].numpy(),
-            self._methods[i],
+            self._recipes[i],
             samples,
             chunk.start,
             tally.loss[i : i + 1].numpy(),
@@ -154,12 +154,12 @@ class KernelBackend:
                 smallest[:, row + rows], largest[:, row + rows] = self._trace[:, bias : bias + rows].aminmax(dim=1)
 
 
-def _method(group: Group, i: int) -> Method:
+def _recipe(group: Group, i: int) -> Recipe:
     kind = group.kind
     settings = {
-        name: float(group.value(_NAMES.get(name, name), _OTHERWISE.get(name, 0.0))[i]) for name in Method._fields[6:]
+        name: float(group.value(_NAMES.get(name, name), _OTHERWISE.get(name, 0.0))[i]) for name in Recipe._fields[6:]
     }
-    return Method(
+    return Recipe(
         rule=BY_HAND[kind.rule],
         feature_wise=kind.granularity == "feature",
         local=kind.scaling == "local",

@@ -16,7 +16,7 @@ __all__ = [
     "UTILITY",
     "Layer",
     "Memory",
-    "Method",
+    "Recipe",
     "Samples",
     "Scratch",
     "carve",
@@ -27,7 +27,7 @@ __all__ = [
 PLAIN, UTILITY, ADAMW = 0, 1, 2
 
 
-class Method(NamedTuple):
+class Recipe(NamedTuple):
     """What a learner does: the choices of ``Kind`` as numbers, and its settings."""
 
     rule: int

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from upgd.population.kernel.layers import Noise, dot
-from upgd.population.kernel.layout import ADAMW, UTILITY, Memory, Method, Samples, carve, layer_at
+from upgd.population.kernel.layout import ADAMW, UTILITY, Memory, Recipe, Samples, carve, layer_at
 from upgd.population.kernel.machine import (
     Bytes,
     Doubles,
@@ -36,7 +36,7 @@ def _entry(sources: int) -> Any:
         second_moment: Floats,
         features: Floats,
         extremes: Floats,
-        method: Method,
+        recipe: Recipe,
         samples: Samples,
         start: int,
         loss_sum: Doubles,
@@ -50,7 +50,7 @@ def _entry(sources: int) -> Any:
             plan, slopes: the layers, see :class:`Layer`.
             parameters, traces, second_moment, features, extremes: what the learner keeps, see :class:`Memory`; the last,
                 ``(2, rows)``, has the largest and smallest utilities.
-            method, samples: what the learner does and sees.
+            recipe, samples: what the learner does and sees.
             loss_sum, correct: one number each, which is added to.
             floats, bytes_: ``scratch_floats(…)`` zeros, and one byte for each row.
 
@@ -83,22 +83,22 @@ def _entry(sources: int) -> Any:
                 return start + at
             loss_sum[0] += loss
             correct[0] += right
-            backward(plan, slopes, memory.parameters, method.second_order, scratch)
+            backward(plan, slopes, memory.parameters, recipe.second_order, scratch)
             look_ahead = at + 1 < steps and dense
             if at + 1 < steps:
                 load(samples, at + 1, scratch.next_x, inputs)
             step = start + at + 1
-            kind = 1 if step == 1 and method.noise == 2 else method.noise  # ζ₀ = 0
-            keys, before = step_keys(method.seed, step), step_keys(method.seed, step - 1)
+            kind = 1 if step == 1 and recipe.noise == 2 else recipe.noise  # ζ₀ = 0
+            keys, before = step_keys(recipe.seed, step), step_keys(recipe.seed, step - 1)
             noise = Noise(kind, keys, before, scratch.noise, scratch.spare)
-            if method.rule == ADAMW:
-                adamw_step(plan, slopes, memory, method, step, look_ahead, scratch)
-            elif method.rule == UTILITY and not method.feature_wise:
-                weight_wise_step(plan, slopes, memory, method, step, rows, noise, look_ahead, scratch)
+            if recipe.rule == ADAMW:
+                adamw_step(plan, slopes, memory, recipe, step, look_ahead, scratch)
+            elif recipe.rule == UTILITY and not recipe.feature_wise:
+                weight_wise_step(plan, slopes, memory, recipe, step, rows, noise, look_ahead, scratch)
             else:
-                if method.rule == UTILITY:
-                    feature_gates(plan, slopes, memory, method, step, scratch)
-                unit_wise_step(plan, slopes, memory, method, noise, look_ahead, scratch)
+                if recipe.rule == UTILITY:
+                    feature_gates(plan, slopes, memory, recipe, step, scratch)
+                unit_wise_step(plan, slopes, memory, recipe, noise, look_ahead, scratch)
             for j in range(inputs):
                 scratch.h[j] = scratch.next_x[j]
         return -1

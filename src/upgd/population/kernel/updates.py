@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from upgd.population.kernel.layers import Noise, Tensor, adamw, descend, protect, trace, trace_norms
-from upgd.population.kernel.layout import Memory, Method, Scratch, layer_at
+from upgd.population.kernel.layout import Memory, Recipe, Scratch, layer_at
 from upgd.population.kernel.machine import Floats, Integers, compiled, skip
 
 __all__ = ["adamw_step", "feature_gates", "unit_wise_step", "weight_wise_step"]
@@ -46,7 +46,7 @@ def weight_wise_step(
     plan: Integers,
     slopes: Floats,
     memory: Memory,
-    method: Method,
+    recipe: Recipe,
     step: int,
     rows: int,
     noise: Noise,
@@ -54,16 +54,16 @@ def weight_wise_step(
     scratch: Scratch,
 ) -> None:
     tensors = 2 * len(plan)
-    unbias = 1 - method.beta**step
-    beta, first_order = _f(method.beta), _f(1 - method.beta)
-    second_order = _f(0.5 * (1 - method.beta)) if method.second_order else _f(0)
-    if method.second_order:
+    unbias = 1 - recipe.beta**step
+    beta, first_order = _f(recipe.beta), _f(1 - recipe.beta)
+    second_order = _f(0.5 * (1 - recipe.beta)) if recipe.second_order else _f(0)
+    if recipe.second_order:
         for i in range(plan[-1, 6]):
             scratch.h2[i] = scratch.h[i] * scratch.h[i]
     top = _f(-np.inf)
     for number in range(tensors):
         tensor = _tensor(plan, slopes, number, scratch)
-        if method.local:
+        if recipe.local:
             trace_norms(tensor, memory.parameters, memory.trace, beta, first_order, second_order, memory.largest)
         elif tensor.rows:
             high = trace(
@@ -72,13 +72,13 @@ def weight_wise_step(
             )  # fmt: skip
             top = max(top, high if np.isfinite(high) else _f(0))
     for i in range(rows):
-        if method.local:
+        if recipe.local:
             scratch.inverse[i] = _inverse(memory.largest[i], _TINY_NORM * unbias)
         else:
             scratch.inverse[i] = _inverse(top, _TINY * unbias)
 
-    decay = _f(method.lr * method.weight_decay)
-    gradient, search = (_f(method.lr * method.c), _f(method.p)), (_f(method.lr * method.sigma), _f(method.q))
+    decay = _f(recipe.lr * recipe.weight_decay)
+    gradient, search = (_f(recipe.lr * recipe.c), _f(recipe.p)), (_f(recipe.lr * recipe.sigma), _f(recipe.q))
     for number in range(tensors - 1, -1, -1):
         protect(
             _tensor(plan, slopes, number, scratch), memory.parameters, memory.trace, beta, decay, gradient, search,
@@ -88,11 +88,11 @@ def weight_wise_step(
 
 
 @compiled
-def feature_gates(plan: Integers, slopes: Floats, memory: Memory, method: Method, step: int, scratch: Scratch) -> None:
+def feature_gates(plan: Integers, slopes: Floats, memory: Memory, recipe: Recipe, step: int, scratch: Scratch) -> None:
     """The utility of every hidden unit and its gate."""
-    unbias = 1 - method.beta**step
-    beta, first_order = _f(method.beta), _f(1 - method.beta)
-    second_order = _f(0.5 * (1 - method.beta)) if method.second_order else _f(0)
+    unbias = 1 - recipe.beta**step
+    beta, first_order = _f(recipe.beta), _f(1 - recipe.beta)
+    second_order = _f(0.5 * (1 - recipe.beta)) if recipe.second_order else _f(0)
     top = _f(-np.inf)
     for at in range(len(plan) - 1):
         layer = layer_at(plan, slopes, at)
@@ -110,7 +110,7 @@ def feature_gates(plan: Integers, slopes: Floats, memory: Memory, method: Method
         scratch.inverse[at] = _inverse(math.sqrt(total), _TINY_NORM * unbias)
     for at in range(len(plan) - 1):
         layer = layer_at(plan, slopes, at)
-        scale = np.float64(scratch.inverse[at] if method.local else _inverse(top, _TINY * unbias))
+        scale = np.float64(scratch.inverse[at] if recipe.local else _inverse(top, _TINY * unbias))
         for i in range(layer.outputs, layer.outputs + layer.rows):
             scratch.gate[i] = _f(1 / (1 + math.exp(-np.float64(memory.features[i]) * scale)))
 
@@ -120,25 +120,25 @@ def unit_wise_step(
     plan: Integers,
     slopes: Floats,
     memory: Memory,
-    method: Method,
+    recipe: Recipe,
     noise: Noise,
     look_ahead: bool,
     scratch: Scratch,
 ) -> None:
     """The plain rule and the feature-wise one: all parameters that enter a unit have the same factors."""
     last = len(plan) - 1
-    decay = _f(method.lr * method.weight_decay)
+    decay = _f(recipe.lr * recipe.weight_decay)
     silence = Noise(0, noise.keys, noise.before, noise.buffer, noise.spare)
     for at in range(last, -1, -1):
         layer = layer_at(plan, slopes, at)
-        bare = method.feature_wise and at == last  # plain gradient descent: no gate and no noise
-        gated = method.feature_wise and not bare
+        bare = recipe.feature_wise and at == last  # plain gradient descent: no gate and no noise
+        gated = recipe.feature_wise and not bare
         for i in range(layer.rows):
             gate = scratch.gate[layer.outputs + i] if gated else _f(0)
-            rate = _f(method.lr if bare else method.lr * method.c)
+            rate = _f(recipe.lr if bare else recipe.lr * recipe.c)
             delta = _f(1) if layer.kernel else scratch.d[layer.outputs + i]
-            scratch.slope[i] = rate * (_f(1) - _f(method.p) * gate) * delta
-            scratch.scatter[i] = _f(method.lr * method.sigma) * (_f(1) - _f(method.q) * gate)
+            scratch.slope[i] = rate * (_f(1) - _f(recipe.p) * gate) * delta
+            scratch.scatter[i] = _f(recipe.lr * recipe.sigma) * (_f(1) - _f(recipe.q) * gate)
         of_layer = silence if bare else noise
         weights, bias = _tensor(plan, slopes, 2 * at, scratch), _tensor(plan, slopes, 2 * at + 1, scratch)
         # Each bias is a row of its own, so that it can have its own factors; a Linear layer's know of its delta.
@@ -153,12 +153,12 @@ def unit_wise_step(
 
 @compiled
 def adamw_step(
-    plan: Integers, slopes: Floats, memory: Memory, method: Method, step: int, look_ahead: bool, scratch: Scratch
+    plan: Integers, slopes: Floats, memory: Memory, recipe: Recipe, step: int, look_ahead: bool, scratch: Scratch
 ) -> None:
     settings = (
-        _f(method.beta1), _f(1 - method.beta1), _f(method.beta2), _f(1 - method.beta2),
-        _f(1 / math.sqrt(1 - method.beta2**step)), _f(method.eps),
-        _f(method.lr / (1 - method.beta1**step)), _f(method.lr * method.weight_decay),
+        _f(recipe.beta1), _f(1 - recipe.beta1), _f(recipe.beta2), _f(1 - recipe.beta2),
+        _f(1 / math.sqrt(1 - recipe.beta2**step)), _f(recipe.eps),
+        _f(recipe.lr / (1 - recipe.beta1**step)), _f(recipe.lr * recipe.weight_decay),
     )  # fmt: skip
     for number in range(2 * len(plan) - 1, -1, -1):
         adamw(
