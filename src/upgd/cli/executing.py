@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upgd.cli.options import Execution, UsageError, store_path
+from upgd.cli.options import Execution, UsageError, option_name, store_path
 
 if TYPE_CHECKING:
     from upgd.experiments.execution.running import Options
@@ -28,20 +28,12 @@ def options_of(execution: Execution) -> "Options":
 
 def check(execution: Execution, *, dry_run: bool = False) -> None:
     """Refuse numbers that make no sense, and options that do not go together."""
+    from upgd.experiments.execution.running import mistake
+
     if dry_run and execution.ray is not None:
         raise UsageError("--dry-run measures this machine; leave out --ray.")
-    for option, number in (("--workers", execution.workers), ("--look-every", execution.look_every)):
-        if number is not None and number < 1:
-            raise UsageError(f"{option} must be 1 or more, not {number}.")
-    if not execution.checkpoint_every >= 0:
-        raise UsageError(f"--checkpoint-every must be a number of seconds, not {execution.checkpoint_every}.")
-    if execution.insecure and execution.ray is None:
-        raise UsageError("--insecure is about a Ray cluster; leave it out, or name the cluster with --ray.")
-    if execution.ray is not None and execution.workers is not None:
-        raise UsageError(
-            f"--workers {execution.workers} has no meaning with --ray {execution.ray}, where the cluster says how many jobs "
-            "are computed at a time; leave one of them out."
-        )
+    if wrong := mistake(execution, option_name, "{} {}"):
+        raise UsageError(f"{wrong}.")
 
 
 def check_folder(output: Path, named: str) -> None:
@@ -63,7 +55,7 @@ def given_options(execution: Execution) -> set[str]:
 
 def option_names(arguments: Iterable[str]) -> str:
     """Names of arguments as they are typed: --only, --steps and --sweep-seeds."""
-    *others, last = sorted(f"--{name.replace('_', '-')}" for name in arguments)
+    *others, last = sorted(map(option_name, arguments))
     return f"{', '.join(others)} and {last}" if others else last
 
 

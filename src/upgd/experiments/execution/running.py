@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from upgd.population.choose import BackendChoice, choose
 from upgd.population.spec import groups
 from upgd.store import Store
 
-__all__ = ["Options", "Runner", "execute", "pending", "run"]
+__all__ = ["Options", "Runner", "execute", "mistake", "pending", "run"]
 
 #: Less than this is done before several processes have started; the threads of one use all cores, too.
 _SMALL = 1_000_000
@@ -53,19 +53,8 @@ class Options:
     checkpoint_every: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("workers", "look_every"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, not {number}")
-        if not self.checkpoint_every >= 0:
-            raise ValueError(f"checkpoint_every must be a number of seconds, not {self.checkpoint_every}")
-        if self.insecure and self.ray is None:
-            raise ValueError("insecure is about a Ray cluster; leave it out, or give the address of one as ray")
-        if self.ray is not None and self.workers is not None:
-            raise ValueError(
-                f"workers={self.workers} has no meaning with ray={self.ray!r}, where the cluster says how many jobs are "
-                "computed at a time; leave one of them out"
-            )
+        if wrong := mistake(self, lambda name: name, "{}={!r}"):
+            raise ValueError(wrong)
 
     @property
     def checkpoints(self) -> Checkpoints | None:
@@ -94,6 +83,32 @@ class Options:
         workers = self.workers_for(experiment, device)
         settings = Settings(device, self.backend, self.checkpoints, self.checkpoint_every, look_every=self.look_every)
         return device, workers, in_process(settings) if workers == 1 else in_processes(settings, workers)
+
+
+def mistake(options: Any, spelled: Callable[[str], str], with_value: str) -> str | None:
+    """What is wrong with options, in words without a full stop; None if nothing is.
+
+    Args:
+        options: :class:`Options`, or anything with the same attributes.
+        spelled: how users write the name of an option.
+        with_value: how they write it with its value, as a format.
+    """
+    for name in ("workers", "look_every"):
+        number = getattr(options, name)
+        if number is not None and number < 1:
+            return f"{spelled(name)} must be 1 or more, not {number}"
+    if not options.checkpoint_every >= 0:
+        return f"{spelled('checkpoint_every')} must be a number of seconds, not {options.checkpoint_every}"
+    ray = spelled("ray")
+    if options.insecure and options.ray is None:
+        return f"{spelled('insecure')} is about a Ray cluster; leave it out, or name the cluster with {ray}"
+    if options.ray is not None and options.workers is not None:
+        workers, cluster = spelled("workers"), with_value.format(ray, options.ray)
+        return (
+            f"{with_value.format(workers, options.workers)} has no meaning with {cluster}, where the cluster says how many "
+            "jobs are computed at a time; leave one of them out"
+        )
+    return None
 
 
 def run(
