@@ -6,20 +6,30 @@ import os
 import numpy as np
 import pytest
 
-from upgd import networks
+from upgd import networks, plugins
 from upgd.experiments import Experiment, load
 from upgd.experiments.paper import best_known
 from upgd.experiments.spec import architecture, defaults, grids
 from upgd.experiments.spec.settings import hyperparameters, known, ordered
 from upgd.methods import METHODS
 from upgd.population import Learner
-from upgd.streams import make
+from upgd.streams import make, names
 
 
 def test_settings_are_those_of_all_methods():
     assert set(known()) == {name for method in METHODS.values() for name in method.settings}
     assert ordered(["strange", "eps", "lr"]) == ["lr", "eps", "strange"]
     assert hyperparameters(Learner(method="upgd", lr=0.1).settings()) == ["lr", "beta_utility", "sigma", "weight_decay"]
+
+
+def test_every_listed_problem_has_defaults_of_its_own():
+    studies = ("utility-quality", "utility-quality-weights", "utility-quality-features")
+    listed = [name for name in names() if not plugins.versions([("stream", name)])]
+    assert set(listed) - set(studies) == set(defaults.PROBLEMS)
+    convolutions = {name for name, usual in defaults.PROBLEMS.items() if usual.network == "conv"}
+    assert convolutions == {
+        f"{family}-cifar10" for family in ("stationary", "output-permuted", "random-label", "class-pairs")
+    }
 
 
 def test_every_combination_once():
