@@ -71,6 +71,19 @@ def fresh(monkeypatch, tmp_path):
 # ------------------------------------------------------------------------------------------------------- loading
 
 
+def test_a_setting_that_shares_its_name_with_another_methods(tmp_path):
+    (tmp_path / "my_method.py").write_text(
+        GOOD + '    tau = upgd.methods.Setting("slow", choices=("slow", "fast"), help="How it hurries.")\n'
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    command = ["--plugin", "my_method", "run", "output-permuted-digits"]
+    text = " ".join(upgd_command([*command, "--help"], tmp_path, environment).replace("│", " ").split())
+    assert "For mine: How it hurries." in text
+    small = ["--lr", "0.1", "--seeds", "1", "--steps", "40", "--quiet", "--backend", "torch"]
+    assert "fast" in upgd_command([*command, "--method", "mine", "--tau", "fast", *small], tmp_path, environment)
+    upgd_command([*command, "--method", "redo", "--tau", "0.2", *small], tmp_path, environment)
+
+
 def test_a_module_of_this_folder(fresh):
     (fresh / "my_method.py").write_text(GOOD)
     plugins.load("my_method")

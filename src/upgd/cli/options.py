@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, Token
 
 from upgd.cli.errors import UsageError
-from upgd.experiments.spec.settings import ALIASES, MOST_LEARNERS, known
+from upgd.experiments.spec.settings import ALIASES, MOST_LEARNERS, known, of_methods
 from upgd.methods import METHODS
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "StorePath",
     "UsageError",
     "load_torch",
+    "plain_digits",
     "read_options",
     "read_seeds",
     "read_steps",
@@ -57,10 +58,17 @@ def read_steps(text: str) -> int:
     """A whole number, however people write it."""
     for read in (int, float):  # 1e6 is how people write a million
         with suppress(ValueError, OverflowError):
-            number = read(text)
+            number = read(plain_digits(text))
             if number == int(number) and abs(number) < 2**63:  # as large as a store can hold
                 return int(number)
     raise ValueError(f"it takes a whole number below 2⁶³, such as 30000 or 1e6, not {text!r}.")
+
+
+def plain_digits(text: str) -> str:
+    """The text itself, unless it has digits of other scripts, which Python takes for numbers, too."""
+    if not text.isascii():
+        raise ValueError(f"{text!r} is no number in the digits 0 to 9")
+    return text
 
 
 def _steps(_: Any, tokens: Sequence[Token]) -> int:
@@ -118,9 +126,19 @@ def _field(name: str) -> tuple[str, Any, Any]:
     return name, annotated, field(default=None)
 
 
+def _help(name: str) -> str:
+    """What a setting is; where methods mean different things by its name, all of them."""
+    texts: dict[str, list[str]] = {}
+    for method in METHODS.values():
+        if name in method.settings:
+            texts.setdefault(method.settings[name].help, []).append(method.name)
+    first, *others = texts
+    return " ".join([first, *(f"For {', '.join(texts[text])}: {text or 'see the method.'}" for text in others)]).strip()
+
+
 def _documentation() -> str:
     """The text from which ``--help`` is made."""
-    lines = {name: setting.help for name, setting in known().items()}
+    lines = {name: _help(name) for name in known()}
     lines["lr"] = "Learning rate; several values to try are separated by commas, here and below."
     parts = [f"{name}\n    {text or 'See the method.'}" for name, text in {**lines, **_OTHER_HELP}.items()]
     return "Of what is run.\n\nParameters\n----------\n" + "\n".join(parts)
@@ -223,31 +241,32 @@ def read_values(setting: str, text: str) -> list[Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    option, setting = option_name(name), known()[name]
+    option, settings = option_name(name), of_methods(name)
     if not text:
-        raise UsageError(f"{option} needs a value, or several separated by commas, such as {setting.example}.")
-    if setting.choices:
-        return next((choice for choice in setting.choices if str(choice) == text), text)  # a wrong one is refused later
-    if setting.text:
-        return text
-    try:
-        if setting.pair:
-            one, other = text.split("/")
+        raise UsageError(f"{option} needs a value, or several separated by commas, such as {settings[0].example}.")
+    for choice in (choice for setting in settings for choice in setting.choices):
+        if str(choice) == text:
+            return choice
+    with suppress(ValueError):
+        if any(setting.pair for setting in settings):
+            one, other = plain_digits(text).split("/")
             return float(one), float(other)
-        return float(text)
-    except ValueError:
-        if setting.pair:
-            raise UsageError(
-                f"{option} takes two numbers joined by a slash, such as 0.9/0.999, not {text!r}."
-            ) from None
-        raise UsageError(f"{option} takes numbers separated by commas, such as 0.1,0.01; not {text!r}.") from None
+    with suppress(ValueError):
+        if any(not (setting.is_switch or setting.pair) for setting in settings):
+            return float(plain_digits(text))
+    if any(setting.is_switch for setting in settings):
+        return text  # a wrong one is refused by the method
+    if settings[0].pair:
+        raise UsageError(f"{option} takes two numbers joined by a slash, such as 0.9/0.999, not {text!r}.")
+    raise UsageError(f"{option} takes numbers separated by commas, such as 0.1,0.01; not {text!r}.")
 
 
 def read_seeds(text: str) -> int | list[int]:
     """How many, or which."""
     seeds: int | list[int] = 0
     with suppress(ValueError):
-        seeds = [int(part) for part in text.split(",") if part] if "," in text else int(text)
+        digits = plain_digits(text)
+        seeds = [int(part) for part in digits.split(",") if part] if "," in digits else int(digits)
     if not seeds or (isinstance(seeds, int) and seeds < 0):
         raise UsageError(
             "--seeds takes a number of at least 1 (20), or seeds separated by commas (0,5,7; seed 0 alone is written 0,), "

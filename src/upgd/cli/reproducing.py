@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from upgd.cli.executing import check, check_folder, given_options, option_names, options_of, terminable
-from upgd.cli.options import Execution, Steps, UsageError, load_torch, read_steps, store_path
+from upgd.cli.options import Execution, Steps, UsageError, load_torch, plain_digits, read_steps, store_path
 
 if TYPE_CHECKING:
     from upgd.experiments.execution.jobs import Job
@@ -296,7 +296,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _values(text: str) -> tuple[str, list[float]]:
     name, _, values = text.partition("=")
     try:
-        return name.strip().replace("-", "_"), [float(value) for value in values.split(",")]
+        return name.strip().replace("-", "_"), [float(plain_digits(value)) for value in values.split(",")]
     except ValueError:
         raise UsageError(f"--only takes NAME=VALUES, such as sigma=0.1,0.01, not {text!r}.") from None
 

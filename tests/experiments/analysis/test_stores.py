@@ -164,12 +164,14 @@ def test_the_first_loss_that_is_not_finite_is_where_it_diverged():
         ({"loss": [1.0], "window": 0}, "steps and window must be integers of at least 1"),
         ({"loss": [1.0], "settings": {"net": object()}}, r"settings\['net'\] must be a finite number, text"),
         ({"loss": [1.0], "looks": {1: {"a": [1]}, 2: {"a": [1, 2]}}}, r"looks: 'a' must have as many numbers"),
+        ({"loss": [np.nan, np.inf]}, "loss has no finite value"),
+        *(({"loss": [1.0], "seed": seed}, "seed must be an integer from 0") for seed in (-1, 2**63, 1.0, True)),
         ({"loss": [1.0], "settings": {"lr": float("inf")}}, r"settings\['lr'\] must be a finite number"),
     ],
 )
 def test_a_mistake_in_what_is_recorded_is_named(wrong, says):
     with pytest.raises(ValueError, match=says):
-        upgd.record("mine.db", **OWN, **wrong)
+        upgd.record("mine.db", **OWN | wrong)
     assert not Path("mine.db").exists()
 
 

@@ -119,6 +119,10 @@ def record(
     """
 
     losses = _values("loss", loss)
+    if not np.isfinite(losses).any():
+        raise ValueError("loss has no finite value, not even for the first step; check what is recorded")
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be an integer from 0 to 2⁶³ − 1, not {seed!r}")
     steps = len(losses) if steps is None else steps
     if window is None:
         window = max(1, -(-steps // _MOST_WINDOWS)) if len(losses) == steps else -(-steps // len(losses))

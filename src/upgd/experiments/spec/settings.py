@@ -16,6 +16,7 @@ __all__ = [
     "hyperparameters",
     "is_usual",
     "known",
+    "of_methods",
     "ordered",
     "symbol",
     "words",
@@ -38,6 +39,11 @@ def known() -> dict[str, Setting]:
         for name, setting in method.settings.items():
             found.setdefault(name, setting)
     return {name: found[name] for name in (*_FIRST, *(name for name in found if name not in _FIRST))}
+
+
+def of_methods(name: str) -> list[Setting]:
+    """The settings of that name, of all methods that have one: those of plug-ins may differ from ours."""
+    return [method.settings[name] for method in METHODS.values() if name in method.settings]
 
 
 def canonical(name: str) -> str:
