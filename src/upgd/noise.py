@@ -1,6 +1,7 @@
 """Noise: from torch's generators for the optimizers, from a counter for everything that must be repeatable anywhere.
 
-The optimizers draw with torch's own generators, as torch users expect (:func:`white_`). Experiments need more: initial
+The optimizers draw with torch's own generators, as torch users expect (:func:`white_`). With a seed of their own, sharded or
+fused, they use :func:`parameter_normals`, which any process can compute for its part. Experiments need more: initial
 weights, task permutations, sample order and noise that depend on nothing but (seed, purpose, step, index), so that a
 learner runs the same alone or among five hundred others, resumed after a crash, on one worker or ten. That is what the
 counter-based generator Philox 4×32-10 gives (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): 128 bits
@@ -12,9 +13,12 @@ of counter and 64 bits of key in, 128 random bits out, no state. The layout, the
 Words become standard normals in pairs by the Box–Muller transform; see :func:`box_muller`.
 
 The noise of learners, one normal for every parameter at every step, is most of the work of a population, so it has a
-cheaper generator: Philox only makes the keys of a step, see :func:`learner_normals`.
+cheaper generator: Philox only makes the keys of a step, see :func:`learner_normals`. That of an optimizer's parameters
+(:func:`parameter_normals`) is made in the same way, from keys for each parameter.
 """
 
+import math
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
@@ -29,6 +33,9 @@ __all__ = [
     "learner_normals_at",
     "learner_words",
     "normals",
+    "parameter_keys",
+    "parameter_normals",
+    "parameter_normals_within",
     "philox",
     "uniforms",
     "uniforms_at",
@@ -55,6 +62,7 @@ class Purpose(IntEnum):
     LABELS = 8
     SUBSET = 9
     MIXTURE = 10
+    PARAMETER = 11
 
 
 def white_(out: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -189,13 +197,16 @@ def learner_normals(
         >>> learner_normals(torch.arange(20), step=1, count=282_160).shape
         torch.Size([20, 282160])
     """
-    radius_word, angle_word = learner_words(seed, step, (count + 1) // 2, device=device)
+    return _normals_of(*learner_words(seed, step, (count + 1) // 2, device=device), dtype)[..., :count]
+
+
+def _normals_of(radius_word: Tensor, angle_word: Tensor, dtype: torch.dtype) -> Tensor:
+    """The normals of pairs, two for each, from their words."""
     uniform = _shifted(radius_word, 1).bitwise_or_(1).to(torch.float32).mul_(2.0**-31)
     radius = uniform.to(dtype).log_().mul_(-2).sqrt_()
     angle = angle_word.to(dtype).mul_(torch.pi * 2.0**-32)
     sign = 1 - 2 * (angle_word & 1)
-    pair = torch.stack((torch.cos(angle).mul_(radius).mul_(sign), angle.sin_().mul_(radius)), -1)
-    return pair.flatten(-2)[..., :count]
+    return torch.stack((torch.cos(angle).mul_(radius).mul_(sign), angle.sin_().mul_(radius)), -1).flatten(-2)
 
 
 def learner_keys(seed: Tensor | int, step: Tensor | int, *, device: torch.device | str | None = None) -> Tensor:
@@ -222,6 +233,119 @@ def learner_normals_at(keys: Tensor, index: Tensor, *, dtype: torch.dtype = torc
     # cos πy = sin π(½ − |y|) where |y| ≤ ½: one function for both entries of a pair.
     size = _radius(uniform.to(dtype)) * _sine(torch.where((index & 1) == 1, half_turns, 0.5 - half_turns.abs()))
     return torch.where((angle_word & ~index & 1) == 1, -size, size)
+
+
+def parameter_keys(
+    seed: Tensor | int, step: Tensor | int, number: Tensor | int, *, device: torch.device | str | None = None
+) -> Tensor:
+    """The four keys of a parameter's noise at a step, int32: Philox with the seed as key and the counter (number, step low,
+    step high, ``Purpose.PARAMETER``).
+
+    Args:
+        seed: The optimizer's seed, an integer or an integer tensor.
+        step: How many steps the parameter has taken, this one included; likewise, or a float tensor as optimizers keep it.
+        number: The parameter's place among all parameters of the optimizer, from 0; likewise.
+        device: Where to compute; by default where the tensors are.
+
+    Returns:
+        A tensor of shape ``(*shape, 4)``, where shape is the common shape of the arguments.
+    """
+    if device is None:
+        device = next((value.device for value in (seed, step, number) if isinstance(value, Tensor)), None)
+    seed, step, number = (torch.as_tensor(value, device=device).long() for value in (seed, step, number))
+    counter = (number & _MASK, step & _MASK, (step >> 32) & _MASK, torch.full_like(step, int(Purpose.PARAMETER)))
+    return torch.stack(philox(counter, (seed & _MASK, (seed >> 32) & _MASK)), -1).to(torch.int32)
+
+
+#: How many normals :func:`parameter_normals` makes at once: on the CPU what stays in the cache, elsewhere what bounds the
+#: temporaries.
+_AT_ONCE = {"cpu": 1 << 16}
+_AT_ONCE_ELSEWHERE = 1 << 24
+
+
+def parameter_normals(
+    seed: Tensor | int,
+    step: Tensor | int,
+    number: int,
+    start: int,
+    count: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """The noise ζ of an optimizer's parameter: standard normals for its entries start … start + count − 1.
+
+    This is the one definition for every device, kernel and number of processes. An entry's index counts through the whole
+    parameter in row-major order, also where a process has only a shard of it. The entries 2j and 2j + 1 are computed
+    from the keys of :func:`parameter_keys` as :func:`learner_normals` computes those of a learner.
+
+    Args:
+        seed, step, number: as for :func:`parameter_keys`, without dimensions.
+        start: The first entry.
+        count: How many entries.
+        dtype: ``torch.float32`` or ``torch.float64``.
+        device: Where to compute; by default where the tensors are.
+
+    Example:
+        >>> whole = parameter_normals(seed=7, step=1, number=0, start=0, count=10)
+        >>> torch.equal(parameter_normals(7, 1, 0, start=3, count=5), whole[3:8])
+        True
+    """
+    keys = parameter_keys(seed, step, number, device=device)
+    return parameter_normals_within(keys, (start + count,), (start,), (count,), dtype=dtype)
+
+
+def parameter_normals_within(
+    keys: Tensor,
+    shape: Sequence[int],
+    offset: Sequence[int],
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The entries of :func:`parameter_normals` in a box within a parameter, such as a shard.
+
+    Args:
+        keys: what :func:`parameter_keys` gives for one parameter and step.
+        shape: The shape of the parameter.
+        offset: The first index of the box along each dimension.
+        size: How many entries the box has along each dimension.
+        dtype: ``torch.float32`` or ``torch.float64``.
+
+    Returns:
+        A tensor of shape ``size``.
+    """
+    out = torch.empty(tuple(size), dtype=dtype, device=keys.device)
+    if not out.numel():
+        return out
+    # The box is in one piece behind the last dimension that it has only part of; the pieces are `run` entries long.
+    split = max((dim for dim, length in enumerate(shape) if size[dim] < length), default=0)
+    run = math.prod(size[split:])
+    stride = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    start = sum(begin * step for begin, step in zip(offset, stride, strict=True))
+    starts = torch.full((1,), start, device=keys.device)
+    for dim in range(split):
+        starts = (starts[:, None] + torch.arange(size[dim], device=keys.device) * stride[dim]).flatten()
+    # Where a piece starts at an odd entry, it begins with the second normal of a pair.
+    odd = (starts & 1).bool()[:, None] if any(step % 2 for step in stride[:split]) else bool(start % 2)
+    # A compiler needs no blocks: it makes one loop of all this.
+    at_once = _AT_ONCE.get(keys.device.type, _AT_ONCE_ELSEWHERE) if not torch.compiler.is_compiling() else out.numel()
+    pieces = out.view(-1, run)
+    k0, k1, k2, k3 = keys.unbind(-1)
+    for first in range(0, run, at_once):
+        length = min(at_once, run - first)
+        pairs = torch.arange(first // 2, first // 2 + length // 2 + 1, device=keys.device)
+        rows = max(1, at_once // length)
+        for row in range(0, len(starts), rows):
+            block = slice(row, row + rows)
+            # Only the low 32 bits of a pair's number matter.
+            words = _mixed(k0, k1, k2, k3, (starts[block, None] // 2 + pairs).to(torch.int32))
+            normals = _normals_of(*words, dtype)
+            even, shifted = normals[:, :length], normals[:, 1 : length + 1]
+            pieces[block, first : first + length] = (
+                torch.where(odd[block], shifted, even) if isinstance(odd, Tensor) else shifted if odd else even
+            )
+    return out
 
 
 def uniforms_at(keys: Tensor, index: Tensor) -> Tensor:

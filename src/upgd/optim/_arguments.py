@@ -1,7 +1,7 @@
 """Checks of what users pass to the optimizers; every error is one sentence with the argument, the value and the remedy."""
 
 from collections.abc import Iterable
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
@@ -52,7 +52,21 @@ def check_complete(group: dict[str, Any], names: Iterable[str], optimizer: Optim
 
 def with_plain_numbers(group: dict[str, Any]) -> dict[str, Any]:
     """The same options with Python's own numbers for numpy's, which neither torch's kernels nor ``torch.load`` want."""
-    return {name: _plain(value) if name in _NUMBERS else value for name, value in group.items()}
+    plain = {name: _plain(value) if name in _NUMBERS else value for name, value in group.items()}
+    return with_plain_seed(plain)
+
+
+def with_plain_seed(group: dict[str, Any]) -> dict[str, Any]:
+    """The same options with a Python integer for a seed."""
+    seed = group.get("seed")
+    if seed is None:
+        return dict(group)
+    whole = int(seed) if not isinstance(seed, bool) and isinstance(seed, Integral) else -1
+    if not 0 <= whole < 2**63:
+        raise ValueError(
+            f"seed must be an integer from 0 to 2**63 - 1, but it is {seed!r}; try seed=0, or leave it out."
+        )
+    return {**group, "seed": whole}
 
 
 def _plain(value: Any) -> Any:

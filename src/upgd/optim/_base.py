@@ -11,8 +11,8 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from upgd import noise
 from upgd.optim._arguments import check_complete, check_curvature, check_parameter
 from upgd.optim._phases import utility_dtype
-from upgd.optim._replicas import ReplicaNoise
-from upgd.optim._sharded import is_sharded, white_like
+from upgd.optim._replicas import ReplicaNoise, of_the_first
+from upgd.optim._sharded import is_sharded, seeded_like
 
 Result = TypeVar("Result")
 
@@ -30,6 +30,8 @@ class BaseOptimizer(Optimizer):
     _required: tuple[str, ...] = ()
     #: What replicas of the model in other processes share; a copy of the optimizer agrees with them anew.
     _replica_noise: ReplicaNoise | None = None
+    #: Whether it is known if the noise needs a seed, and all processes have the same.
+    _seed_is_settled = False
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class BaseOptimizer(Optimizer):
             check_complete({**self.defaults, **param_group}, self._required, self)
             param_group.update(self._checked(param_group))
         super().add_param_group(param_group)
+        self._seed_is_settled = False
         try:
             for param in self.param_groups[-1]["params"]:
                 check_parameter(param)
@@ -102,6 +105,7 @@ class BaseOptimizer(Optimizer):
 
         with self.register_load_state_dict_pre_hook(look):
             super().load_state_dict(state_dict)
+        self._seed_is_settled = False
         # torch casts all state to the parameter's dtype, but the averages of a 16-bit parameter are kept in 32 bits.
         for saved, param in self._saved(loaded):
             for name in self._averages():
@@ -152,9 +156,52 @@ class BaseOptimizer(Optimizer):
         self._advance()
         return loss
 
+    # ---------------------------------------------------------------------------------------------------------- noise
+
+    def _perturbs(self, group: dict[str, Any]) -> bool:
+        """Whether the parameters of a group get noise."""
+        return bool(group["sigma"] > 0)
+
+    def _needs_seed(self) -> bool:
+        """Whether noise from torch's generators will not do: each process has a part of the parameters."""
+        return any(is_sharded(param) for group in self.param_groups for param in group["params"])
+
+    def _settle_seed(self) -> None:
+        """Before the first noise: draw the seed, if one is needed and there is none, and share it among processes.
+
+        Noise is a function of the seed, the step and the entry where a group has a seed, and otherwise comes from torch's
+        generators. The seed is an option of the groups, and so a part of ``state_dict()``.
+        """
+        if self._seed_is_settled or not any(map(self._perturbs, self.param_groups)):
+            return
+        self._seed_is_settled = True
+        seed = next((group["seed"] for group in self.param_groups if group["seed"] is not None), None)
+        if seed is None and not self._needs_seed():
+            return
+        if seed is None:
+            device = torch.device("cpu") if self.generator is None else self.generator.device
+            seed = int(torch.empty((), dtype=torch.int64, device=device).random_(generator=self.generator))
+        seed = of_the_first(self, seed)
+        for group in self.param_groups:
+            group["seed"] = seed
+
+    def _seeded(self, param: Tensor, group: dict[str, Any], step: float | Tensor, number: int, kind: str) -> Tensor:
+        """The noise ξ of a parameter in a group that has a seed; see :func:`upgd.noise.parameter_normals`."""
+        drawn = seeded_like(param, group["seed"], step, number)
+        if kind == "anticorrelated":
+            # ζ₀ = 0, and other draws before this one are computed again.
+            if isinstance(step, Tensor):
+                return drawn - seeded_like(param, group["seed"], step - 1, number) * (step > 1)
+            if step > 1:
+                drawn = noise.anticorrelated(drawn, seeded_like(param, group["seed"], step - 1, number))
+        return drawn
+
+    def _numbering(self) -> dict[Tensor, int]:
+        """The place of each parameter among all of them."""
+        return {param: number for number, param in enumerate(p for group in self.param_groups for p in group["params"])}
+
     def _draw(self, param: Tensor) -> Tensor:
-        if is_sharded(param):
-            return white_like(param, self.generator)
+        """The next white noise of a parameter from torch's generators."""
         generator = self.generator
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             if self._replica_noise is None:

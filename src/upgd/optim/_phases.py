@@ -56,8 +56,8 @@ def trace(work: Work) -> list[Tensor]:
     return _trace_foreach(work) if _use_foreach(work) else _trace_plain(work)
 
 
-#: Draws the noise of a parameter.
-Draw = Callable[[Tensor], Tensor]
+#: Draws the noise of a parameter, which is called by its place in the lists.
+Draw = Callable[[int], Tensor]
 
 
 def update(work: Work, scale: dict[torch.device, Tensor], draw: Draw | None) -> None:
@@ -155,7 +155,7 @@ def _update_plain(work: Work, scale: dict[torch.device, Tensor], draw: Draw | No
             gate = rules.gate(utility, _local_scale(utility) if local else scale[param.device].to(utility.dtype))
         xi: float | Tensor = 0.0
         if draw is not None:
-            xi = draw(param)
+            xi = draw(i)
             if work.previous_noises:
                 drawn, xi = xi, noise.anticorrelated(xi, work.previous_noises[i])
                 work.previous_noises[i].copy_(drawn)
@@ -195,17 +195,17 @@ class _Noises(Sequence[Tensor]):
     """The noise of each parameter, drawn when it is asked for. Holds the last one only; ask in order."""
 
     def __init__(self, params: list[Tensor], draw: Draw | None) -> None:
-        self._params, self._draw = params, draw
+        self._count, self._draw = len(params), draw
         self._number, self._last = -1, torch.empty(0)
 
     def __len__(self) -> int:
-        return 0 if self._draw is None else len(self._params)
+        return 0 if self._draw is None else self._count
 
     def __getitem__(self, number: Any) -> Any:
         if number != self._number:
             assert self._draw is not None
             del self._last  # before the next one is made
-            self._number, self._last = number, self._draw(self._params[number])
+            self._number, self._last = number, self._draw(number)
         return self._last
 
 

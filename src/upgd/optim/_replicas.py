@@ -1,4 +1,5 @@
-"""Replicas of a model under DistributedDataParallel, which drift apart unless all of them draw the same noise."""
+"""What processes must share: replicas of a model under DistributedDataParallel drift apart unless all of them draw the same
+noise, and shards of a parameter draw theirs from one seed."""
 
 import gc
 import hashlib
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
+
+from upgd.optim._sharded import is_sharded
 
 
 class ReplicaNoise:
@@ -53,6 +56,25 @@ class ReplicaNoise:
                 "leave generator out.",
                 stacklevel=2,
             )
+
+
+def of_the_first(optimizer: Optimizer, number: int) -> int:
+    """The number that the first process has, of those with shards or replicas of the optimizer's parameters."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return number
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    meshes = [param.device_mesh for param in params if is_sharded(param)]
+    if meshes:
+        mesh = max(meshes, key=lambda mesh: int(mesh.size()))
+        groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
+        device = torch.device(mesh.device_type)
+    else:
+        groups, device = [_group_of_replicas(optimizer, params)], params[0].device
+    first = torch.tensor(number, device=device)
+    for group in groups:
+        if group is not None and torch.distributed.get_world_size(group) > 1:
+            torch.distributed.broadcast(first, torch.distributed.get_global_rank(group, 0), group=group)
+    return int(first)
 
 
 def _fingerprint(generator: torch.Generator) -> int:

@@ -1,12 +1,10 @@
 """Parameters that are sharded over processes: FSDP2's, and whatever else is a DTensor."""
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
 from upgd import noise
-from upgd.optim._phases import is_plain
+from upgd.optim._phases import is_plain, utility_dtype
 
 
 def is_sharded(param: Tensor) -> bool:
@@ -23,19 +21,21 @@ def is_flattened(param: Tensor) -> bool:
     return bool(getattr(param, "_fsdp_flattened", False))  # torch's own mark
 
 
-def white_like(param: Tensor, generator: torch.Generator | None) -> Tensor:
-    """White noise for a sharded parameter, sharded in the same way.
+def seeded_like(param: Tensor, seed: int, step: float | Tensor, number: int) -> Tensor:
+    """:func:`upgd.noise.parameter_normals` for a parameter, sharded as the parameter is: a process makes its part only."""
+    step = step.long() if isinstance(step, Tensor) else int(step)
+    dtype = utility_dtype(param)
+    if not is_sharded(param):
+        drawn = noise.parameter_normals(seed, step, number, 0, param.numel(), dtype=dtype, device=param.device)
+        return drawn.view(param.shape)
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    On a GPU torch draws each shard's part of one stream. On the CPU it would give every shard the same noise, and a
-    generator it would ignore; there each process draws the noise of the whole parameter and keeps its part. With the same
-    seed in all processes the noise is then that of the parameter in one piece.
-    """
-    from torch.distributed.tensor import DTensor, Replicate
-
-    out = cast(DTensor, torch.empty_like(param, memory_format=torch.preserve_format))
-    if generator is None and param.device.type != "cpu":
-        return noise.white_(out)
-    whole = noise.white_(torch.empty(param.shape, dtype=param.dtype, device=param.device), generator)
-    everywhere = DTensor.from_local(whole, out.device_mesh, [Replicate()] * out.device_mesh.ndim, run_check=False)
-    # A copy, because a slice would keep the whole in memory.
-    return out.copy_(everywhere.redistribute(out.device_mesh, out.placements))
+    assert isinstance(param, DTensor)
+    # The same function tells torch.distributed.checkpoint where a shard belongs.
+    shape, offset = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
+    keys = noise.parameter_keys(seed, step, number, device=param.to_local().device)
+    local = noise.parameter_normals_within(keys, tuple(param.shape), offset, shape, dtype=dtype)
+    return DTensor.from_local(
+        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )

@@ -1,5 +1,6 @@
 """What the weight-wise optimizers share: the state around the two phases of a step, which are in ``_phases.py``."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,7 +78,14 @@ class WeightwiseOptimizer(BaseOptimizer):
         maxima = [m for w in work if w.utilities for m in trace(w)]
         scale = self._global_scales(maxima) if self._gated else {}
         for w in work:
-            update(w, scale, self._draw if w.options["sigma"] > 0 else None)
+            update(w, scale, self._noise_of(w) if self._perturbs(w.options) else None)
+
+    def _noise_of(self, work: Work) -> Callable[[int], Tensor]:
+        """A function that draws the noise of the work's parameters by their place in the work's lists."""
+        if work.options["seed"] is None:
+            return lambda i: self._draw(work.params[i])
+        numbers, kind = self._numbering(), work.options["noise"]
+        return lambda i: self._seeded(work.params[i], work.options, work.steps[i], numbers[work.params[i]], kind)
 
     def _global_scales(self, maxima: list[Tensor]) -> dict[torch.device, Tensor]:
         if self._peers is not None:
@@ -156,22 +164,26 @@ class WeightwiseOptimizer(BaseOptimizer):
         previous_noises: list[Tensor],
         steps: list[Tensor],
     ) -> None:
+        self._settle_seed()
         has_gates = self._has_gates(group)
+        seeded = group["seed"] is not None and self._perturbs(group)
+        remembers_noise = group["noise"] == "anticorrelated" and self._perturbs(group) and not seeded
         for param in group["params"]:
             if param.grad is None or param.numel() == 0:
                 continue
             check_dense(param, self)
             params.append(param)
             grads.append(param.grad)
-            remembers_noise = group["noise"] == "anticorrelated" and group["sigma"] > 0
-            if not has_gates and not self._adaptive and not remembers_noise:
+            if not has_gates and not self._adaptive and not remembers_noise and not seeded:
                 continue  # nothing to remember: no state, not even an empty one
             state = self.state[param]
             if (has_gates and "utility" not in state) or (self._adaptive and "exp_avg_sq" not in state):
                 self._begin(param, group)
             if has_gates:
                 utilities.append(state["utility"])
-            if has_gates or self._adaptive:
+            if has_gates or self._adaptive or seeded:
+                if "step" not in state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=step_device(param, group))
                 steps.append(state["step"])
             if self._adaptive:
                 exp_avgs.append(state["exp_avg"])

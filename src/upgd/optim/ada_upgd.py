@@ -44,7 +44,7 @@ class AdaUPGD(WeightwiseOptimizer):
             gradient, so this is the noise's part of a step.
         weight_decay: λ, decoupled weight decay.
         protect_gradient: ``False`` gates the noise only: ``w ← w − lr·[â / (√v̂ + ε) + σ·ξ·(1−ū) + λ·w]``.
-        scaling, noise, curvature, maximize, foreach, capturable, generator, process_group: as for :class:`upgd.UPGD`.
+        scaling, noise, curvature, maximize, foreach, capturable, generator, seed, process_group: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -74,6 +74,7 @@ class AdaUPGD(WeightwiseOptimizer):
         foreach: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
+        seed: int | None = None,
         process_group: "ProcessGroup | None" = None,
     ) -> None:
         defaults = {
@@ -90,6 +91,7 @@ class AdaUPGD(WeightwiseOptimizer):
             "maximize": maximize,
             "foreach": foreach,
             "capturable": capturable,
+            "seed": seed,
         }
         super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
 

@@ -16,7 +16,7 @@ from upgd.methods.deriving import TorchMethod
 from upgd.methods.method import Reduction
 from upgd.methods.reductions import reduced
 from upgd.methods.utility import Utility, gate_of
-from upgd.optim._arguments import check_dense, check_gated, check_lr
+from upgd.optim._arguments import check_dense, check_gated, check_lr, with_plain_seed
 from upgd.optim._base import BaseOptimizer, Curvature, step_device
 from upgd.optim._phases import on, utility_dtype
 from upgd.optim.ada_upgd import AdaUPGD
@@ -40,7 +40,7 @@ _PUBLIC: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "adaupgd": (AdaUPGD, {}),
 }
 #: What optimizers take beside the settings of a method.
-_OPTIONS = ("maximize", "foreach", "capturable", "curvature", "generator", "process_group")
+_OPTIONS = ("maximize", "foreach", "capturable", "curvature", "generator", "seed", "process_group")
 #: Names in a parameter's state that are not the method's.
 _RESERVED = ("step", "previous_noise")
 
@@ -123,6 +123,7 @@ class _Work:
     group: dict[str, Any]
     method: Method  #: in the variant that the group's options choose
     params: list[Tensor]
+    numbers: list[int]  #: of the parameters among all of the optimizer's; empty where the group has no seed
     weights: list[Tensor]  #: the parameters, in the type of their state
     grads: list[Tensor]
     curvatures: list[Tensor | None]
@@ -140,7 +141,7 @@ class MethodOptimizer(BaseOptimizer):
             settings; a reduction over the learner is one over all groups. If the method has gates, a group with
             ``"gated": False`` has none.
         method: the method.
-        curvature, maximize, capturable, generator: as for :class:`upgd.UPGD`.
+        curvature, maximize, capturable, generator, seed: as for :class:`upgd.UPGD`.
         settings: the method's settings by name.
     """
 
@@ -153,6 +154,7 @@ class MethodOptimizer(BaseOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         generator: torch.Generator | None = None,
+        seed: int | None = None,
         **settings: Any,
     ) -> None:
         self.method = method
@@ -169,7 +171,7 @@ class MethodOptimizer(BaseOptimizer):
         }
         if "gated" in method.settings:
             defaults["gated"] = True
-        defaults |= {"maximize": maximize, "capturable": capturable}
+        defaults |= {"maximize": maximize, "capturable": capturable, "seed": seed}
         super().__init__(params, defaults, curvature=curvature, generator=generator)
 
     def __repr__(self) -> str:
@@ -180,7 +182,7 @@ class MethodOptimizer(BaseOptimizer):
 
     def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
         check_gated(options)
-        checked = dict(options)
+        checked = with_plain_seed(options)
         for name, setting in self.method.settings.items():
             if name == "lr" and name in options:
                 check_lr(options[name])
@@ -293,12 +295,18 @@ class MethodOptimizer(BaseOptimizer):
     def _noise(self, work: _Work, i: int) -> Tensor | float:
         if self._noise_of(work.method, work.group) == "none":
             return 0.0
+        if work.group["seed"] is not None:
+            kind = self._noise_of(work.method, work.group)
+            return self._seeded(work.params[i], work.group, work.steps[i], work.numbers[i], kind)
         drawn = self._draw(work.params[i])
         xi = drawn
         if work.previous_noises:
             xi = noise.anticorrelated(drawn, work.previous_noises[i])
             work.previous_noises[i].copy_(drawn)
         return xi.to(work.weights[i].dtype)
+
+    def _perturbs(self, group: dict[str, Any]) -> bool:
+        return self._noise_of(self._variant(group), group) != "none"
 
     def _noise_of(self, method: Method, group: Mapping[str, Any]) -> str:
         return method.noise_of({name: group[name] for name in ("sigma",) if name in group})
@@ -327,6 +335,7 @@ class MethodOptimizer(BaseOptimizer):
         if steps:
             # Not in _init_group, which the compiler runs once and leaves out of the compiled step.
             torch._foreach_add_(steps, 1.0)
+        numbering = self._numbering()
         on_device = group["capturable"] or torch.compiler.is_compiling()
         counted: list[float | Tensor] = [step if on_device else step.item() for step in steps]
         # Maximizing a loss is minimizing its negative.
@@ -335,6 +344,7 @@ class MethodOptimizer(BaseOptimizer):
             group=group,
             method=method,
             params=params,
+            numbers=[] if group["seed"] is None else [numbering[param] for param in params],
             weights=[param.to(utility_dtype(param)) for param in params],
             grads=[sign * grad.to(utility_dtype(param)) for param, grad in zip(params, grads, strict=True)],
             curvatures=[
@@ -358,8 +368,10 @@ class MethodOptimizer(BaseOptimizer):
         *lists: list[Tensor],
     ) -> None:
         method = self._variant(group)
-        counts = self.method.needs("t")
-        remembers_noise = self._noise_of(method, group) == "anticorrelated"
+        self._settle_seed()
+        seeded = group["seed"] is not None and self._perturbs(group)
+        counts = self.method.needs("t") or seeded
+        remembers_noise = self._noise_of(method, group) == "anticorrelated" and not seeded
         for param in group["params"]:
             if param.grad is None or param.numel() == 0:
                 continue

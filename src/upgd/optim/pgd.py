@@ -24,7 +24,7 @@ class PGD(WeightwiseOptimizer):
         lr: learning rate; a number or a one-element tensor. May be left out if every parameter group brings its own.
         sigma: σ, the standard deviation of the perturbation. May be left out likewise.
         weight_decay: λ, decoupled weight decay.
-        noise, maximize, foreach, capturable, generator: as for :class:`upgd.UPGD`.
+        noise, maximize, foreach, capturable, generator, seed: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -48,6 +48,7 @@ class PGD(WeightwiseOptimizer):
         foreach: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
+        seed: int | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -57,6 +58,7 @@ class PGD(WeightwiseOptimizer):
             "maximize": maximize,
             "foreach": foreach,
             "capturable": capturable,
+            "seed": seed,
         }
         super().__init__(params, defaults, generator=generator)
 
@@ -76,7 +78,7 @@ class ShrinkAndPerturb(PGD):
         lr: learning rate; a number or a one-element tensor. May be left out if every parameter group brings its own.
         sigma: σ, how strongly to perturb. May be left out likewise.
         weight_decay: λ, how strongly to shrink. May be left out likewise.
-        maximize, foreach, capturable, generator: as for :class:`upgd.UPGD`.
+        maximize, foreach, capturable, generator, seed: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -98,6 +100,7 @@ class ShrinkAndPerturb(PGD):
         foreach: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -108,4 +111,5 @@ class ShrinkAndPerturb(PGD):
             foreach=foreach,
             capturable=capturable,
             generator=generator,
+            seed=seed,
         )

@@ -52,6 +52,10 @@ class UPGD(WeightwiseOptimizer):
             It is copied and pickled with the optimizer but is no part of ``state_dict()``.
             Under ``DistributedDataParallel`` the processes share the seed of the first one; a generator that you pass must
             have the same seed in all of them.
+        seed: makes the noise a function of this number, the step, the parameter and the entry, so that it does not depend on
+            the implementation, the device or the number of processes; see :func:`upgd.noise.parameter_normals`. Sharded
+            parameters always have a seed: without this option it is drawn from ``generator`` at the first step, and the
+            processes share that of the first one. It is part of ``state_dict()``.
         process_group: the processes that hold the other parameters of the model, each in an optimizer of its own:
             global scaling then takes the maximum over all of them, and all must step together. Not needed for sharded
             (``DTensor``) parameters, nor within ``ZeroRedundancyOptimizer``, whose process group is used.
@@ -86,6 +90,7 @@ class UPGD(WeightwiseOptimizer):
         foreach: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
+        seed: int | None = None,
         process_group: "ProcessGroup | None" = None,
     ) -> None:
         defaults = {
@@ -100,6 +105,7 @@ class UPGD(WeightwiseOptimizer):
             "maximize": maximize,
             "foreach": foreach,
             "capturable": capturable,
+            "seed": seed,
         }
         super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
 

@@ -27,7 +27,7 @@ class UPS(WeightwiseOptimizer):
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
         lr: learning rate; the paper uses 1 and searches over ``sigma``.
         sigma: σ, the standard deviation of the perturbation.
-        beta_utility, scaling, noise, curvature, maximize, foreach, capturable, generator, process_group: as for
+        beta_utility, scaling, noise, curvature, maximize, foreach, capturable, generator, seed, process_group: as for
             :class:`upgd.UPGD`.
 
     Example:
@@ -53,6 +53,7 @@ class UPS(WeightwiseOptimizer):
         foreach: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
+        seed: int | None = None,
         process_group: "ProcessGroup | None" = None,
     ) -> None:
         defaults = {
@@ -66,6 +67,7 @@ class UPS(WeightwiseOptimizer):
             "maximize": maximize,
             "foreach": foreach,
             "capturable": capturable,
+            "seed": seed,
         }
         super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
 
