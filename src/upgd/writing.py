@@ -19,7 +19,7 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TextIO
@@ -47,8 +47,13 @@ _DATA = {
 _COMPANIONS = re.compile(r"(-wal|-shm|-journal|\.lock|\.progress)+$")
 
 
-def check(path: str | os.PathLike[str]) -> None:
-    """Raise a ValueError of one sentence if no output can go to ``path``: before anything is computed for it."""
+def check(path: str | os.PathLike[str], replaces: Callable[[IO[bytes]], bool] = lambda _: False) -> None:
+    """Raise a ValueError of one sentence if no output can go to ``path``: before anything is computed for it.
+
+    Args:
+        path: the file.
+        replaces: whether an existing file, which holds data, is an earlier version of the same output.
+    """
     path = Path(path)
     mode = _mode(path)
     if mode is not None and stat.S_ISDIR(mode):
@@ -56,16 +61,18 @@ def check(path: str | os.PathLike[str]) -> None:
     if mode is not None and not stat.S_ISREG(mode):
         return
     target = Path(os.path.realpath(path))
-    if held := _held(target):
+    if (held := _held(target)) and not _may_be_replaced(target, replaces):
         raise ValueError(f"{path} is {held}, and no output replaces that; choose another file")
     if not target.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} for {path.name}; make it, or choose another file")
 
 
 @contextmanager
-def output(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def output(
+    path: str | os.PathLike[str], replaces: Callable[[IO[bytes]], bool] = lambda _: False
+) -> Iterator[IO[bytes]]:
     """Open an output: :func:`check` the path, then write the file as :func:`whole` does."""
-    check(path)
+    check(path, replaces)
     with whole(path) as file:
         yield file
 
@@ -129,6 +136,13 @@ def _held(target: Path) -> str | None:
         return f"part of the data set {name}"
     first = _first_bytes(target)
     return next((what for magic, what in _DATA.items() if first.startswith(magic)), None)
+
+
+def _may_be_replaced(target: Path, replaces: Callable[[IO[bytes]], bool]) -> bool:
+    if not target.is_file():
+        return False
+    with target.open("rb") as file:
+        return replaces(file)
 
 
 def _first_bytes(path: Path) -> bytes:

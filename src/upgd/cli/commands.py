@@ -9,7 +9,7 @@ from upgd.cli.doctoring import doctor
 from upgd.cli.plotting import plot
 from upgd.cli.reporting import report, watch
 from upgd.cli.reproducing import reproduce
-from upgd.cli.results import best, export, runs, table
+from upgd.cli.results import best, export, import_, runs, table
 from upgd.cli.running import bench, run, sweep
 from upgd.cli.showing import demo
 from upgd.cli.store import store
@@ -43,3 +43,4 @@ for command in (
     doctor,
 ):
     app.command(command)
+app.command(import_, name="import")

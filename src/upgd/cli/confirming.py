@@ -76,8 +76,9 @@ def confirm(
         print(json.dumps(facts, indent=2) if as_json else text)
         return 0
     for experiment in experiments:
-        if computed(experiment, execution) is None:
-            return 130
+        results = computed(experiment, execution)
+        if isinstance(results, int):
+            return results
     places = [(e.problem, dict(e.options), e.network, e.steps) for e in experiments]
     records = [
         record

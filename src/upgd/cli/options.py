@@ -184,6 +184,11 @@ class Execution:
         for --metric of tables and figures.
     checkpoint_every
         Seconds from one snapshot of unfinished work to the next.
+    stop_after
+        Stop after so many seconds, with exit status 0: what is finished is stored, what was begun is saved, and the same
+        command goes on.
+    job_size
+        How many learners are computed together at most; by default as many as help.
     quiet
         Show no progress.
     """
@@ -196,6 +201,8 @@ class Execution:
     backend: Literal["auto", "torch", "kernel"] = "auto"
     look_every: int | None = None
     checkpoint_every: float = 120.0
+    stop_after: float | None = None
+    job_size: int | None = None
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="")] = False
 
 

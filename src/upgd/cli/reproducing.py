@@ -2,8 +2,10 @@
 
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -36,13 +38,15 @@ def reproduce(
     sweep_steps: Repeated = (),
     data: Repeated = (),
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("reproduced"),
+    resume_from: Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)] = (),
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     write_only: Annotated[bool, Parameter(negative="")] = False,
     execution: Execution = Execution(),  # noqa: B008  # frozen
 ) -> int:
     """Repeat experiments of the paper: search with few seeds, best setting of each method, final runs, figure and table.
 
-    Without a name, lists the experiments. What the store has is not computed again; what was interrupted goes on.
+    Without a name, lists the experiments. What the store, or the folder data beside the pages, has is not computed again;
+    what was interrupted goes on.
 
     Examples:
 
@@ -83,7 +87,10 @@ def reproduce(
     data
         A data set that stands in for another, such as emnist=emnist-subset; may be given several times.
     output
-        The folder for pages and figures.
+        The folder for pages and figures. The results go to its folder data, one file for each problem, and are taken up from
+        there.
+    resume_from
+        Another folder with such files, whose results are taken up, too; may be given several times.
     dry_run
         Only say what is left to do, and how long that would take on this machine.
     write_only
@@ -140,18 +147,23 @@ def reproduce(
         for study in studies
         if study.name != UTILITY_QUALITY
     }
-    failed = 0
+    failed, began = 0, time.monotonic()
     for study in studies:
         print(f"\n{study.title} ({study.name}, {scale})" if len(studies) > 1 else f"{study.title} ({scale})")
         try:
             if study.name == UTILITY_QUALITY:
                 _utility_quality(scale, output, dry_run or write_only)
             elif dry_run:
-                _say_what_is_left(plans[study.name], execution)
+                _say_what_is_left(plans[study.name], execution, [*resume_from, output / "data"])
             else:
                 own = [f"{name}={one}" if name else one for name, one in lengths[study.name].items()]
                 command = _command(study.name, scale=scale, **of_sweeps | {"sweep_steps": own})
-                _carry_out(plans[study.name], execution, output, command, write_only)
+                limited = execution
+                if execution.stop_after is not None:
+                    limited = replace(execution, stop_after=max(0.0, began + execution.stop_after - time.monotonic()))
+                if not _carry_out(plans[study.name], limited, output, command, write_only, resume_from):
+                    print("  stopped, for the time is over: give the same command again to go on")
+                    break
         except (DataError, _Nothing) as error:
             if len(studies) == 1:
                 raise
@@ -192,27 +204,38 @@ def _list() -> int:
     return 0
 
 
-def _carry_out(plan: "Plan", execution: Execution, output: Path, command: str, write_only: bool) -> None:
-    from upgd.experiments.execution.running import Runner
+def _carry_out(
+    plan: "Plan", execution: Execution, output: Path, command: str, write_only: bool, resume_from: Sequence[Path]
+) -> bool:
+    """Compute, write the page; whether everything is done."""
     from upgd.experiments.paper.pages import write_page
+    from upgd.experiments.paper.pieces import as_shipped, piece, save, together
     from upgd.experiments.paper.reproduce import reproduce as carry_out
     from upgd.experiments.paper.reproduce import stored
-    from upgd.store import Store
 
-    path = store_path(execution.store)
+    path, data, finished = store_path(execution.store), output / "data", True
     if write_only:
-        with Store.read(path) as store:
-            found = carry_out(plan, stored(store))
+        with together(plan, path, [*resume_from, data]) as store:
+            found = carry_out(plan, as_shipped(plan, stored(store)))
         if not found.records:
-            raise _Nothing(f"{path} has nothing of {plan.study.name} at this scale; leave out --write-only to run it")
+            places = [str(place) for place in (path, data, *resume_from) if place.exists()] or [str(path)]
+            verb = "has" if len(places) == 1 else "have"
+            raise _Nothing(
+                f"{' and '.join(places)} {verb} nothing of {plan.study.name} at this scale; leave out --write-only to run it"
+            )
+        save(found, data)
     else:
-        if plan.scale.name == "paper" and execution.ray is None and not execution.quiet:
-            _say_what_is_left(plan, execution)  # it may be weeks
+        unlimited = execution.ray is None and execution.stop_after is None
+        if plan.scale.name == "paper" and unlimited and not execution.quiet:
+            _say_what_is_left(plan, execution, [*resume_from, data])  # it may be weeks
         say = (lambda text: None) if execution.quiet else (lambda text: print(f"  {text}", flush=True))
-        with terminable(), Runner(options_of(execution), progress=not execution.quiet) as runner:
-            found = carry_out(plan, runner, say)
+        with terminable():
+            found, finished = piece(
+                plan, data, options_of(execution), resume_from=resume_from, progress=not execution.quiet, say=say
+            )
     _say_what_came_out(found)
     print(f"  wrote {write_page(found, output, command)}")
+    return finished
 
 
 def _say_what_came_out(found: "Reproduction") -> None:
@@ -229,17 +252,17 @@ def _say_what_came_out(found: "Reproduction") -> None:
         print(f"  {found.missing:,} final runs are missing")
 
 
-def _say_what_is_left(plan: "Plan", execution: Execution) -> None:
+def _say_what_is_left(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> None:
     from upgd.experiments.execution.estimate import estimate
     from upgd.experiments.execution.progress import duration
     from upgd.experiments.execution.work import device_named
     from upgd.experiments.execution.workers import processes_that_help
+    from upgd.experiments.paper.pieces import together
     from upgd.experiments.paper.reproduce import left
-    from upgd.store import Store
 
     path, device = store_path(execution.store), device_named(execution.device)
     workers = execution.workers or processes_that_help(device)
-    with Store.read(path) if path.exists() else Store.write(":memory:") as store:
+    with together(plan, path, folders) as store:
         search, final = left(plan, store, workers, device)
     jobs = search or final
     if not jobs:

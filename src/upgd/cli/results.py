@@ -1,4 +1,4 @@
-"""`upgd best`, `upgd table`, `upgd export`, `upgd runs`."""
+"""`upgd best`, `upgd table`, `upgd export`, `upgd import`, `upgd runs`."""
 
 import json
 import math
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from upgd.experiments import Results
     from upgd.store import Record
 
-__all__ = ["best", "export", "runs", "table"]
+__all__ = ["best", "export", "import_", "runs", "table"]
 
 
 @Parameter(name="*")
@@ -170,8 +170,12 @@ def export(
     format: Literal["csv", "parquet"] | None = None,
     curves: Annotated[bool, Parameter(negative="")] = False,
     looks: Annotated[bool, Parameter(negative="")] = False,
+    portable: Annotated[bool, Parameter(negative="")] = False,
+    windows: int | None = None,
 ) -> None:
     """Write results as CSV or Parquet, one row for each learner.
+
+    A file of --portable takes results to another machine, where `upgd import` puts them into a store.
 
     Parameters
     ----------
@@ -183,11 +187,25 @@ def export(
         One row for each window of each learner.
     looks
         One row for each look inside each learner, with all that --look-every has recorded.
+    portable
+        One row for each learner with everything but the looks, and a checksum, for `upgd import`. The file's name ends with
+        .csv.gz, or with .csv for one that is not compressed.
+    windows
+        How many windows the curves of a --portable file have at most, by default 200; neighbours are joined.
     """
     from upgd import writing
     from upgd.experiments.analysis.exports import write_csv, write_parquet
     from upgd.experiments.analysis.results import plural
 
+    if portable:
+        if file is None or not str(file).endswith((".csv", ".csv.gz")) or format == "parquet" or curves or looks:
+            raise UsageError("--portable writes one kind of file: upgd export results.csv.gz --portable.")
+        if windows is not None and windows < 1:
+            raise UsageError(f"--windows must be 1 or more, not {windows}.")
+        _write_portable(which.results(), file, windows)
+        return
+    if windows is not None:
+        raise UsageError("--windows is about --portable files; leave it out, or add --portable.")
     chosen = format or _format(file)
     if chosen == "parquet" and file is None:
         raise UsageError("Parquet needs a file to go to: upgd export results.parquet.")
@@ -208,6 +226,39 @@ def export(
             write_csv(results, stream, curves=curves, looks=looks)
     if file is not None:
         print(f"{plural(len(results), 'learner')} → {file}", file=sys.stderr)
+
+
+def _write_portable(results: "Results", file: Path, windows: int | None) -> None:
+    from upgd.experiments.analysis.portable import WINDOWS, coarsened, write
+    from upgd.experiments.analysis.results import plural
+
+    write(file, [coarsened(record, windows or WINDOWS) for record in results.records])
+    print(f"{plural(len(results), 'learner')} → {file}", file=sys.stderr)
+
+
+def import_(*files: Path, store: StorePath = None) -> None:
+    """Add results from files of `upgd export --portable`, and from those beside the pages of `upgd reproduce`.
+
+    What is there already stays as it is. If one of the files is damaged, nothing is added.
+
+    Parameters
+    ----------
+    files
+        The files, such as results.csv.gz.
+    store
+        Where to add; upgd.db in this folder if neither this nor UPGD_STORE says otherwise. It is made if it is not there.
+    """
+    from upgd.experiments.analysis.portable import read
+    from upgd.experiments.analysis.results import plural
+    from upgd.store import Store
+
+    if not files:
+        raise UsageError("say which files to add: upgd import results.csv.gz")
+    found = {file: read(file) for file in files}
+    path = store_path(store)
+    with Store.write(path) as own:
+        for file, records in found.items():
+            print(f"{plural(own.add(records), 'learner')} of {len(records):,} in {file} added to {path}")
 
 
 def _format(file: Path | None) -> Literal["csv", "parquet"]:

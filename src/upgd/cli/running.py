@@ -236,15 +236,15 @@ def _declared(
 
 def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> int:
     results = computed(experiment, execution)
-    if results is None:
-        return 130
+    if isinstance(results, int):
+        return results
     _print(results, as_json)
     return 0
 
 
-def computed(experiment: "Experiment", execution: Execution) -> "Results | None":
-    """The results of an experiment, computed as far as the store does not have them; None if it was stopped."""
-    from upgd.experiments.execution.running import Runner
+def computed(experiment: "Experiment", execution: Execution) -> "Results | int":
+    """The results of an experiment, computed as far as the store does not have them; the exit status if it was stopped."""
+    from upgd.experiments.execution.running import Runner, TimeUp
 
     options = options_of(execution)
     runner = Runner(options, progress=not execution.quiet)
@@ -252,14 +252,14 @@ def computed(experiment: "Experiment", execution: Execution) -> "Results | None"
         try:
             with runner:
                 return runner(experiment)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             more = runner.added
             print(
                 f"upgd: stopped; {more} more {'learner is' if more == 1 else 'learners are'} in {options.store}, and "
                 "what was begun is saved: give the same command again to go on",
                 file=sys.stderr,
             )
-            return None
+            return 0 if isinstance(stop, TimeUp) else 130
 
 
 def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> int:

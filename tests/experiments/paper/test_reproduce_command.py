@@ -101,7 +101,7 @@ def test_of_several_studies_those_without_results_are_left_out(upgd, tmp_path):
     page.unlink()
     code, said = upgd("reproduce ablation ups-stationary-mnist --scale smoke --steps 20 --write-only")
     assert code == 1
-    assert "left out: upgd.db has nothing of ablation at this scale" in said.err
+    assert "left out: upgd.db and reproduced/data have nothing of ablation at this scale" in said.err
     assert page.exists()
 
 
@@ -178,7 +178,7 @@ def test_utility_quality_says_what_it_has_no_use_for_and_others_take_it(upgd, tm
     assert f"utility-quality is no sweep and has no use for {named}: leave out what is for sweeps" in said.err
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(_utility_page, "main", lambda arguments: None)
-    monkeypatch.setattr(reproducing, "_carry_out", lambda *_: None)
+    monkeypatch.setattr(reproducing, "_carry_out", lambda *_: True)
     other = "input-permuted-mnist" if "--data" in options else "toy-changing-inputs"
     names = [f"utility-quality {other}"] + ["all"] * ("--panels" not in options)
     for several in names:
@@ -198,7 +198,7 @@ class TestLengthOfTheSearch:
         from upgd.cli import reproducing
 
         planned = []
-        monkeypatch.setattr(reproducing, "_carry_out", lambda plan, *rest: planned.append((plan, rest[2])))
+        monkeypatch.setattr(reproducing, "_carry_out", lambda plan, *rest: planned.append((plan, rest[2])) or True)
 
         def type_(line):
             planned.clear()

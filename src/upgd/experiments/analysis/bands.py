@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.experiments.analysis.compare import Entry
-from upgd.experiments.analysis.metrics import METRICS, Metric, series
+from upgd.experiments.analysis.metrics import METRICS, Metric, Series, series
 from upgd.experiments.analysis.student import quantile
 
 __all__ = ["band", "interval", "of_seeds"]
@@ -55,17 +55,25 @@ def interval(values: Floats, metric: Metric) -> tuple[Floats, Floats, Floats]:
     return mean, low, high
 
 
+def _at(found: Series, ends: NDArray[np.int64]) -> Floats:
+    """The means over windows with these ends, which are among the series' own."""
+    first = np.searchsorted(found.ends, ends[:-1], side="right")
+    starts = np.concatenate([[0], first])
+    joined: Floats = np.add.reduceat(found.values * found.lengths, starts) / np.add.reduceat(found.lengths, starts)
+    return joined if len(ends) < len(found.ends) else found.values
+
+
 def of_seeds(entry: Entry, metric: Metric, points: int) -> tuple[NDArray[Any], Floats]:
     """Where windows end, and the learners' means: ``(points,)`` and ``(seeds, points)``; without those that diverged.
 
     Where there are more windows than ``points``, neighbours are joined; each step counts the same.
     """
     found = [one for record in entry.records.values() if (one := series(record, metric)) is not None]
-    found = [one for one in found if np.array_equal(one.ends, found[0].ends)]  # others were looked at at other steps
     if not found:
         return np.empty(0), np.empty((0, 0))
-    values = np.array([one.values for one in found])
-    ends, lengths = found[0].ends, found[0].lengths
+    # Some may have been stored with fewer windows. What was looked at at other steps is left out.
+    ends, lengths, _ = min(found, key=lambda one: len(one.ends))
+    values = np.array([_at(one, ends) for one in found if np.isin(ends, one.ends).all()])
     together = -(-len(ends) // points)
     first = np.arange(0, len(ends), together)
     joined = np.add.reduceat(values * lengths, first, axis=1) / np.add.reduceat(lengths, first)

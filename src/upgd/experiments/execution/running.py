@@ -4,6 +4,7 @@
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -22,10 +23,14 @@ from upgd.population.choose import BackendChoice, choose
 from upgd.population.spec import groups
 from upgd.store import Store
 
-__all__ = ["Options", "Runner", "execute", "mistake", "pending", "run"]
+__all__ = ["Options", "Runner", "TimeUp", "execute", "mistake", "pending", "run"]
 
 #: Less than this is done before several processes have started; the threads of one use all cores, too.
 _SMALL = 1_000_000
+
+
+class TimeUp(KeyboardInterrupt):
+    """The time that was given is over; as after Ctrl-C, what is finished is stored and what was begun is saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,9 @@ class Options:
         insecure: whether the cluster may be one that asks for no token.
         look_every: how many steps from one look inside the learners to the next; None: nobody looks.
         checkpoint_every: seconds from one snapshot of unfinished work to the next.
+        stop_after: after so many seconds a :class:`Runner` saves its work and raises :class:`TimeUp`; None: never.
+        job_size: how many learners a job has at most; None: as many as help. Small jobs lose less where snapshots do not
+            outlive the machine.
     """
 
     store: Path | None = None
@@ -51,6 +59,8 @@ class Options:
     insecure: bool = False
     look_every: int | None = None
     checkpoint_every: float = 120.0
+    stop_after: float | None = None
+    job_size: int | None = None
 
     def __post_init__(self) -> None:
         if wrong := mistake(self, lambda name: name, "{}={!r}"):
@@ -93,12 +103,14 @@ def mistake(options: Any, spelled: Callable[[str], str], with_value: str) -> str
         spelled: how users write the name of an option.
         with_value: how they write it with its value, as a format.
     """
-    for name in ("workers", "look_every"):
+    for name in ("workers", "look_every", "job_size"):
         number = getattr(options, name)
         if number is not None and number < 1:
             return f"{spelled(name)} must be 1 or more, not {number}"
-    if not options.checkpoint_every >= 0:
-        return f"{spelled('checkpoint_every')} must be a number of seconds, not {options.checkpoint_every}"
+    for name in ("checkpoint_every", "stop_after"):
+        seconds = getattr(options, name)
+        if seconds is not None and not seconds >= 0:
+            return f"{spelled(name)} must be a number of seconds, not {seconds}"
     ray = spelled("ray")
     if options.insecure and options.ray is None:
         return f"{spelled('insecure')} is about a Ray cluster; leave it out, or name the cluster with {ray}"
@@ -124,6 +136,7 @@ def run(
     ray: str | None = None,
     insecure: bool = False,
     checkpoint_every: float = 120.0,
+    stop_after: float | None = None,
     **declaration: Any,
 ) -> Results:
     """Run an experiment, or what is missing of it, and give its results.
@@ -144,6 +157,7 @@ def run(
         ray: the address of a Ray cluster that computes instead, ``HOST:PORT``, ``"auto"`` or ``"local"``.
         insecure: whether the cluster may be one that asks for no token.
         checkpoint_every: seconds from one snapshot of unfinished work to the next.
+        stop_after: after so many seconds, save the work and raise :class:`TimeUp`; the same call goes on.
 
     Example:
         >>> small = {"seeds": 2, "steps": 40, "options": {"task_length": 20}, "backend": "torch"}
@@ -163,6 +177,7 @@ def run(
         insecure=insecure,
         look_every=look_every,
         checkpoint_every=checkpoint_every,
+        stop_after=stop_after,
     )
     with Runner(options, progress=progress) as runner:
         return runner(experiment)
@@ -183,6 +198,7 @@ class Runner:
 
     def __init__(self, options: Options, *, progress: bool = True) -> None:
         self.added = 0
+        self._deadline = None if options.stop_after is None else time.monotonic() + options.stop_after
         self._options = options
         self._progress = progress
         self._exit = ExitStack()
@@ -199,23 +215,31 @@ class Runner:
         options = self._options
         # Before the store is opened: who names a device that is not there shall not find an empty file.
         device, workers, executor = options.executor_for(experiment)
-        if self._store is None:
-            path = ":memory:" if options.store is None else options.store
-            self._store = self._exit.enter_context(Store.write(path))
-        before = len(self._store)
+        store = self.store
+        before = len(store)
         try:
             return execute(
                 experiment,
-                self._store,
+                store,
                 executor,
                 workers=workers,
                 device=device,
                 checkpoints=options.checkpoints,
                 show=self._show,
                 own_backend=isinstance(options.backend, type),
+                job_size=options.job_size,
+                deadline=self._deadline,
             )
         finally:
-            self.added += len(self._store) - before
+            self.added += len(store) - before
+
+    @property
+    def store(self) -> Store:
+        """Where the results go; to ask for it opens it."""
+        if self._store is None:
+            path = ":memory:" if self._options.store is None else self._options.store
+            self._store = self._exit.enter_context(Store.write(path))
+        return self._store
 
 
 def execute(
@@ -228,6 +252,8 @@ def execute(
     checkpoints: Checkpoints | None = None,
     show: Display = lambda progress: None,
     own_backend: bool = False,
+    job_size: int | None = None,
+    deadline: float | None = None,
 ) -> Results:
     """Have an executor compute what the store does not have, and store every job as it is finished.
 
@@ -240,9 +266,11 @@ def execute(
         checkpoints: where unfinished jobs are.
         show: told about the progress.
         own_backend: whether jobs run on a backend of the user's, which may be able to run what ours cannot.
+        job_size: how many learners a job has at most; None: as many as help.
+        deadline: when, by :func:`time.monotonic`, to stop and raise :class:`TimeUp`; None: never.
     """
     everything = whole(experiment)
-    jobs = pending(everything, store, workers, device, checkpoints)
+    jobs = pending(everything, store, workers, device, checkpoints, job_size)
     if not own_backend:
         _check_can_run(jobs)
     progress = Progress.of(jobs, already=len(everything.learners) - sum(len(job.learners) for job in jobs))
@@ -252,6 +280,8 @@ def execute(
         def watcher(job: Job, done: int, diverged: int) -> None:
             progress.update(job, done, diverged)
             tell(progress)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeUp
 
         if jobs:
             # Closing the executor's generator, on Ctrl-C too, lets it save what it is doing.
@@ -281,7 +311,12 @@ def _check_can_run(jobs: Iterable[Job]) -> None:
 
 
 def pending(
-    wanted: Experiment | Job, store: Store, workers: int, device: str, checkpoints: Checkpoints | None = None
+    wanted: Experiment | Job,
+    store: Store,
+    workers: int,
+    device: str,
+    checkpoints: Checkpoints | None = None,
+    job_size: int | None = None,
 ) -> list[Job]:
     """What of an experiment, or of a single job, the store does not have; jobs that were begun come first, as they were."""
     everything = wanted if isinstance(wanted, Job) else whole(wanted)
@@ -293,4 +328,5 @@ def pending(
         begun = checkpoints.unfinished(missing, lambda digests: digests <= there)
         missing = missing.without(there.union(*(job.digests for job in begun)))
     mixed = device.startswith("cuda")  # a GPU has room for several groups at the same time
-    return begun + (plan(missing, workers, most_learners(device), mixed=mixed) if missing.learners else [])
+    most = job_size or most_learners(device)
+    return begun + (plan(missing, workers, most, mixed=mixed) if missing.learners else [])

@@ -75,6 +75,10 @@ class Plan:
         """All curves, none twice."""
         return self.study.arms(panel.key for panel in self.panels)
 
+    def problems(self) -> list[str]:
+        """The problems that learners run on; none twice."""
+        return list(dict.fromkeys(self.place(arm).problem for arm in self.arms()))
+
     def settings(self, arm: Arm) -> list[dict[str, Any]]:
         """The settings to try for an arm."""
         tried = settings_of(arm, self.grid, self.centres.get(arm, ()))

@@ -1,0 +1,120 @@
+"""A long study in pieces: each one takes up what the others have found, computes for a while, and writes what there is.
+
+The results lie in a folder with one file for each problem (:mod:`upgd.experiments.analysis.portable`), small enough to be
+kept in a repository. A piece needs no store of an earlier one, so it may run on a machine that is new every time.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from upgd.experiments.analysis import portable
+from upgd.experiments.analysis.results import Results
+from upgd.experiments.execution.running import Options, Runner, TimeUp
+from upgd.experiments.paper.reproduce import Compute, Plan, Reproduction, reproduce, stored
+from upgd.experiments.spec.declare import Experiment
+from upgd.store import Record, Store
+
+__all__ = ["as_shipped", "piece", "save", "shipped", "take_up", "together"]
+
+
+def piece(
+    plan: Plan,
+    folder: str | os.PathLike[str],
+    options: Options,
+    *,
+    resume_from: Iterable[str | os.PathLike[str]] = (),
+    progress: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[Reproduction, bool]:
+    """Carry out a plan, or as much of it as there is time for.
+
+    Args:
+        plan: see :func:`~upgd.experiments.paper.reproduce.plan`.
+        folder: where the results of all pieces lie; made if it is not there. They are taken up first, and written again when
+            the time is over, when everything is done, and on Ctrl-C.
+        options: how to compute: ``Options(store=Path("upgd.db"), device="cuda", stop_after=500, job_size=256)``.
+        resume_from: other folders whose results are taken up, too.
+        progress: whether to show how far it is.
+        say: told what comes next.
+
+    Returns:
+        What was found, and whether that is everything.
+    """
+    with Runner(options, progress=progress) as runner:
+        there = take_up([*resume_from, folder], plan.problems())
+        if there:
+            say(f"{runner.store.add(there):,} of {len(there):,} learners taken up")
+        finished = True
+        try:
+            found = reproduce(plan, as_shipped(plan, runner), say)
+        except KeyboardInterrupt as stop:
+            found, finished = reproduce(plan, as_shipped(plan, stored(runner.store))), False
+            if not isinstance(stop, TimeUp):
+                save(found, folder)
+                raise
+        save(found, folder)
+    return found, finished
+
+
+def take_up(folders: Iterable[str | os.PathLike[str]], problems: Sequence[str]) -> list[Record]:
+    """The results of these problems in folders; of a learner that several have, the one with the longest curves.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    found: dict[str, Record] = {}
+    for folder in folders:
+        for problem in problems:
+            path = Path(folder) / f"{problem}.csv.gz"
+            for record in portable.read(path) if path.exists() else ():
+                there = found.get(record.key.digest)
+                if there is None or len(there.loss) < len(record.loss):
+                    found[record.key.digest] = record
+    return list(found.values())
+
+
+def as_shipped(plan: Plan, compute: Compute) -> Compute:
+    """The same results as the files have them, so that whoever has the files alone comes to the same choices and numbers.
+
+    Runs of the search are kept as means over quarters, all others with the curves of the figures.
+    """
+    searched = range(plan.sweep_seeds)
+
+    def rounded(experiment: Experiment) -> Results:
+        return Results(
+            [
+                portable.coarsened(one, portable.SUMMARY if one.key.seed in searched else portable.WINDOWS)
+                for one in compute(experiment).records
+            ]
+        )
+
+    return rounded
+
+
+def save(found: Reproduction, folder: str | os.PathLike[str]) -> None:
+    """Add what a reproduction has found to the files in a folder, one for each problem."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    by_problem: dict[str, list[Record]] = {}
+    for record in found.records:
+        by_problem.setdefault(record.key.problem, []).append(record)
+    for problem, records in by_problem.items():
+        portable.merge(folder / f"{problem}.csv.gz", records)
+
+
+def together(plan: Plan, store: Path, folders: Iterable[str | os.PathLike[str]]) -> Store:
+    """A store in memory with what a store, if there is one, and folders have of a plan's problems."""
+    both = Store.write(":memory:")
+    if store.exists():
+        with Store.read(store) as opened:
+            both.add(record for problem in plan.problems() for record in opened.records(problem=problem))
+    both.add(take_up(folders, plan.problems()))
+    return both
+
+
+def shipped(plan: Plan, folder: str | os.PathLike[str]) -> Reproduction:
+    """What the files in a folder say about a plan: the numbers of its page, for everybody who has the folder."""
+    with Store.write(":memory:") as store:
+        store.add(take_up([folder], plan.problems()))
+        return reproduce(plan, as_shipped(plan, stored(store)))
