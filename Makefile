@@ -55,7 +55,7 @@ bench: $(VENV)/.ready  ## measure speed as ratios, side by side in one run
 
 docs: $(VENV)/.ready  ## build the documentation into site/, its lists of commands and problems included
 	$(BIN)/python docs/generate.py
-	$(BIN)/mkdocs build --strict
+	$(BIN)/zensical build --strict
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) site demo-output dist

@@ -28,7 +28,8 @@ def main(folder: Path) -> None:
         assert any(name.endswith(".dist-info/licenses/LICENSE") for name in file.namelist()), "no licence in the wheel"
     with tarfile.open(sdist) as file:
         names = [name.partition("/")[2] for name in file.getnames()]
-    ours = {"src", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO", "pyproject.toml", ".gitignore"}
+    ours = {"src", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO"}
+    ours |= {"pyproject.toml", "hatch_build.py", ".gitignore"}
     check(sdist, names, "src/upgd/", ours)
     for path in (wheel, sdist):
         print(f"{path.name}: {path.stat().st_size / MEBIBYTE:.1f} MiB, complete")

@@ -7,7 +7,9 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
+from decimal import ROUND_HALF_UP, Decimal
 from functools import partial
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -182,7 +184,7 @@ def methods() -> str:
 
 def _markdown(text: str) -> str:
     """A docstring as Markdown: code in single backticks, literal blocks fenced."""
-    text = re.sub(r":\w+:`([^`]*)`", r"`\1`", text.replace("``", "`"))
+    text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text.replace("``", "`"))
     parts = re.split(r"(?m)(?<=::)\n\n((?:    .*\n?|\n)+)", text + "\n")
     for i in range(1, len(parts), 2):
         before = parts[i - 1].removesuffix("::")
@@ -191,8 +193,109 @@ def _markdown(text: str) -> str:
     return "".join(parts).strip()
 
 
-PAGES: dict[str, Callable[[], str]] = {"methods.md": methods, "commands.md": commands, "problems.md": problems}
+#: The problems and methods of the README's table, and the columns' labels.
+_SHOWN = ("output-permuted-emnist", "output-permuted-cifar10", "input-permuted-mnist")
+_COLUMNS = ("UPGD", "Shrink & Perturb", "SGDW", "PGD", "AdamW")
+
+
+def readme() -> str:
+    """README.md with its table of results, which comes from the first table of each result's page."""
+    rows = []
+    for name in _SHOWN:
+        page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
+        table = page.partition("## Weight-wise, global")[2].partition("\n## ")[0]
+        means = dict(re.findall(r"^\| ([^|]+?) \| [^|]+ \| (0\.\d+) ±", table, re.M))
+        title = page.partition("\n")[0].removeprefix("# ")
+        most = max(means[method] for method in _COLUMNS)
+        cells = [str(Decimal(means[method]).quantize(Decimal("0.001"), ROUND_HALF_UP)) for method in _COLUMNS]
+        cells = [f"**{cell}**" if means[method] == most else cell for cell, method in zip(cells, _COLUMNS, strict=True)]
+        rows.append([f"[{title}](docs/results/{name}.md)", *cells])
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    before, start, rest = text.partition("<!-- results -->\n")
+    table = "\n".join(_table(["problem", *_COLUMNS], rows))
+    return f"{before}{start}{table}\n<!-- end of results -->{rest.partition('<!-- end of results -->')[2]}"
+
+
+#: The modules with public names, in the order of the reference.
+MODULES = {
+    "upgd": "Optimizers, curvature, monitor, and access to stored results.",
+    "upgd.experiments": "Declare, run and compare experiments.",
+    "upgd.report": "The HTML report and the live page.",
+    "upgd.streams": "Non-stationary problems as functions of (seed, step).",
+    "upgd.data": "Data sets: load, download, register.",
+    "upgd.population": "Train many independent online learners at once.",
+    "upgd.population.diagnostics": "Figures about learners of a population, and how to add your own.",
+    "upgd.population.backend": "What a backend of your own implements.",
+    "upgd.methods": "Learning methods: one class each.",
+    "upgd.methods.units": "What methods that act on hidden units receive and return.",
+    "upgd.networks": "Networks by name, with initial weights as a function of the seed.",
+    "upgd.curvature": "HesScale and the rules for layers and losses.",
+    "upgd.utility": "True utility, approximations, rank correlation.",
+    "upgd.monitor": "Figures about a network that learns.",
+    "upgd.rules": "The mathematics of UPGD as pure functions.",
+    "upgd.noise": "Counter-based random numbers.",
+    "upgd.store": "Results in one SQLite file.",
+}
+
+
+#: What the public constants are; everything else says it in its docstring.
+CONSTANTS = {
+    "upgd.population.METHODS": "All registered methods by name.",
+    "upgd.methods.METHODS": "All registered methods by name.",
+    "upgd.networks.ACTIVATIONS": "The activation functions by the name that networks use, such as `300-150:tanh`.",
+    "upgd.population.backend.Loss": "The losses: `cross_entropy` and `mse`.",
+}
+
+
+def public(module: str) -> list[str]:
+    """The public names of a module, submodules aside, classes and functions before constants."""
+    found = import_module(module)
+    names = [*found.__all__, *(["open"] if module == "upgd" else [])]
+    names = [name for name in names if not name.startswith("_") and not inspect.ismodule(getattr(found, name))]
+    return sorted(set(names) - {"MIGRATIONS"}, key=str.lower)
+
+
+def reference(module: str) -> str:
+    """The page of a module: all its public names, by their docstrings."""
+    parts = [f"# {module}", MODULES[module]]
+    for name in public(module):
+        constant = CONSTANTS.get(f"{module}.{name}")
+        parts.append(
+            f"## `{module}.{name}` {{: #{module}.{name} }}\n\n{constant}" if constant else f"::: {module}.{name}"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def reference_index() -> str:
+    """The page that lists all public names."""
+    lines = ["# Reference", "", "Every public name. [Commands](../commands.md) lists the command line."]
+    for module, about in MODULES.items():
+        rows = [[f"[`{name}`]({_file(module)}#{module}.{name})", _summary(module, name)] for name in public(module)]
+        lines += ["", f"## [{module}]({_file(module)})", "", about, "", *_table(["name", "what it is"], rows)]
+    return "\n".join([*lines, ""])
+
+
+def _summary(module: str, name: str) -> str:
+    """The first sentence of a docstring."""
+    text = inspect.getdoc(getattr(import_module(module), name)) or ""
+    text = CONSTANTS.get(f"{module}.{name}", text.partition("\n\n")[0])
+    return " ".join(_markdown(text).split())
+
+
+def _file(module: str) -> str:
+    return f"{module.removeprefix('upgd.')}.md"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/index.md": reference_index,
+    **{f"reference/{_file(module)}": partial(reference, module) for module in MODULES},
+    "methods.md": methods,
+    "commands.md": commands,
+    "problems.md": problems,
+    "../README.md": readme,
+}
 
 if __name__ == "__main__":
     for page, text in PAGES.items():
+        (DOCS / page).parent.mkdir(exist_ok=True)
         (DOCS / page).write_text(text(), encoding="utf-8")

@@ -1,12 +1,13 @@
 """What packaging, continuous integration and citation files say is the same everywhere."""
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
 import pytest
 
-yaml = pytest.importorskip("yaml", reason="PyYAML comes with mkdocs")
+yaml = pytest.importorskip("yaml", reason="PyYAML comes with zensical")
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -60,3 +61,13 @@ def test_the_changelog_keeps_to_its_format():
     for release in releases:
         found = re.findall(r"^### (.*)$", release, re.M)
         assert found == [kind for kind in kinds if kind in found]
+
+
+def test_links_of_the_readme_work_on_pypi():
+    pytest.importorskip("hatchling", reason="hatchling is not installed")
+    for_pypi = runpy.run_path(str(ROOT / "hatch_build.py"))["for_pypi"]
+    text = "[a](b.md#c) ![d](e.svg) [f](https://g) ![h](https://i)"
+    assert for_pypi(text, "https://host/me") == (
+        "[a](https://host/me/blob/main/b.md#c) ![d](https://host/me/raw/main/e.svg) [f](https://g) ![h](https://i)"
+    )
+    assert for_pypi(text, None) == "a  [f](https://g) ![h](https://i)"

@@ -5,8 +5,10 @@ Commands are parsed by the command line itself.
 """
 
 import doctest
+import importlib
 import importlib.util
 import os
+import pkgutil
 import re
 import shlex
 import socket
@@ -36,8 +38,13 @@ from upgd.experiments.paper.reproduce import Plan
 from upgd.population import METHODS
 
 ROOT = Path(__file__).parent.parent
-OWN_METHOD = ROOT / "docs" / "your-own-method.md"  # is followed by a test of its own
-PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page != OWN_METHOD)]
+OWN_METHOD = ROOT / "docs" / "your-own-method.md"
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page != OWN_METHOD),
+    *TUTORIALS,
+]
 
 
 def snippets(page: Path, *languages: str) -> list[tuple[int, str]]:
@@ -59,7 +66,7 @@ def shortened(code: str) -> str:
 
 
 def with_page(pages: list[Path], *languages: str) -> list[object]:
-    return [pytest.param(page, id=page.name) for page in pages if snippets(page, *languages)]
+    return [pytest.param(page, id=f"{page.parent.name}-{page.name}") for page in pages if snippets(page, *languages)]
 
 
 @pytest.fixture
@@ -110,30 +117,42 @@ def test_declared_experiments_can_be_loaded(page, tmp_path):
         assert load(tmp_path / "experiment.toml").learners()
 
 
-def test_a_reader_comes_from_an_empty_folder_to_the_report(tmp_path):
-    """With fewer seeds, steps and values than the page has, and otherwise word by word."""
+def follow(page: Path, folder: Path, *languages: str) -> None:
+    """Do what a page says, in an empty folder, with fewer seeds, steps and values, and otherwise word by word."""
     kept = os.environ.get("PYTHONPATH")
     source = str(Path(upgd.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, kept))), "OMP_NUM_THREADS": "1"}
     limits = {"seeds": 2, "steps": 200, "look-every": 100}
-    for _, block in snippets(OWN_METHOD, "python", "console"):
+    for _, block in snippets(page, *languages):
         if found := re.match(r"# (\w+)\.py\n", block):
-            (tmp_path / f"{found[1]}.py").write_text(block)
+            (folder / f"{found[1]}.py").write_text(block)
             continue
         lines = [line.removeprefix("$ ") for line in block.splitlines()] if block.startswith("$") else [block]
         for line in lines:
             command = [sys.executable, "-c", shortened(line)]
             if line.startswith("upgd "):
                 short = re.sub(
-                    r"--(seeds|steps|look-every) (\d+)", lambda m: f"--{m[1]} {min(int(m[2]), limits[m[1]])}", line
+                    r"--(seeds|steps|look-every) (\d+)(?![\d,])",
+                    lambda m: f"--{m[1]} {min(int(m[2]), limits[m[1]])}",
+                    line,
                 )
-                short += " --lr 0.03 --quiet" * ("--methods anchor,sgd,upgd" in line)
+                short += " --lr 0.03 --quiet" * (short.startswith("upgd sweep") and "--lr" not in short)
                 command[2:] = ["from upgd.cli import main; main()", *shlex.split(short)[1:]]
-            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
             assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+def test_a_reader_comes_from_an_empty_folder_to_the_report(tmp_path):
+    follow(OWN_METHOD, tmp_path, "python", "console")
     page = (tmp_path / "report.html").read_text()
     assert "Anchor" in page
     assert "Strength of the pull (λ)" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", with_page(TUTORIALS, "console"))
+def test_the_commands_of_a_tutorial_run(page, tmp_path):
+    follow(page, tmp_path, "console")
 
 
 @pytest.mark.parametrize(
@@ -145,13 +164,34 @@ def test_the_page_shows_the_package_that_the_tests_install(shown, file):
     assert written.endswith(block.partition("\n")[2])
 
 
-@pytest.mark.parametrize("page", ["commands.md", "methods.md", "problems.md"])
-def test_the_lists_are_current(page):
+def generator():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
-    current = (ROOT / "docs" / page).read_text(encoding="utf-8") == generate.PAGES[page]()
-    assert current, f"docs/{page} is not what the code says; write it anew with `python docs/generate.py`"
+    return generate
+
+
+def test_generated_pages_are_current():
+    for page, text in generator().PAGES.items():
+        current = (ROOT / "docs" / page).read_text(encoding="utf-8") == text()
+        assert current, f"docs/{page} differs from what the code says; run `python docs/generate.py`"
+
+
+#: Modules whose names are for other modules of the package, and for tests.
+INTERNAL = {"cli", "normalization", "plugins", "writing", "optim"}
+
+
+def test_every_public_name_is_in_the_reference():
+    modules = {module.name for module in pkgutil.iter_modules(upgd.__path__) if not module.name.startswith("_")}
+    documented = {name.split(".")[1] for name in generator().MODULES if name != "upgd"}
+    assert documented == modules - INTERNAL
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
+    for name in generator().MODULES:
+        module = importlib.import_module(name)
+        for one in {*module.__all__} - {"MIGRATIONS", "__version__", "utility"}:
+            assert f"::: {name}.{one}\n" in text or f"#{name}.{one} }}" in text, f"{name}.{one} is not documented"
+    for name in upgd.optim.__all__:
+        assert f"::: upgd.{name}\n" in text
 
 
 def test_the_lists_name_all_there_is():
@@ -176,7 +216,9 @@ def commands(page: Path) -> list[tuple[int, str]]:
     return found + [(prose.count("\n", 0, one.start()) + 1, one[1]) for one in inline if "…" not in one[1]]
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES if commands(page)])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=f"{page.parent.name}-{page.name}") for page in PAGES if commands(page)]
+)
 def test_commands_are_understood(page):
     from cyclopts import CycloptsError, MissingArgumentError
 
