@@ -277,5 +277,5 @@ def test_a_registered_network_may_bring_its_own_initial_weights(monkeypatch) -> 
     assert networks.registered("constants") is None
     with pytest.raises(ValueError, match="'conv' cannot be the name"):
         networks.register("conv")
-    with pytest.raises(ValueError, match="there is a network named 'constant' already"):
+    with pytest.raises(ValueError, match="a network named 'constant' already exists"):
         networks.register("constant", init=init)(lambda stream: None)

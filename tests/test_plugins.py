@@ -103,7 +103,7 @@ def test_a_module_of_this_folder(fresh):
         ),
         ("a b", "my_method cannot be loaded .SyntaxError"),
         (GOOD.replace("g, h", "g, h, wish"), r"Mine.update asks for 'wish', which it cannot have"),
-        (GOOD.replace('"mine"', '"sgd"'), "there is a method named 'sgd' already"),
+        (GOOD.replace('"mine"', '"sgd"'), "a method named 'sgd' already exists"),
     ],
 )
 def test_a_plugin_that_fails_is_named_with_its_reason(fresh, code, words):

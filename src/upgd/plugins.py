@@ -103,7 +103,7 @@ def discover() -> None:
 def add(registry: dict[str, Any], kind: str, name: str, thing: Thing) -> Thing:
     """Register a thing under a name, which must be free, and remember where it comes from."""
     if name in registry and not is_again(thing, registry[name]):
-        raise ValueError(f"there is a {kind} named {name!r} already; choose another name")
+        raise ValueError(f"a {kind} named {name!r} already exists; choose another name")
     registry[name] = thing
     remember(kind, name, thing)
     return thing

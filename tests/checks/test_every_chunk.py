@@ -159,11 +159,11 @@ def changed(kind: str, **tensors: Any) -> Own:
     [
         (
             Own("classes", lambda t: {**t, "targets": t["targets"] + 1}),
-            "targets of own must be from 0 to 3, not 4, since it has 4 outputs",
+            "targets of own must be from 0 to 3, not 4, because there are 4 outputs",
         ),
         (
             Own("images", lambda t: {**t, "index": t["index"] + (t["index"] == 49)}),
-            "index of own must be from 0 to 49, not 50, since it has 50 images",
+            "index of own must be from 0 to 49, not 50, because there are 50 images",
         ),
         (
             Own("classes", lambda t: {**t, "dense": t["dense"].double()}),
@@ -175,7 +175,7 @@ def changed(kind: str, **tensors: Any) -> Own:
         ),
         (
             Own("permuted images", lambda t: {**t, "task": t["task"].flip(0)}),
-            "task of own must be ascending, but it falls by 1 within a chunk",
+            "task of own must be ascending, but it decreases by 1 in a chunk",
         ),
         (
             Own("classes", lambda t: {"targets": t["targets"][0], "dense": t["dense"]}),
@@ -186,8 +186,8 @@ def changed(kind: str, **tensors: Any) -> Own:
             "targets of own must be on cpu",
         ),
         (changed("classes", dense=[0.5]), "dense of a Chunk must be a tensor, not a list"),
-        (changed("images", permutation=None, index=None), "a Chunk has either dense inputs, or a source and an index"),
-        (changed("images", source=None), "with or without a permutation; not index"),
+        (changed("images", permutation=None, index=None), "a Chunk needs either dense, or source and index"),
+        (changed("images", source=None), "with an optional permutation; not index"),
         (changed("classes", index=torch.zeros(2, 20, dtype=torch.long)), "not dense, index"),
         (changed("classes", permutation=torch.zeros(2, 1, 6, dtype=torch.long)), "not dense, permutation"),
     ],
@@ -204,7 +204,7 @@ def test_sentences(stream, sentence):
         (lambda *_: "a chunk", "chunk() of own must return an upgd.streams.Chunk, not a str"),
         (
             lambda *_: Own("classes").chunk([3, 5], 1, STEPS),
-            "start of own must be 0, the step that was asked for, not 1",
+            "start of own must be 0, the requested step, not 1",
         ),
     ],
 )

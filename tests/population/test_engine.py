@@ -353,7 +353,8 @@ def test_one_learner_without_a_list_and_no_stream_get_a_sentence():
         Population(MLP((64, 10)), Learner(method="sgd", lr=0.1))
     population = Population(MLP((64, 10)), [Learner(method="sgd", lr=0.1)], backend="torch")
     with pytest.raises(
-        TypeError, match=r"stream must be what upgd.streams.make\(name\) gives, .* not 'stationary-digits'"
+        TypeError,
+        match=r"stream must be a Stream, such as the result of upgd.streams.make\(name\), not 'stationary-digits'",
     ):
         population.run("stationary-digits", steps=1)
 

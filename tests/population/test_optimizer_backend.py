@@ -213,7 +213,7 @@ def test_settings_may_say_more_than_a_default():
         ((torch.optim.SGD, "x-torch", "X", {"beta": 0.5}), ValueError, "SGD has no option 'beta'; it has lr, momentum"),
         ((torch.optim.SGD, "x-torch", "X", {"momentum": None}), TypeError, r"settings\['momentum'\] must be a number"),
         ((torch.optim.SGD, "x torch"), ValueError, "needs a name such as"),
-        ((torch.optim.SGD, "upgd"), ValueError, "there is a method named 'upgd' already"),
+        ((torch.optim.SGD, "upgd"), ValueError, "a method named 'upgd' already exists"),
     ],
 )
 def test_mistakes(arguments, error, sentence):

@@ -62,5 +62,5 @@ def test_mistakes_are_named(options, message: str) -> None:
 
 
 def test_too_many_flips_are_refused() -> None:
-    with pytest.raises(ValueError, match="16,777,216 flips at most, fewer than 16,777,216; use a larger task_length"):
+    with pytest.raises(ValueError, match="at most 16,777,216 flips, not 16,777,216; use a larger task_length"):
         BitFlipping(task_length=1).chunk([0], 1 << 24, 1)

@@ -45,12 +45,16 @@ def test_a_stream_can_be_sent_to_another_process(folder) -> None:
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("features", np.zeros((30, 4)), "must hold float32 of shape (n, features), not float64 of shape (30, 4)"),
+        (
+            "features",
+            np.zeros((30, 4)),
+            "must hold a float32 array of shape (n, features), not float64 of shape (30, 4)",
+        ),
         ("features", np.zeros((30, 4, 1), np.float32), "not float32 of shape (30, 4, 1)"),
-        ("features", np.zeros((29, 4), np.float32), "has 29 features and 30 labels"),
-        ("features", np.full((30, 4), np.inf, np.float32), "holds values that are not finite"),
+        ("features", np.zeros((29, 4), np.float32), "has 29 features but 30 labels"),
+        ("features", np.full((30, 4), np.inf, np.float32), "contains NaN or infinite values"),
         ("features", np.asfortranarray(np.zeros((30, 4), np.float32)), "is stored in Fortran order"),
-        ("labels", np.zeros(30), "must hold one row of integers, not float64"),
+        ("labels", np.zeros(30), "must hold a 1-D integer array, not float64"),
         ("labels", np.arange(30) - 1, "must have labels from 0 to 999,999, not -1 to 28"),
     ],
 )
@@ -62,17 +66,17 @@ def test_what_is_wrong_with_a_file_is_said(folder, name: str, array, message: st
 
 def test_files_never_run_code(folder) -> None:
     np.save(folder / "labels.npy", np.array([{"a": 1}] * 30, object), allow_pickle=True)
-    with pytest.raises(DataError, match=r"labels\.npy is no array that can be read without running code from it"):
+    with pytest.raises(DataError, match=r"labels\.npy is not an array that can be loaded without pickle"):
         LabelPermutedFeatures(folder)
     with (folder / "labels.npy").open("wb") as file:
         np.savez(file, labels=np.arange(30))
-    with pytest.raises(DataError, match=r"labels\.npy is an archive of arrays"):
+    with pytest.raises(DataError, match=r"labels\.npy is an .npz archive"):
         LabelPermutedFeatures(folder)
     (folder / "labels.npy").write_bytes(b"")
-    with pytest.raises(DataError, match=r"labels\.npy is no array"):
+    with pytest.raises(DataError, match=r"labels\.npy is not an array"):
         LabelPermutedFeatures(folder)
     (folder / "labels.npy").unlink()
-    with pytest.raises(DataError, match=r"there is no .*labels\.npy; a folder of features has"):
+    with pytest.raises(DataError, match=r"labels\.npy does not exist; the folder must contain"):
         LabelPermutedFeatures(folder)
 
 

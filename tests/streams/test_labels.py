@@ -90,7 +90,7 @@ def test_defaults() -> None:
         (lambda: RandomLabels(data(), epochs=0), "epochs must be an integer from 1 to .*, not 0"),
         (
             lambda: ClassPairs(data((4,), classes=3)),
-            "class pairs need images of at least two classes, and marked has one",
+            "class pairs need images of at least two classes, but marked has one",
         ),
     ],
 )

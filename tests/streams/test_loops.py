@@ -78,13 +78,14 @@ def test_mistakes_are_named() -> None:
         iterate(STREAM, batch_size=0)
     with pytest.raises(ValueError, match="start must be at least 0, not -1"):
         StreamDataset(STREAM, start=-1)
-    with pytest.raises(TypeError, match="give it steps="):
+    with pytest.raises(TypeError, match="pass steps="):
         len(StreamDataset(STREAM))
 
 
 @pytest.mark.parametrize("loop", [iterate, StreamDataset])
 def test_a_name_is_no_stream(loop):
     with pytest.raises(
-        TypeError, match=r"stream must be what upgd.streams.make\(name\) gives, .*, not 'stationary-digits'"
+        TypeError,
+        match=r"stream must be a Stream, such as the result of upgd.streams.make\(name\), not 'stationary-digits'",
     ):
         loop("stationary-digits", steps=1)

@@ -48,7 +48,7 @@ def test_a_stream_of_ones_own() -> None:
 
     assert "mine" in upgd.streams.names()
     assert upgd.streams.make("mine", task_length=6).task_length == 6
-    with pytest.raises(ValueError, match="there is a stream named 'mine' already"):
+    with pytest.raises(ValueError, match="a stream named 'mine' already exists"):
         upgd.streams.register("mine")(upgd.streams.ToyChangingInputs)
 
 
@@ -84,7 +84,7 @@ def test_the_same_definition_may_be_run_again(monkeypatch):
             return upgd.streams.make("toy-changing-inputs", task_length=length)
 
     assert upgd.streams.make("edited").task_length == 5
-    with pytest.raises(ValueError, match="there is a stream named 'edited' already"):
+    with pytest.raises(ValueError, match="a stream named 'edited' already exists"):
         upgd.streams.register("edited")(lambda: None)
 
 

@@ -46,7 +46,7 @@ def register(cls: AnyMethod) -> AnyMethod:
     known = _REGISTERED.get(cls.name)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(
-            f"there is a method named {cls.name!r} already, {known.__module__}.{known.__qualname__}; choose another name"
+            f"a method named {cls.name!r} already exists, {known.__module__}.{known.__qualname__}; choose another name"
         )
     if not hasattr(cls, "update") and not hasattr(cls, "optimizer_class"):
         raise TypeError(f"{cls.__name__} needs a rule: a method update(self, {', '.join(PHASES['update'][:4])}, …)")

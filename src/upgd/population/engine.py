@@ -410,7 +410,7 @@ def _initial(network: nn.Module, seeds: list[int], given: Mapping[str, Tensor] |
 def _check_fits(network: nn.Module, stream: Stream) -> None:
     """Whether the network takes what the stream gives."""
     if not hasattr(stream, "chunk"):
-        raise TypeError(f"stream must be what upgd.streams.make(name) gives, or one of your own, not {stream!r}")
+        raise TypeError(f"stream must be a Stream, such as the result of upgd.streams.make(name), not {stream!r}")
     dtype = next((parameter.dtype for parameter in network.parameters()), None)
     if dtype is None:
         raise ValueError(f"network must have parameters to learn, and this {type(network).__name__} has none")

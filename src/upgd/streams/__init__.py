@@ -1,16 +1,16 @@
 """Problems as functions of (seed, step).
 
-A stream has no state: ``stream.chunk(seeds, start, length)`` gives the same samples whatever was asked before, in
-whatever pieces, for one seed or for many, on any device.
+Streams are stateless: ``stream.chunk(seeds, start, length)`` returns the same samples regardless of earlier calls, chunk
+boundaries, the other seeds requested and the device.
 
     >>> stream = make("input-permuted-digits")
     >>> chunk = stream.chunk(seeds=[0, 1], start=1_000, length=3)
     >>> chunk.inputs().shape, chunk.targets.shape
     (torch.Size([2, 3, 8, 8]), torch.Size([2, 3]))
 
-``registry`` knows the problems by name, ``contract`` says what a stream is. ``images``, ``labels`` and ``features``
-are problems over data sets, ``toy`` and ``bits`` compute their inputs. ``loops`` is for training loops of your own,
-``shuffle`` permutes.
+``contract`` defines the :class:`Stream` protocol and ``registry`` maps names to problems. ``images``, ``labels`` and
+``features`` implement problems over data sets; ``toy`` and ``bits`` generate their inputs. ``loops`` adapts streams to
+custom training loops, and ``shuffle`` provides random permutations.
 """
 
 from upgd.streams.bits import BitFlipping

@@ -21,27 +21,30 @@ from upgd.streams.contract import (
 
 __all__ = ["BitFlipping"]
 
-#: Where the slow bits stand is remembered after every so many flips, and there are no more flips than that many times 512:
-#: the bits are the sum of all flips before.
+#: The slow bits are the cumulative sum of all earlier flips, so they are cached after every block of this many flips. At
+#: most 512 blocks are supported.
 _FLIPS_AT_ONCE = 1 << 15
 _MOST_FLIPS = 512 * _FLIPS_AT_ONCE
 
 
 class BitFlipping:
-    """Regression on bits of which some flip slowly; the target, a fixed random network, is too rich for the learner.
+    """Regression on slowly flipping bits, with a fixed random network as the target.
 
-    The slowly changing regression problem of Dohare et al. ("Continual backprop", 2021; "Loss of plasticity in deep
-    continual learning", 2024). The first ``flipping`` of the ``bits`` inputs stay as they are for ``task_length`` steps, then
-    one of them, at random, flips. The other bits are random at every step. The target is the output of ``units`` linear
-    threshold units with weights ±1, biases included: a unit is 1 if more than the share ``beta`` of its inputs and its bias
-    agree with the signs of their weights, else 0, and the output is the sum of the units times ±1, plus a bias of ±1.
+    The target network is too complex for the learner to represent exactly, so the learner has to keep tracking it.
+
+    This is the slowly changing regression problem of Dohare et al. ("Continual backprop", 2021; "Loss of plasticity in
+    deep continual learning", 2024). The first ``flipping`` of the ``bits`` inputs are constant for ``task_length`` steps;
+    then one of them, chosen at random, flips. The other bits are redrawn at every step. The target is the output of a
+    network of ``units`` linear threshold units with weights and biases of ±1. A unit outputs 1 if more than a fraction
+    ``beta`` of its inputs, including the bias, agree in sign with their weights, and 0 otherwise. The output layer sums
+    the units with weights ±1 and adds a bias of ±1.
 
     Args:
-        bits: m, how many inputs.
-        flipping: f, how many of them flip slowly; 1 or more.
-        task_length: T, how many steps pass from one flip to the next.
-        units: how many threshold units the target has.
-        beta: β, how many of a unit's inputs must agree.
+        bits: Number of inputs, m.
+        flipping: Number of slowly flipping inputs, f; at least 1.
+        task_length: Number of steps between flips, T.
+        units: Number of threshold units in the target network.
+        beta: Fraction of a unit's inputs that must agree with its weights, β.
     """
 
     name = "bit-flipping"
@@ -62,7 +65,7 @@ class BitFlipping:
         self.task_length = checked_task_length(task_length)
 
     def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
-        """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
+        """Return the samples of ``seeds`` at steps ``start … start + length − 1``."""
         of_seeds, steps = seed_tensor(seeds), step_tensor(start, length, device)
         first = start // self.task_length
         task = steps // self.task_length - first
@@ -72,10 +75,10 @@ class BitFlipping:
         return Chunk(start=start, targets=self._targets(of_seeds, inputs), dense=inputs, task=task)
 
     def _slow_bits(self, seeds: Tensor, first: int, last: int) -> Tensor:
-        """``(seeds, last − first + 1, flipping)``: the slow bits after ``first`` to ``last`` flips."""
+        """Return the slow bits after ``first`` to ``last`` flips, of shape ``(seeds, last − first + 1, flipping)``."""
         if last >= _MOST_FLIPS:
             raise ValueError(
-                f"bit-flipping counts {_MOST_FLIPS:,} flips at most, fewer than {last:,}; use a larger task_length"
+                f"bit-flipping supports at most {_MOST_FLIPS:,} flips, not {last:,}; use a larger task_length"
             )
         block = first // _FLIPS_AT_ONCE
         before = torch.stack([_after_blocks(int(seed), self.flipping, block) for seed in seeds])
@@ -83,23 +86,29 @@ class BitFlipping:
         return (before[:, None] + changes.cumsum(1))[:, first - block * _FLIPS_AT_ONCE :] % 2
 
     def _targets(self, seeds: Tensor, inputs: Tensor) -> Tensor:
-        """``(seeds, length, 1)``. All sums are of a few integers, so that every device gives the same."""
+        """Return targets of shape ``(seeds, length, 1)``.
+
+        Every sum is over a few small integers, so it is exact and identical on every device.
+        """
         inner = words(seeds[:, None], Purpose.TARGET, torch.arange(self.units), self.bits + 1)
         outer = words(seeds, Purpose.TARGET, self.units, self.units + 1)
         inner, outer = (_bits(drawn).to(inputs) * 2 - 1 for drawn in (inner, outer))
-        # An input agrees with a weight of 1 if it is 1, and with one of −1 if it is 0; the bias' input is always 1.
+        # An input of 1 agrees with a weight of 1, an input of 0 with a weight of −1. The input of the bias is always 1.
         agreeing = inputs @ inner[..., :-1].mT + (inner < 0).sum(-1)[:, None] + inner[:, None, :, -1]
         active = (agreeing.double() > self.beta * (self.bits + 1)).to(inputs)
         return active @ outer[:, :-1, None] + outer[:, None, -1:]
 
 
 def _bits(drawn: Tensor) -> Tensor:
-    """Random bits from random words."""
+    """Return the top bit of each random word."""
     return drawn >> 31
 
 
 def _changes(seeds: Tensor, flipping: int, first: int, last: int) -> Tensor:
-    """``(seeds, last − first + 1, flipping)``: 1 for what each of these flips flips. Number 0 is where the bits begin."""
+    """Return which bit each flip changes, one-hot, of shape ``(seeds, last − first + 1, flipping)``.
+
+    Flip 0 is the random initial state.
+    """
     flips = torch.arange(max(first, 1), last + 1)
     which = words(seeds[:, None], Purpose.TASK, flips, 1).squeeze(-1) * flipping >> 32
     changes = torch.nn.functional.one_hot(which, flipping)
@@ -110,7 +119,7 @@ def _changes(seeds: Tensor, flipping: int, first: int, last: int) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _after_blocks(seed: int, flipping: int, blocks: int) -> Tensor:
-    """``(flipping,)``: the slow bits of a seed before block number ``blocks`` of its flips; 0 before the first."""
+    """Return the slow bits of a seed before block ``blocks`` of its flips, of shape ``(flipping,)``; zeros for block 0."""
     if blocks == 0:
         return torch.zeros(flipping, dtype=torch.long)
     first = (blocks - 1) * _FLIPS_AT_ONCE

@@ -1,4 +1,4 @@
-"""What every stream is: a function of (seed, step) that fills a :class:`Chunk`."""
+"""The interface of streams: a function of (seed, step) that returns a :class:`Chunk`."""
 
 import math
 from collections.abc import Sequence
@@ -18,21 +18,21 @@ Loss = Literal["cross_entropy", "mse"]
 class Chunk:
     """The samples of some seeds at ``length`` consecutive steps.
 
-    A stream that computes its inputs puts them in ``dense``. A stream over a data set gives the data set and where to
-    look: step ``l`` of seed ``s`` is image ``index[s, l]`` of ``source``, and if there is a ``permutation``, pixel
-    ``j`` of what the learner sees is pixel ``permutation[s, task[l], j]`` of that image. So a device gathers from data
-    that lives on it, and images stay uint8 until they are used.
+    A stream that computes its inputs stores them in ``dense``. A stream over a data set stores the data set and indices
+    into it: step ``l`` of seed ``s`` is image ``index[s, l]`` of ``source``. With a ``permutation``, pixel ``j`` of the
+    input is pixel ``permutation[s, task[l], j]`` of that image. A device can therefore gather from data that is already
+    in its memory, and images stay uint8 until they are used.
 
     Attributes:
-        start: the first step; steps count from 0.
+        start: the first step, counted from 0.
         targets: ``(seeds, length)`` int64 classes, or ``(seeds, length, outputs)`` float32.
         dense: ``(seeds, length, *input_shape)`` float32, or None.
-        source: ``(images, *input_shape)`` uint8, or None; the data set itself, never a copy.
+        source: ``(images, *input_shape)`` uint8, or None; the data set itself, not a copy.
         index: ``(seeds, length)`` int64, or None.
-        permutation: ``(seeds, tasks, inputs)`` int64, or None; one row for each task that the chunk touches.
-        task: ``(length,)`` int64, ascending, the row of ``permutation``: 0 for the first task that the chunk touches
-            (and if it is not given, for all).
-        white: the value of the brightest pixel of ``source``.
+        permutation: ``(seeds, tasks, inputs)`` int64, or None; one row per task in the chunk.
+        task: ``(length,)`` int64, ascending: the row of ``permutation`` at each step, 0 for the first task in the chunk.
+            Defaults to all zeros.
+        white: the largest possible pixel value of ``source``.
     """
 
     start: int
@@ -51,19 +51,19 @@ class Chunk:
         inputs = {name for name in ("dense", "source", "index", "permutation") if getattr(self, name) is not None}
         if inputs not in ({"dense"}, {"source", "index"}, {"source", "index", "permutation"}):
             raise ValueError(
-                "a Chunk has either dense inputs, or a source and an index into it, with or without a permutation; "
+                "a Chunk needs either dense, or source and index with an optional permutation; "
                 f"not {', '.join(sorted(inputs)) or 'none of these'}"
             )
-        if self.task.numel() == 0:  # not given: all steps belong to one task
+        if self.task.numel() == 0:  # default: all steps belong to one task
             self.task = self.targets.new_zeros(self.targets.shape[1:2], dtype=torch.long)
 
     @property
     def length(self) -> int:
-        """How many steps the chunk has."""
+        """Number of steps in the chunk."""
         return self.targets.shape[1]
 
     def narrow(self, offset: int, length: int) -> "Chunk":
-        """The ``length`` steps from ``start + offset``; tensors are shared, and ``permutation`` keeps its rows."""
+        """Return the ``length`` steps from ``start + offset``; tensors are shared and ``permutation`` is unchanged."""
         steps = slice(offset, offset + length)
         return replace(
             self,
@@ -75,9 +75,9 @@ class Chunk:
         )
 
     def inputs(self) -> Tensor:
-        """What the learners see: ``(seeds, length, *input_shape)`` float32; images in [−1, 1].
+        """Return the inputs of all steps: ``(seeds, length, *input_shape)`` float32; images are scaled to [−1, 1].
 
-        A pixel value x becomes ``2·x/white − 1``, rounded once, so that every device gives the same bits.
+        A pixel value x becomes ``2·x/white − 1``, rounded once, so all devices give bitwise equal inputs.
         """
         if self.dense is not None:
             return self.dense
@@ -90,7 +90,7 @@ class Chunk:
         return self.scaled(pixels)
 
     def inputs_at(self, offset: int) -> Tensor:
-        """What the learners see at step ``start + offset``: ``(seeds, *input_shape)``. Never waits for the device."""
+        """Return the inputs at step ``start + offset``: ``(seeds, *input_shape)``. Does not synchronize with the device."""
         if self.dense is not None:
             return self.dense[:, offset]
         pixels = self.pixels(offset)
@@ -100,15 +100,15 @@ class Chunk:
         return self.scaled(pixels)
 
     def pixels(self, steps: int | slice = slice(None)) -> Tensor:
-        """The images as the source has them, flattened: ``(seeds, length, inputs)`` uint8, or without length for one step."""
+        """Return the unscaled images, flattened: ``(seeds, length, inputs)`` uint8, or ``(seeds, inputs)`` for one step."""
         assert self.source is not None
         assert self.index is not None
         return self.source.flatten(1)[self.index[:, steps]]
 
     def scaled(self, pixels: Tensor) -> Tensor:
-        """Flattened pixels as the learners see them: ``(…, *input_shape)`` float32 in [−1, 1]."""
+        """Scale flattened pixels to [−1, 1] and restore the image shape: ``(…, *input_shape)`` float32."""
         assert self.source is not None
-        # Dividing by a tensor, since a GPU takes division by a number for multiplication with its rounded reciprocal.
+        # Divide by a tensor: GPUs replace division by a Python number with multiplication by its rounded reciprocal.
         white = torch.full((), self.white, dtype=torch.float32, device=pixels.device)
         scaled = pixels.float().mul_(2).sub_(self.white).div_(white)
         return scaled.view(*pixels.shape[:-1], *self.source.shape[1:])
@@ -119,11 +119,11 @@ class Stream(Protocol):
     """A problem: samples as a pure function of (seed, step).
 
     Attributes:
-        name: what to call it in tables.
+        name: the name shown in tables.
         input_shape: the shape of one input.
-        outputs: how many outputs a network needs.
+        outputs: the number of network outputs.
         loss: ``"cross_entropy"`` (targets are classes) or ``"mse"`` (targets are vectors of ``outputs`` numbers).
-        task_length: the problem changes at multiples of this many steps; where nothing changes, a window for curves.
+        task_length: the number of steps per task; for stationary problems, the window length of learning curves.
     """
 
     @property
@@ -138,11 +138,11 @@ class Stream(Protocol):
     def task_length(self) -> int: ...
 
     def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
-        """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
+        """Return the samples of ``seeds`` at steps ``start … start + length − 1``."""
         ...
 
 
-#: What is as good as a type, since every number of it is one of that type, too.
+#: Types that convert losslessly to each required type.
 _NARROWER: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.int64: (torch.uint8, torch.int8, torch.int16, torch.int32),
     torch.float32: (torch.float16, torch.bfloat16),
@@ -151,10 +151,11 @@ _NARROWER: dict[torch.dtype, tuple[torch.dtype, ...]] = {
 
 
 def checked_chunk(stream: Stream, seeds: Sequence[int], start: int, length: int, device: Device = "cpu") -> Chunk:
-    """What the stream gives, once it is known to be what :class:`Chunk` says; narrower types are widened.
+    """Return a chunk of the stream after validating it against :class:`Chunk`; narrower types are widened.
 
-    A kernel reads wherever it is told to, so this is the only way to it. Knowing the ranges takes a look at every integer
-    and one wait for the device, a small part of what making the chunk takes; so no stream is trusted, not even our own.
+    Kernels do not check their indices, so every chunk passes through this function before it reaches one. The range check
+    reads every integer and synchronizes with the device once, which costs little compared with creating the chunk.
+    Built-in streams are checked as well.
     """
     if stream.loss not in get_args(Loss):
         raise ValueError(f"loss of {stream.name} must be 'cross_entropy' or 'mse', not {stream.loss!r}")
@@ -162,8 +163,8 @@ def checked_chunk(stream: Stream, seeds: Sequence[int], start: int, length: int,
     if not isinstance(chunk, Chunk):
         raise TypeError(f"chunk() of {stream.name} must return an upgd.streams.Chunk, not a {type(chunk).__name__}")
     if chunk.start != start:
-        raise ValueError(f"start of {stream.name} must be {start}, the step that was asked for, not {chunk.start}")
-    where = torch.empty(0, device=device).device  # with its number
+        raise ValueError(f"start of {stream.name} must be {start}, the requested step, not {chunk.start}")
+    where = torch.empty(0, device=device).device  # with an explicit device index
     tensors: dict[str, Any] = {}
     for name, (dtype, shape) in _wanted(stream, len(seeds), length).items():
         if (tensor := getattr(chunk, name)) is not None:
@@ -174,7 +175,7 @@ def checked_chunk(stream: Stream, seeds: Sequence[int], start: int, length: int,
 
 
 def _wanted(stream: Stream, seeds: int, length: int) -> dict[str, tuple[torch.dtype, tuple[int | str, ...]]]:
-    """The type and shape of every tensor of a chunk; sizes that are the stream's business have names."""
+    """Return the required type and shape of each tensor of a chunk; sizes that the stream chooses are given as names."""
     samples, shape = (seeds, length), stream.input_shape
     regression = stream.loss == "mse"
     return {
@@ -190,7 +191,7 @@ def _wanted(stream: Stream, seeds: int, length: int) -> dict[str, tuple[torch.dt
 def _checked_tensor(
     what: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | str, ...], device: torch.device
 ) -> Tensor:
-    """The tensor itself, if nothing is to be done: a GPU's graphs know a source by its identity."""
+    """Validate a tensor and return it unchanged if possible, because CUDA graphs compare sources by identity."""
     sizes = tuple(tensor.shape)
     fits = len(sizes) == len(shape) and all(
         size > 0 if isinstance(wanted, str) else size == wanted for size, wanted in zip(sizes, shape, strict=True)
@@ -200,12 +201,12 @@ def _checked_tensor(
     if tensor.dtype != dtype and tensor.dtype not in _NARROWER[dtype]:
         raise TypeError(f"{what} must be {dtype}, not {tensor.dtype}; convert it with .to({dtype})")
     if tensor.device != device:
-        raise ValueError(f"{what} must be on {device}, the device that chunk() was asked for, not on {tensor.device}")
+        raise ValueError(f"{what} must be on {device}, the device passed to chunk(), not on {tensor.device}")
     return (tensor.detach() if tensor.requires_grad else tensor).to(dtype)
 
 
 def _check_ranges(chunk: Chunk, stream: Stream) -> None:
-    """Whether all that points somewhere points at something."""
+    """Raise ValueError if a target, index, permutation or task is out of range."""
     pointers = {"targets": ("outputs", stream.outputs)} if stream.loss == "cross_entropy" else {}
     if chunk.source is not None:
         pointers["index"] = ("images", len(chunk.source))
@@ -216,25 +217,25 @@ def _check_ranges(chunk: Chunk, stream: Stream) -> None:
         tensors += [chunk.permutation, chunk.task, torch.diff(chunk.task, prepend=chunk.task[:1])]
     if not tensors:
         return
-    extremes = torch.stack([torch.stack(tensor.aminmax()) for tensor in tensors]).tolist()  # waits for the device
+    extremes = torch.stack([torch.stack(tensor.aminmax()) for tensor in tensors]).tolist()  # synchronizes
     for (name, (things, end)), (least, most) in zip(pointers.items(), extremes, strict=False):
         if least < 0 or most >= end:
             wrong = least if least < 0 else most
             raise ValueError(
-                f"{name} of {stream.name} must be from 0 to {end - 1}, not {wrong}, since it has {end} {things}"
+                f"{name} of {stream.name} must be from 0 to {end - 1}, not {wrong}, because there are {end} {things}"
             )
     if chunk.permutation is not None and extremes[-1][0] < 0:
-        raise ValueError(f"task of {stream.name} must be ascending, but it falls by {-extremes[-1][0]} within a chunk")
+        raise ValueError(f"task of {stream.name} must be ascending, but it decreases by {-extremes[-1][0]} in a chunk")
 
 
 def described(stream: Stream) -> str:
-    """A stream in one line, for ``__repr__``."""
+    """Return a one-line description of a stream, for ``__repr__``."""
     shape = "×".join(str(side) for side in stream.input_shape)
     return f"<{stream.name}: {shape} → {stream.outputs}, {stream.loss}, {stream.task_length:,} steps per task>"
 
 
 def seed_tensor(seeds: Sequence[int] | Tensor, device: Device = "cpu") -> Tensor:
-    """Seeds as an int64 tensor ``(len(seeds),)`` on the device."""
+    """Return the seeds as an int64 tensor of shape ``(len(seeds),)`` on the device."""
     tensor = torch.as_tensor(seeds)
     if tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise TypeError(f"seeds must be a sequence of integers, such as [0] or range(20), not {seeds!r}")
@@ -242,25 +243,23 @@ def seed_tensor(seeds: Sequence[int] | Tensor, device: Device = "cpu") -> Tensor
 
 
 def step_tensor(start: int, length: int, device: Device = "cpu") -> Tensor:
-    """The steps ``start … start + length − 1``, checked, as an int64 tensor."""
+    """Return the steps ``start … start + length − 1`` as an int64 tensor, after validating the range."""
     if start < 0 or length < 1:
-        raise ValueError(f"start must be 0 or more and length 1 or more, not {start} and {length}")
+        raise ValueError(f"start must be at least 0 and length at least 1, not {start} and {length}")
     return torch.arange(start, start + length, device=device)
 
 
 def checked_count(name: str, count: int, least: int, most: int) -> int:
-    """An integer from ``least`` to ``most``, or an error that names the option."""
+    """Return ``count`` if it is an integer from ``least`` to ``most``; otherwise raise an error naming the option."""
     if isinstance(count, bool) or not hasattr(count, "__index__") or not least <= count.__index__() <= most:
         raise ValueError(f"{name} must be an integer from {least:,} to {most:,}, not {count!r}")
     return count.__index__()
 
 
 def checked_task_length(task_length: int) -> int:
-    """A number of steps, or an error that says so."""
+    """Return ``task_length`` if it is a positive number of steps below 2⁶³; otherwise raise ValueError."""
     if isinstance(task_length, bool) or not hasattr(task_length, "__index__") or task_length.__index__() < 1:
         raise ValueError(f"task_length must be a positive number of steps, not {task_length!r}")
     if task_length.__index__() >= 2**63:
-        raise ValueError(
-            f"task_length must be less than 2⁶³, which is as far as steps are counted, not {task_length!r}"
-        )
+        raise ValueError(f"task_length must be less than 2⁶³, the range of the step counter, not {task_length!r}")
     return task_length.__index__()

@@ -1,4 +1,4 @@
-"""Features that somebody has computed beforehand, with labels that change."""
+"""Classification of precomputed features with changing labels."""
 
 import warnings
 from collections.abc import Sequence
@@ -17,15 +17,16 @@ __all__ = ["LabelPermutedFeatures"]
 
 
 class LabelPermutedFeatures:
-    """Precomputed features whose labels are permuted anew in every task.
+    """Precomputed features whose labels are permuted in every task.
 
-    Label-permuted mini-ImageNet (Elsayed and Mahmood, "Addressing loss of plasticity and catastrophic forgetting in continual
-    learning", 2024) is this problem with 2,048 features of a pretrained network and 100 classes. Features are used as they
-    are; labels are permuted as in :class:`OutputPermuted`, and samples come without replacement within a task.
+    Label-permuted mini-ImageNet (Elsayed and Mahmood, "Addressing loss of plasticity and catastrophic forgetting in
+    continual learning", 2024) is this problem with 2,048 features of a pretrained network and 100 classes. Features are
+    used without scaling. Labels are permuted as in :class:`OutputPermuted`, and samples are drawn without replacement
+    within a task.
 
     Args:
-        folder: a folder with ``features.npy``, float32 ``(n, features)``, and ``labels.npy``, integers ``(n,)`` from 0.
-        task_length: how many steps a task has, 2 500 as in the paper.
+        folder: Folder with ``features.npy``, float32 ``(n, features)``, and ``labels.npy``, integers ``(n,)`` from 0.
+        task_length: Number of steps per task. Default: 2,500, as in the paper.
     """
 
     name = "label-permuted-features"
@@ -43,7 +44,7 @@ class LabelPermutedFeatures:
         self.outputs = int(labels.max()) + 1
 
     def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
-        """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
+        """Return the samples of ``seeds`` at steps ``start … start + length − 1``."""
         of_seeds, steps = seed_tensor(seeds), step_tensor(start, length, device)
         features, labels = self._tensors(steps.device)
         index = sample_order(of_seeds, start, length, self.task_length, self._samples, device)
@@ -55,13 +56,13 @@ class LabelPermutedFeatures:
         return Chunk(start=start, targets=targets, dense=features[index], task=task)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_on_devices": {}}  # another process maps the files itself
+        return {**self.__dict__, "_on_devices": {}}  # each process maps the files itself
 
     def _tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._on_devices:
             features, labels = self._read()
             with warnings.catch_warnings():
-                # The file is mapped into memory and cannot be written to; nobody here writes.
+                # The array is a read-only memory map, and the tensor is never written to.
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
                 self._on_devices[device] = (
                     torch.from_numpy(features).to(device),
@@ -74,23 +75,25 @@ class LabelPermutedFeatures:
         where = self._folder / "features.npy"
         if features.dtype != np.float32 or features.ndim != 2 or 0 in features.shape:
             raise DataError(
-                f"{where} must hold float32 of shape (n, features), not {features.dtype} of shape {features.shape}; "
+                f"{where} must hold a float32 array of shape (n, features), not {features.dtype} of shape {features.shape}; "
                 "convert it with .astype('float32')."
             )
         if not features.flags.c_contiguous:
             raise DataError(f"{where} is stored in Fortran order; save numpy.ascontiguousarray(features).")
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
-                f"{self._folder / 'labels.npy'} must hold one row of integers, not {labels.dtype} of shape {labels.shape}."
+                f"{self._folder / 'labels.npy'} must hold a 1-D integer array, not {labels.dtype} of shape {labels.shape}."
             )
         if len(features) != len(labels):
-            raise DataError(f"{self._folder} has {len(features):,} features and {len(labels):,} labels; give as many.")
+            raise DataError(
+                f"{self._folder} has {len(features):,} features but {len(labels):,} labels; they must match."
+            )
         if not 0 <= labels.min() <= labels.max() < 1_000_000:
             raise DataError(
                 f"{self._folder / 'labels.npy'} must have labels from 0 to 999,999, not {labels.min()} to {labels.max()}."
             )
         if not all(np.isfinite(features[i : i + 4096]).all() for i in range(0, len(features), 4096)):
-            raise DataError(f"{where} holds values that are not finite; replace them or leave their rows out.")
+            raise DataError(f"{where} contains NaN or infinite values; replace them or remove their rows.")
         return features, labels
 
 
@@ -98,9 +101,9 @@ def _array(path: Path) -> np.ndarray[Any, Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise DataError(f"there is no {path}; a folder of features has features.npy and labels.npy.") from None
+        raise DataError(f"{path} does not exist; the folder must contain features.npy and labels.npy.") from None
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is no array that can be read without running code from it: {error}.") from None
+        raise DataError(f"{path} is not an array that can be loaded without pickle: {error}.") from None
     if not isinstance(found, np.ndarray):
-        raise DataError(f"{path} is an archive of arrays; save the array alone with numpy.save.")
+        raise DataError(f"{path} is an .npz archive; save the array alone with numpy.save.")
     return found

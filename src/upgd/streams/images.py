@@ -1,6 +1,6 @@
-"""Classification problems over a data set: as it is, with permuted inputs, with permuted labels.
+"""Classification problems over a data set: stationary, with permuted inputs, or with permuted labels.
 
-Any labelled data set serves: one that :func:`upgd.data.load` knows by name, a :class:`upgd.data.Dataset`, or a pair of
+Any labelled data set can be used: a name known to :func:`upgd.data.load`, a :class:`upgd.data.Dataset`, or a pair of
 arrays ``(images, labels)``.
 """
 
@@ -31,18 +31,18 @@ from upgd.streams.shuffle import permutations, sample_order
 
 __all__ = ["ImageStream", "InputPermuted", "OutputPermuted", "Stationary", "on_device"]
 
-#: The embedded digits are few and small: a demonstration should see many tasks in a minute.
+#: The embedded digits are a small data set, so short tasks let a demonstration reach many of them within a minute.
 _DIGITS_TASK_LENGTH = 1_000
 
 #: A name for :func:`upgd.data.load`, a data set, or a pair of arrays (images, labels).
 Data = str | Dataset | tuple[Any, Any]
 
-#: Images and labels of a data set on the devices where they are needed: brought there once, whoever asks.
+#: Images and labels of each data set on each device, copied there once.
 _tensors: WeakKeyDictionary[Dataset, dict[torch.device, tuple[Tensor, Tensor]]] = WeakKeyDictionary()
 
 
 class ImageStream:
-    """Samples of a data set, drawn without replacement."""
+    """Base class of problems that draw samples from a data set without replacement."""
 
     family: str
     default_task_length: int
@@ -59,7 +59,7 @@ class ImageStream:
         self.task_length = checked_task_length(task_length)
 
     def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
-        """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
+        """Return the samples of ``seeds`` at steps ``start … start + length − 1``."""
         seeds, steps = seed_tensor(seeds), step_tensor(start, length, device)
         source, _ = on_device(self.data, steps.device)
         first = start // self.task_length
@@ -70,26 +70,27 @@ class ImageStream:
         return self._changed(chunk, seeds.to(device)[:, None], tasks)
 
     def _drawn(self, seeds: Tensor, start: int, task: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
-        """Which images come, and their targets, each ``(seeds, length)``; ``task`` is the row of ``tasks`` at each step."""
+        """Return image indices and targets, each ``(seeds, length)``; ``task`` is the row of ``tasks`` at each step."""
         _, labels = on_device(self.data, task.device)
         index = sample_order(seeds, start, len(task), self._shuffled_every(), len(labels), task.device)
         return index, labels[index]
 
     def _shuffled_every(self) -> int:
-        """After how many steps samples may come again; within, a pass over the data set ends by itself."""
+        """Number of steps after which the samples are reshuffled, whether or not a pass over the data is complete."""
         return self.task_length
 
     def _changed(self, chunk: Chunk, seeds: Tensor, tasks: Tensor) -> Chunk:
-        """The chunk as the problem makes it; ``tasks`` are those that the chunk touches."""
+        """Apply the problem's transformation to the chunk; ``tasks`` are the tasks that the chunk covers."""
         return chunk
 
 
 class Stationary(ImageStream):
-    """A data set as it is, pass after pass, each in a new order; nothing changes.
+    """A stationary data set, reshuffled after every pass.
 
     Args:
-        data: the data set.
-        task_length: the window for curves, 5 000 steps (1 000 for the embedded digits). It has no effect on the samples.
+        data: The data set.
+        task_length: Window length of learning curves; does not affect the samples. Default: 5,000 steps (1,000 for the
+            embedded digits).
     """
 
     family = "stationary"
@@ -100,7 +101,7 @@ class Stationary(ImageStream):
 
 
 class _Permuted(ImageStream):
-    """Every task has a permutation; with ``drift``, a task takes over from the one before it gradually."""
+    """Base class of problems with one permutation per task; with ``drift``, consecutive tasks are blended gradually."""
 
     def __init__(self, data: Data, *, task_length: int | None = None, drift: int = 0) -> None:
         super().__init__(data, task_length=task_length)
@@ -116,38 +117,39 @@ class _Permuted(ImageStream):
         return self._permuted(chunk, orders, self._tasks_of_samples(seeds, chunk) - first)
 
     def _tasks_of_samples(self, seeds: Tensor, chunk: Chunk) -> Tensor:
-        """``(seeds, length)``: from which task each sample comes.
+        """Return the task that each sample belongs to, ``(seeds, length)``.
 
-        At step ``j`` (from 0) of a task but the first, that is the task before with a chance of ``1 − (j + 1)/(drift + 1)``.
+        At step ``j`` (from 0) of every task but the first, this is the previous task with probability
+        ``1 − (j + 1)/(drift + 1)``.
         """
         steps = torch.arange(chunk.start, chunk.start + chunk.length, device=seeds.device)
         task, within = steps // self.task_length, steps % self.task_length
-        # A tensor divided by a tensor is rounded correctly on every device; see Chunk.
+        # Dividing a tensor by a tensor is correctly rounded on every device; see Chunk.scaled.
         chance = (within + 1).double() / torch.full_like(within, self.drift + 1, dtype=torch.float64)
         late = uniforms(seeds, Purpose.MIXTURE, steps, 1).squeeze(-1) >= chance
         return task - (late & (task > 0)).long()
 
     def _permuted_size(self) -> int:
-        """How many entries a permutation has."""
+        """Number of entries in a permutation."""
         raise NotImplementedError
 
     def _permuted(self, chunk: Chunk, orders: Tensor, rows: Tensor) -> Chunk:
-        """The chunk with ``orders``, ``(seeds, tasks, size)``, applied: at each step the row that ``rows`` names,
+        """Apply ``orders``, ``(seeds, tasks, size)``, to the chunk. ``rows`` selects the permutation at each step:
         ``(length,)`` for all seeds or ``(seeds, length)``."""
         raise NotImplementedError
 
 
 class InputPermuted(_Permuted):
-    """Every task, the first included, has its own random order of the inputs.
+    """Every task, including the first, applies a random permutation to the inputs.
 
-    Task ``k``'s permutation is a function of (seed, k), over all inputs: the pixels of a colour image move between the
-    colours, too.
+    The permutation of task ``k`` is a function of (seed, k). It permutes all inputs, so pixels of colour images also move
+    between channels.
 
     Args:
-        data: the data set.
-        task_length: how many steps a task has, 5 000 as in the paper (1 000 for the embedded digits).
-        drift: over how many steps a task takes over from the one before: at step ``j`` of them a sample is the new task's
-            with a chance of ``(j + 1)/(drift + 1)``. 0, the default: at once.
+        data: The data set.
+        task_length: Number of steps per task. Default: 5,000, as in the paper (1,000 for the embedded digits).
+        drift: Number of steps over which a task replaces the previous one. At step ``j`` of them, a sample belongs to the
+            new task with probability ``(j + 1)/(drift + 1)``. Default: 0, an abrupt change.
     """
 
     family = "input-permuted"
@@ -159,21 +161,21 @@ class InputPermuted(_Permuted):
     def _permuted(self, chunk: Chunk, orders: Tensor, rows: Tensor) -> Chunk:
         if rows.ndim == 1:
             return replace(chunk, permutation=orders)
-        # A chunk has one permutation for all seeds at a step, and rows that only ascend: a mixture has neither.
+        # A Chunk has one permutation per step for all seeds, with ascending rows. A mixture of tasks fits neither.
         pixels = chunk.pixels()
         mixed = [seen.gather(1, own[at]) for seen, own, at in zip(pixels, orders, rows, strict=True)]
         return Chunk(start=chunk.start, targets=chunk.targets, dense=chunk.scaled(torch.stack(mixed)), task=chunk.task)
 
 
 class OutputPermuted(_Permuted):
-    """Every task, the first included, has its own random order of the classes.
+    """Every task, including the first, applies a random permutation to the classes.
 
-    A sample of class ``c`` has the target ``permutation[c]``, and task ``k``'s permutation is a function of (seed, k).
+    A sample of class ``c`` has the target ``permutation[c]``. The permutation of task ``k`` is a function of (seed, k).
 
     Args:
-        data: the data set.
-        task_length: how many steps a task has, 2 500 as in the paper (1 000 for the embedded digits).
-        drift: as for :class:`InputPermuted`.
+        data: The data set.
+        task_length: Number of steps per task. Default: 2,500, as in the paper (1,000 for the embedded digits).
+        drift: See :class:`InputPermuted`.
     """
 
     family = "output-permuted"
@@ -199,11 +201,11 @@ def _dataset(data: Data) -> Dataset:
 
 
 def on_device(data: Dataset, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Images, uint8, and labels, int64, of a data set on a device."""
+    """Return the images (uint8) and labels (int64) of a data set on a device."""
     on_devices = _tensors.setdefault(data, {})
     if device not in on_devices:
         with warnings.catch_warnings():
-            # The arrays are often memory maps that cannot be written to; nobody here writes.
+            # The arrays are often read-only memory maps, and the tensors are never written to.
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             images, labels = (torch.from_numpy(np.ascontiguousarray(part)) for part in (data.images, data.labels))
         on_devices[device] = (images.to(device), labels.to(device).long())

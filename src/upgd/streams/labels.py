@@ -1,4 +1,4 @@
-"""Sequences of new classification tasks over a data set: random labels to memorise, pairs of classes to tell apart."""
+"""Sequences of new classification tasks over a data set: random labels to memorize, or pairs of classes to distinguish."""
 
 from weakref import WeakKeyDictionary
 
@@ -16,19 +16,20 @@ __all__ = ["ClassPairs", "RandomLabels"]
 
 
 class RandomLabels(ImageStream):
-    """A few images with random labels, to be memorised; every task has new labels for the same images.
+    """A small set of images with random labels to memorize; every task assigns new labels to the same images.
 
     The protocol of Lyle et al. ("Understanding plasticity in neural networks", 2023) and Kumar et al. ("Maintaining
-    plasticity via regenerative regularization", 2023). They memorise 1,200 images in 400 passes with batches of 16, which
-    are 30,000 updates per task. A learner here takes one sample at a time and makes as many updates in 25 passes.
+    plasticity via regenerative regularization", 2023). They memorize 1,200 images in 400 passes with batches of 16, which
+    is 30,000 updates per task. Here, learners process one sample at a time, so 25 passes give as many updates.
 
-    The images are drawn for each seed, without replacement. The label of an image in task ``k`` is uniform over the classes
-    and a function of (seed, k). A pass shows every image once, each time in a new order.
+    The images are drawn without replacement, separately for each seed. The label of an image in task ``k`` is uniform
+    over the classes and a function of (seed, k). Every pass shows each image once, in a new order.
 
     Args:
-        data: the data set; only its images and its number of classes matter.
-        examples: how many images, 1 200 (100 for the embedded digits), or all if the data set has fewer.
-        epochs: how many passes a task has, 25 (10 for the embedded digits). A task has ``examples · epochs`` steps.
+        data: The data set; only its images and its number of classes are used.
+        examples: Number of images. Default: 1,200 (100 for the embedded digits), or all if the data set has fewer.
+        epochs: Number of passes per task. Default: 25 (10 for the embedded digits). A task has ``examples · epochs``
+            steps.
     """
 
     family = "random-label"
@@ -52,18 +53,18 @@ class RandomLabels(ImageStream):
 
 
 class ClassPairs(ImageStream):
-    """Every task is to tell two classes apart; no pair of classes comes again before all have come.
+    """Every task is a binary classification of two classes; a pair repeats only after all pairs have been used.
 
     The protocol of Continual ImageNet (Dohare et al., "Loss of plasticity in deep continual learning", 2024) for smaller
-    data sets. There are two outputs, which stay as they are when the task changes; Dohare et al. reset theirs.
+    data sets. The two outputs are kept when the task changes, whereas Dohare et al. reset them.
 
-    The pairs come in a random order, a function of the seed; after the last one they come again in a new order. Which class
-    of a pair is output 0 is random, too. All classes give equally many images, as many as the smallest has. Samples come
-    without replacement: a task that is longer than its images passes over them again, each time in a new order.
+    The order of the pairs is random, a function of the seed, and reshuffled after the last pair. Which class of a pair is
+    output 0 is also random. All classes contribute equally many images, as many as the smallest class has. Samples are
+    drawn without replacement; if a task is longer than its set of images, every pass has a new order.
 
     Args:
-        data: the data set.
-        task_length: how many steps a task has, 2 500 (1 000 for the embedded digits).
+        data: The data set.
+        task_length: Number of steps per task. Default: 2,500 (1,000 for the embedded digits).
     """
 
     family = "class-pairs"
@@ -73,7 +74,7 @@ class ClassPairs(ImageStream):
         super().__init__(data, task_length=task_length)
         self.outputs = 2
         if len(_by_class(self.data)) < 2:
-            raise DataError(f"class pairs need images of at least two classes, and {self.data.name} has one.")
+            raise DataError(f"class pairs need images of at least two classes, but {self.data.name} has one.")
 
     def _drawn(self, seeds: Tensor, start: int, task: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
         of_class = _by_class(self.data).to(task.device)
@@ -85,17 +86,17 @@ class ClassPairs(ImageStream):
         )  # (seeds, tasks)
         swapped = words(seeds.to(task.device)[:, None], Purpose.LABELS, tasks, 1).squeeze(-1) >> 31
         place = sample_order(seeds, start, len(task), self.task_length, 2 * images, task.device)
-        which = place // images  # 0: the pair's first class, 1: its second
+        which = place // images  # 0: first class of the pair, 1: second class
         label = pair[:, order].movedim(0, -1)[:, task].gather(2, which[..., None]).squeeze(-1)
         return of_class[label, place % images], which ^ swapped[:, task]
 
 
-#: The images of each class, ``(classes, images)``: found once for each data set.
+#: Image indices of each class, ``(classes, images)``, computed once per data set.
 _found: WeakKeyDictionary[Dataset, Tensor] = WeakKeyDictionary()
 
 
 def _by_class(data: Dataset) -> Tensor:
-    """For each class that has images, the numbers of the first ones: as many as the class with the fewest has."""
+    """Return the first image indices of each non-empty class, as many per class as the smallest class has."""
     if data not in _found:
         counts = np.bincount(data.labels, minlength=data.classes)
         grouped = np.split(np.argsort(data.labels, kind="stable"), np.cumsum(counts)[:-1])

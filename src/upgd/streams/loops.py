@@ -1,4 +1,4 @@
-"""Streams for people with a training loop of their own."""
+"""Adapters from streams to custom training loops."""
 
 from collections.abc import Iterator
 from itertools import count, islice
@@ -11,7 +11,7 @@ from upgd.streams.contract import Device, Stream
 
 __all__ = ["StreamDataset", "iterate"]
 
-#: How many steps are asked of the stream at once; which ones are at hand has no influence on what comes out.
+#: Number of steps requested from the stream at once; it does not affect the samples.
 _READ_AHEAD = 512
 
 
@@ -24,16 +24,16 @@ def iterate(
     batch_size: int = 1,
     device: Device = "cpu",
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The samples of one seed, in order, as mini-batches.
+    """Iterate over the samples of one seed, in order, in mini-batches.
 
     Args:
-        stream: the stream.
-        seed: whose samples.
-        steps: how many samples; without end if None.
-        start: the first step. To go on after ``n`` samples, begin at ``n``.
-        batch_size: how many successive samples a batch has; the last batch may have fewer. A batch may reach across a
-            change of task unless it divides the task length.
-        device: where the samples shall be.
+        stream: The stream.
+        seed: The seed of the stream.
+        steps: Number of samples. Default: None, without end.
+        start: The first step. To continue after ``n`` samples, pass ``n``. Default: 0.
+        batch_size: Number of consecutive samples per batch; the last batch may be smaller. A batch may span a task change
+            unless ``batch_size`` divides the task length. Default: 1.
+        device: The device of the returned tensors.
 
     Yields:
         Inputs ``(batch, *input_shape)`` float32 and targets: ``(batch,)`` int64 classes or ``(batch, outputs)`` float32.
@@ -51,23 +51,24 @@ def iterate(
 
 
 class StreamDataset(IterableDataset[tuple[Tensor, Tensor]]):
-    """The samples of one seed for ``torch.utils.data.DataLoader``.
+    """The samples of one seed as a dataset for ``torch.utils.data.DataLoader``.
 
-    With ``batch_size`` the dataset makes the batches itself, and the loader is told not to. Then the order is that of the
-    stream with any number of workers, since a loader takes one item from each worker in turn, and worker ``w`` of ``W``
-    makes the batches ``w, w + W, …``::
+    With ``batch_size``, the dataset yields batches, and the loader must be created with ``batch_size=None``. Worker ``w``
+    of ``W`` produces the batches ``w, w + W, …``, and the loader takes one item from each worker in turn, so the batches
+    come in stream order with any number of workers::
 
         loader = DataLoader(StreamDataset(stream, steps=10_000, batch_size=32), batch_size=None, num_workers=2)
 
-    Without ``batch_size`` the items are single samples, also dealt out in turn. A loader that makes batches of them gives
-    every sample once, but each batch comes from one worker: with ``W`` workers it holds every ``W``-th sample.
+    Without ``batch_size``, the items are single samples, distributed over the workers in the same way. If the loader
+    batches them, it still yields every sample once, but each batch comes from one worker: with ``W`` workers it holds
+    every ``W``-th sample.
 
     Args:
-        stream: the stream.
-        seed: whose samples.
-        steps: how many samples; without end if None.
-        start: the first step.
-        batch_size: how many successive samples an item has; None for single samples without a batch dimension.
+        stream: The stream.
+        seed: The seed of the stream.
+        steps: Number of samples. Default: None, without end.
+        start: The first step. Default: 0.
+        batch_size: Number of consecutive samples per item, or None for single samples without a batch dimension.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class StreamDataset(IterableDataset[tuple[Tensor, Tensor]]):
 
     def __len__(self) -> int:
         if self.steps is None:
-            raise TypeError("a StreamDataset without steps has no length; give it steps=")
+            raise TypeError("a StreamDataset without steps has no length; pass steps=")
         return -(-self.steps // (self.batch_size or 1))
 
 
@@ -98,7 +99,7 @@ def _batches(
     shard: int = 0,
     shards: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every batch whose number is ``shard`` modulo ``shards``."""
+    """Iterate over the batches whose index is ``shard`` modulo ``shards``."""
     batches_at_once = max(1, _READ_AHEAD // batch_size)
     for first_batch in count(0, batches_at_once):
         first = first_batch * batch_size
@@ -108,13 +109,13 @@ def _batches(
         chunk = stream.chunk([seed], start + first, length, device)
         inputs, targets = torch.split(chunk.inputs()[0], batch_size), torch.split(chunk.targets[0], batch_size)
         for x, y in islice(zip(inputs, targets, strict=True), (shard - first_batch) % shards, None, shards):
-            # Copies, so that a batch which somebody keeps does not keep all that was read with it.
+            # Clone, so that a batch kept by the caller does not keep the whole chunk in memory.
             yield x.clone(), y.clone()
 
 
 def _check(stream: Stream, steps: int | None, start: int, batch_size: int | None) -> None:
     if not hasattr(stream, "chunk"):
-        raise TypeError(f"stream must be what upgd.streams.make(name) gives, or one of your own, not {stream!r}")
+        raise TypeError(f"stream must be a Stream, such as the result of upgd.streams.make(name), not {stream!r}")
     for name, value, least in (("steps", steps, 0), ("start", start, 0), ("batch_size", batch_size, 1)):
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")

@@ -1,4 +1,4 @@
-"""Streams by name."""
+"""Registry of streams."""
 
 import inspect
 from collections.abc import Callable
@@ -19,9 +19,9 @@ __all__ = ["make", "names", "register"]
 Factory = Callable[..., Stream]
 AnyFactory = TypeVar("AnyFactory", bound=Factory)
 
-#: The data sets whose streams :func:`names` lists; the families take any other data set, too.
+#: Data sets whose streams :func:`names` lists; the problem families accept any other data set as well.
 _DATA_SETS = ("digits", "mnist", "emnist", "cifar10")
-#: Problems that exist for every data set.
+#: Problem families that exist for every data set.
 FAMILIES: dict[str, Factory] = {
     family.family: family for family in (Stationary, InputPermuted, OutputPermuted, RandomLabels, ClassPairs)
 }
@@ -38,13 +38,13 @@ _FACTORIES: dict[str, Factory] = {
 
 
 def make(name: str, **options: Any) -> Stream:
-    """The stream of that name.
+    """Create the stream with the given name.
 
     Args:
-        name: one of :func:`names`; or ``stationary-DATA``, ``input-permuted-DATA``, ``output-permuted-DATA``,
-            ``random-label-DATA``, ``class-pairs-DATA`` for any data set that :func:`upgd.data.load` knows; or one of these
-            without ``-DATA`` and with ``data=(images, labels)``, your own arrays.
-        options: what the stream takes, such as ``task_length``.
+        name: One of :func:`names`; or ``stationary-DATA``, ``input-permuted-DATA``, ``output-permuted-DATA``,
+            ``random-label-DATA`` or ``class-pairs-DATA`` for any data set known to :func:`upgd.data.load`; or one of these
+            without ``-DATA``, with your own arrays as ``data=(images, labels)``.
+        options: Keyword arguments of the stream, such as ``task_length``.
 
     Example:
         >>> make("input-permuted-digits", task_length=500).input_shape
@@ -61,11 +61,14 @@ def make(name: str, **options: Any) -> Stream:
 
 
 def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
-    """Add a stream: put ``@register("my-stream")`` before a class, or a function, that :func:`make` shall call."""
+    """Register a stream under a name.
+
+    Use it as a decorator, ``@register("my-stream")``, on the class or function that :func:`make` should call.
+    """
 
     def remember(factory: AnyFactory) -> AnyFactory:
         if name in FAMILIES:
-            raise ValueError(f"there is a stream named {name!r} already; choose another name")
+            raise ValueError(f"a stream named {name!r} already exists; choose another name")
         return plugins.add(_FACTORIES, "stream", name, factory)
 
     return remember
@@ -74,7 +77,7 @@ def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
 def _factory(name: str) -> Factory:
     if not isinstance(name, str):
         raise TypeError(
-            f"a problem is a name such as 'output-permuted-digits', not {name!r}; give a stream of your own a name with "
+            f"a problem is a name such as 'output-permuted-digits', not {name!r}; register your own stream with "
             "@upgd.streams.register"
         )
     if factory := _FACTORIES.get(name) or FAMILIES.get(name) or plugins.find(_FACTORIES, name):
@@ -88,6 +91,6 @@ def _factory(name: str) -> Factory:
 
 
 def names() -> list[str]:
-    """The names of all registered streams."""
+    """Return the names of all registered streams."""
     plugins.discover()
     return list(_FACTORIES)

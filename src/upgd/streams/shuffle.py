@@ -1,4 +1,4 @@
-"""Random permutations as functions: of a task, all at once; of a data set, only where one looks."""
+"""Random permutations as pure functions, including one that can be evaluated at single positions."""
 
 import math
 from functools import lru_cache
@@ -17,15 +17,15 @@ IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
 
 
 def permutations(seeds: Tensor, tasks: Tensor, size: int) -> Tensor:
-    """A uniformly random permutation of 0 … size − 1 for every (seed, task).
+    """Return a uniformly random permutation of 0 … size − 1 for every (seed, task).
 
-    It sorts 64-bit random keys, two words of (seed, ``Purpose.TASK``, step = task) for each entry. The sort is stable,
-    so that even equal keys, one case in 10¹³ for 784 entries, have one answer on every device.
+    The permutation sorts 64-bit random keys, each made of two words of (seed, ``Purpose.TASK``, step = task). The sort is
+    stable, so even ties between keys (probability 10⁻¹³ for 784 entries) are resolved the same way on every device.
 
     Args:
         seeds: int64, any shape that broadcasts against ``tasks``.
         tasks: int64.
-        size: the number of entries.
+        size: number of entries.
 
     Returns:
         int64 ``(*shape, size)``.
@@ -45,20 +45,20 @@ def sample_order(
     *,
     purpose: Purpose = Purpose.SAMPLE_ORDER,
 ) -> Tensor:
-    """Which sample comes at each step: without replacement within a task.
+    """Return the index of the sample at each step, drawn without replacement within a task.
 
-    A task that is longer than the data set passes over it again and again, each time in a new order. The order of a pass
-    is a random permutation, a function of (seed, number of the pass), that is evaluated only at the positions wanted:
-    nobody shuffles 60 000 samples to use 5 000 of them.
+    A task longer than the data set makes several passes over it, each in a new order. The order of a pass is a random
+    permutation, a function of (seed, pass number), and is evaluated only at the requested positions: using 5,000 of
+    60,000 samples does not shuffle all of them.
 
     Args:
         seeds: int64 ``(seeds,)``, on the CPU.
         start: the first step.
-        length: how many steps.
-        task_length: steps per task.
-        size: the number of samples.
-        device: where to compute the order.
-        purpose: what the order is for; orders for different purposes are independent.
+        length: number of steps.
+        task_length: number of steps per task.
+        size: number of samples in the data set.
+        device: device of the result.
+        purpose: random stream of the order; orders with different purposes are independent.
 
     Returns:
         int64 ``(seeds, length)``, in [0, size).
@@ -71,22 +71,22 @@ def sample_order(
     steps = torch.arange(start, start + length, device=device)
     first, last = number_of_pass(start), number_of_pass(start + length - 1)
     high, low, rounds = _plan(size)
-    # A few numbers for each pass: many small operations, which a GPU would take longer to start than a CPU to finish.
+    # Many operations on a few numbers per pass: launching them on a GPU would take longer than computing on the CPU.
     keys = words(seeds[:, None], purpose, torch.arange(first, last + 1), rounds).movedim(-1, 0).to(device)
     if first < last:
         keys = keys[..., number_of_pass(steps) - first]
     place = _feistel(steps % task_length % size, keys, high, low)
-    # Cycle walking: who lands beyond the data set walks on until inside, so that the result is a permutation again.
+    # Cycle walking: apply the permutation again to positions outside the data set, which restricts it to 0 … size − 1.
     while high * low > size and bool((outside := place >= size).any()):
         place = torch.where(outside, _feistel(place, keys, high, low), place)
     return place
 
 
 def _feistel(position: Tensor, keys: Tensor, high: int, low: int) -> Tensor:
-    """A permutation of 0 … high·low − 1, evaluated at the positions: the generalised Feistel network of Black and Rogaway.
+    """Evaluate a permutation of 0 … high·low − 1, the generalized Feistel network of Black and Rogaway.
 
-    A position is a pair of digits, ``a·low + b``. Each round turns one of them by a random amount that depends on the
-    other one and on the round's key, which can be undone: so the whole is a bijection whatever the amounts are.
+    A position is a pair of digits, ``a·low + b``. Each round rotates one digit by a pseudorandom amount that depends on the
+    other digit and the round key. Each round is invertible, so the network is a bijection.
     """
     a, b = position // low, position % low
     for key_a, key_b in zip(keys[0::2], keys[1::2], strict=True):
@@ -96,13 +96,13 @@ def _feistel(position: Tensor, keys: Tensor, high: int, low: int) -> Tensor:
 
 
 def _turned(digit: Tensor, word: Tensor, base: int) -> Tensor:
-    """``digit`` plus an amount in [0, base) that a random 32-bit word gives, modulo ``base``."""
+    """Return ``digit`` plus an amount in [0, base), derived from a random 32-bit word, modulo ``base``."""
     turned = digit + (word * base >> 32)
     return torch.where(turned >= base, turned - base, turned)
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """A 32-bit word well mixed: the function lowbias32 of C. Wellons, which was found by search for the least bias."""
+    """Mix the bits of a 32-bit word with C. Wellons' lowbias32, a hash function found by searching for low bias."""
     word = (word ^ word >> 16) * 0x7FEB352D & _MASK
     word = (word ^ word >> 15) * 0x846CA68B & _MASK
     return word ^ word >> 16
@@ -110,11 +110,11 @@ def _mixed(word: Tensor) -> Tensor:
 
 @lru_cache
 def _plan(size: int) -> tuple[int, int, int]:
-    """Two bases of about √size whose product reaches ``size`` and hardly exceeds it, and how many rounds to go.
+    """Return two bases close to √size whose product is slightly above ``size``, and the number of Feistel rounds.
 
-    Two positions that share a digit keep sharing it for another two rounds with a chance of 1/base; there are as many
-    rounds as it takes to make that chance 2⁻²⁴ in all. The first base is even, since turns of odd bases alone make even
-    permutations only.
+    Two positions that share a digit still share it after another two rounds with probability 1/base. The number of rounds
+    reduces this probability to 2⁻²⁴ in total. The first base is even, because rotations with odd bases alone produce only
+    even permutations.
     """
     root = math.isqrt(size - 1) + 1
     even = root + root % 2

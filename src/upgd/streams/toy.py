@@ -1,4 +1,4 @@
-"""Regression problems that compute their inputs: the toy problems and the one that judges utilities."""
+"""Regression problems with generated inputs: the toy problems, and the problem for evaluating utility approximations."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ __all__ = ["ToyChangingInputs", "ToyChangingOutputs", "UtilityQuality"]
 
 
 class _Toy:
-    """16 standard normal inputs; the target is ``a`` times the sum of two of them."""
+    """Base class: 16 standard normal inputs; the target is ``a`` times the sum of two of them."""
 
     input_shape: tuple[int, ...] = (16,)
     outputs: int = 1
@@ -29,7 +29,7 @@ class _Toy:
         self.task_length = checked_task_length(task_length)
 
     def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
-        """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
+        """Return the samples of ``seeds`` at steps ``start … start + length − 1``."""
         steps = step_tensor(start, length, device)
         inputs = normals(seed_tensor(seeds, device)[:, None], Purpose.INPUTS, steps, self.input_shape[0]).float()
         task = steps // self.task_length
@@ -39,19 +39,19 @@ class _Toy:
         return Chunk(start=start, targets=targets, dense=inputs, task=task - start // self.task_length)
 
     def _of_task(self, task: Tensor) -> tuple[Tensor, Tensor]:
-        """The first input of the pair, and the signed amplitude, at each task."""
+        """Return the index of the pair's first input and the signed amplitude of each task."""
         raise NotImplementedError
 
 
 class ToyChangingInputs(_Toy):
-    """Linear regression whose relevant inputs change.
+    """Linear regression in which the relevant inputs change.
 
-    ``y = a·(x_i + x_{i+1})`` of 16 standard normal inputs. The pair is inputs {1, 2} in the first task, {3, 4} in the
-    second, and so on; after {15, 16} comes {1, 2} again.
+    ``y = a·(x_i + x_{i+1})`` with 16 standard normal inputs. The pair is {1, 2} in the first task, {3, 4} in the second,
+    and so on; {1, 2} follows {15, 16}.
 
     Args:
-        amplitude: ``a``. The paper sums (1); the authors' code averages (½).
-        task_length: how many steps pass from one change to the next.
+        amplitude: ``a``. Default: 1, the sum, as in the paper; the authors' code uses ½, the mean.
+        task_length: Number of steps per task. Default: 200.
     """
 
     name = "toy-changing-inputs"
@@ -61,13 +61,13 @@ class ToyChangingInputs(_Toy):
 
 
 class ToyChangingOutputs(_Toy):
-    """Linear regression whose target changes its sign.
+    """Linear regression in which the target changes its sign.
 
-    ``y = ±a·(x_1 + x_2)`` of 16 standard normal inputs: plus in the first task, minus in the second, and so on.
+    ``y = ±a·(x_1 + x_2)`` with 16 standard normal inputs. The sign is positive in the first task and alternates.
 
     Args:
-        amplitude: ``a``. The paper sums (1); the authors' code averages (½).
-        task_length: how many steps pass from one change to the next.
+        amplitude: ``a``. Default: 1, the sum, as in the paper; the authors' code uses ½, the mean.
+        task_length: Number of steps per task. Default: 200.
     """
 
     name = "toy-changing-outputs"
@@ -77,12 +77,12 @@ class ToyChangingOutputs(_Toy):
 
 
 class UtilityQuality:
-    """The problem on which approximations of utility are compared with the truth; nothing changes.
+    """Stationary regression for comparing approximations of utility with the true utility.
 
-    ``y = x_i + x_j`` of 5 inputs from ``U[−½, ½]``. Which two inputs count is a function of the seed.
+    ``y = x_i + x_j`` with 5 inputs from ``U[−½, ½]``. The seed determines the two relevant inputs.
 
     Args:
-        task_length: the window for curves.
+        task_length: Window length of learning curves. Default: 100.
     """
 
     name = "utility-quality"
@@ -95,11 +95,11 @@ class UtilityQuality:
         self.task_length = checked_task_length(task_length)
 
     def relevant_inputs(self, seeds: Sequence[int] | Tensor, device: Device = "cpu") -> Tensor:
-        """Which two inputs make the target: ``(len(seeds), 2)``."""
+        """Return the indices of the two relevant inputs: ``(len(seeds), 2)``."""
         return permutations(seed_tensor(seeds, device), torch.zeros((), dtype=torch.long), self.input_shape[0])[:, :2]
 
     def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
-        """The samples of ``seeds`` at the steps ``start … start + length − 1``."""
+        """Return the samples of ``seeds`` at steps ``start … start + length − 1``."""
         steps = step_tensor(start, length, device)
         uniform = uniforms(seed_tensor(seeds, device)[:, None], Purpose.INPUTS, steps, self.input_shape[0])
         inputs = (uniform - 0.5).float()

@@ -380,7 +380,7 @@ def test_a_network_may_be_registered_again_by_the_same_definition_only(monkeypat
         def mine(stream):
             return None
 
-    with pytest.raises(ValueError, match="there is a network named 'mine' already"):
+    with pytest.raises(ValueError, match="a network named 'mine' already exists"):
         architecture.register("mine")(lambda stream: None)
 
 
