@@ -83,7 +83,7 @@ def test_fetch_downloads_and_list_shows_it(upgd, files, serve, cache_folder):
     assert "1,797 train images of 8×8, 10 classes" in out
     assert f"from {url}" in out
     assert f"sha256 {hashlib.sha256((files / 'test-labels.gz').read_bytes()).hexdigest()}  test-labels.gz" in out
-    assert "not here; get it with: upgd data fetch cifar10" in out
+    assert "not downloaded; run: upgd data fetch cifar10" in out
 
 
 def test_list_as_json(upgd, files, cache_folder):
@@ -122,7 +122,7 @@ def test_verify_finds_damage_and_fetch_repairs_it(upgd, files, cache_folder):
 def test_files_of_ones_own_get_a_name(upgd, files, option):
     code, out, _ = upgd("data", "fetch", "--from", str(files), option, "emnist-subset", "--transposed")
     assert (code, out) == (0, "emnist-subset: 20 train + 10 test images of 28×28, 10 classes (your own files)\n")
-    assert "files of your own, not an official data set" in upgd("data", "list")[1]
+    assert "your own files, not an official data set" in upgd("data", "list")[1]
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_files_of_ones_own_get_a_name(upgd, files, option):
         (["fetch", "--from", "x", "--mirror", "http://y"], 2, "exclude each other"),
         (["fetch", "mnist", "--from", "x", "--as", "mine"], 2, "leave out mnist"),
         (["fetch", "--from", "x", "--transposed"], 2, "--transposed and --replace are for files taken with --as NAME"),
-        (["fetch", "--from", "does-not-exist"], 1, "there is no file or folder does-not-exist."),
+        (["fetch", "--from", "does-not-exist"], 1, "no such file or folder: does-not-exist."),
         (["fetch", "--from", "does-not-exist", "--as", "mnist"], 1, "'mnist' is the name of an official data set"),
-        (["fetch", "mnist", "--mirror", "ftp://x"], 1, "mirror must be an address that begins with http"),
+        (["fetch", "mnist", "--mirror", "ftp://x"], 1, "mirror must be a URL that starts with http"),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_an_exit_code(upgd, arguments, code, says):

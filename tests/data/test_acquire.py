@@ -91,7 +91,7 @@ def test_idx_files_that_are_too_large_together_are_not_kept_in_memory(tmp_path, 
     monkeypatch.setattr("upgd.data.acquire.LIMIT", 1_000)
     for k in range(3):
         (tmp_path / f"{k}").write_bytes(idx_bytes(np.zeros((5, 10, 10), np.uint8)))
-    with pytest.raises(DataError, match=r"holds IDX files of more than 1,000 bytes, too many for one data set"):
+    with pytest.raises(DataError, match=r"contains IDX files of more than 1,000 bytes, too many for one data set"):
         adopt(tmp_path, "mine")
 
 
@@ -195,7 +195,7 @@ def test_what_is_there_and_intact_is_not_looked_for(tiny_mnist, tmp_path):
     ("change", "says"),
     [
         (lambda content: b"", "missing train labels."),
-        (lambda content: content[:-9], r"missing train labels \(train-labels.gz is cut off"),
+        (lambda content: content[:-9], r"missing train labels \(train-labels.gz is truncated"),
         (lambda content: content[:-6] + b"\0\0" + content[-4:], r"missing train labels \(train-labels.gz is damaged"),
         (
             lambda content: gzip.compress(gzip.decompress(content)[:-1] + b"\xff"),
@@ -209,7 +209,7 @@ def test_a_file_that_is_not_right_is_named_and_nothing_is_stored(tiny_mnist, tmp
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DataError, match=says):
         fetch_from(folder, ["mnist"])
-    with pytest.raises(DataError, match=r"holds no complete official data set \(mnist, emnist, cifar10\)"):
+    with pytest.raises(DataError, match=r"contains no complete official data set \(mnist, emnist, cifar10\)"):
         fetch_from(folder)
     assert os.listdir(cache_folder) == [".mnist.lock"]
 
@@ -219,11 +219,14 @@ def test_a_file_that_is_not_right_is_named_and_nothing_is_stored(tiny_mnist, tmp
     [
         (
             lambda files, archive: gzip.compress(tar_bytes({"../../up": b"x"} | files)),
-            "points out of the archive's folder",
+            "a path outside the archive's folder",
         ),
-        (lambda files, archive: gzip.compress(tar_bytes({"/abs": b"x"} | files)), "points out of the archive's folder"),
-        (lambda files, archive: zip_bytes({"../up": b"x"} | files), "points out of the archive's folder"),
-        (lambda files, archive: archive[: len(archive) // 2], "is cut off"),
+        (
+            lambda files, archive: gzip.compress(tar_bytes({"/abs": b"x"} | files)),
+            "a path outside the archive's folder",
+        ),
+        (lambda files, archive: zip_bytes({"../up": b"x"} | files), "a path outside the archive's folder"),
+        (lambda files, archive: archive[: len(archive) // 2], "is truncated"),
         (lambda files, archive: archive[:5000] + b"damage" + archive[5006:], "archive"),
         (lambda files, archive: gzip.compress(tar_bytes({"bomb": bytes(30 << 20)} | files)), "unpacks to more than"),
         (lambda files, archive: b"\x1f\x8b" + b"no gzip at all", "missing train batch 1"),
@@ -244,7 +247,7 @@ def test_a_bad_archive_is_named_and_nothing_is_stored(tiny_cifar10, tmp_path, ca
 def test_unknown_names_are_refused(tmp_path):
     for call in (lambda: fetch("imagenet"), lambda: fetch_from(tmp_path, ["imagenet"])):
         with pytest.raises(
-            DataError, match="there is no official data set 'imagenet' to fetch, only mnist, emnist, cifar10"
+            DataError, match="there is no official data set 'imagenet'; choose one of mnist, emnist, cifar10"
         ):
             call()
 
@@ -280,7 +283,7 @@ def test_one_pair_is_enough_and_a_name_stays_with_its_data(tmp_path):
     assert cache.entry("mine").counts == {"train": 94}
     adopt(first, "mine")  # the same again
     for other in ({"path": second}, {"path": first, "transposed": True}):
-        with pytest.raises(DataError, match="there is another data set 'mine' already"):
+        with pytest.raises(DataError, match="a different data set 'mine' already exists"):
             adopt(name="mine", **other)
     assert len(load("mine")) == 94
     adopt(second, "mine", replace=True)
@@ -303,14 +306,14 @@ def test_damaged_data_of_ones_own_are_replaced_as_the_message_says(tmp_path):
         (
             {"images": IMAGES, "labels": LABELS},
             "emnist",
-            "'emnist' is the name of an official data set; give yours another",
+            "'emnist' is the name of an official data set; choose another",
         ),
         ({"images": IMAGES, "labels": LABELS}, "digits", "'digits' is the name of an official data set"),
-        ({"images": IMAGES, "labels": LABELS}, "Not/a name", "cannot be the name of a data set"),
-        ({}, "mine", "must hold one or two pairs of IDX files"),
-        ({"images": IMAGES}, "mine", r"it holds images of shapes \[\(94, 28, 28\)\] and labels of shapes \[\]"),
-        ({"images": IMAGES, "labels": LABELS[:93].copy()}, "mine", "must hold one or two pairs of IDX files"),
-        ({"i1": IMAGES, "l1": LABELS, "i2": IMAGES, "l2": LABELS}, "mine", "images and labels of different numbers"),
+        ({"images": IMAGES, "labels": LABELS}, "Not/a name", "is not a valid name for a data set"),
+        ({}, "mine", "must contain one or two pairs of IDX files"),
+        ({"images": IMAGES}, "mine", r"it contains images of shapes \[\(94, 28, 28\)\] and labels of shapes \[\]"),
+        ({"images": IMAGES, "labels": LABELS[:93].copy()}, "mine", "must contain one or two pairs of IDX files"),
+        ({"i1": IMAGES, "l1": LABELS, "i2": IMAGES, "l2": LABELS}, "mine", "with different numbers of images"),
         (
             {"i1": IMAGES, "l1": LABELS, "i2": np.zeros((3, 8, 8), np.uint8), "l2": LABELS[:3].copy()},
             "mine",
@@ -327,7 +330,7 @@ def test_files_that_are_no_set_are_refused(tmp_path, cache_folder, arrays, name,
 def test_a_damaged_file_of_ones_own_is_named(tmp_path, cache_folder):
     folder = write_idx(tmp_path / "f", images=IMAGES, labels=LABELS)
     os.truncate(folder / "images", 5000)
-    with pytest.raises(DataError, match="images is cut off"):
+    with pytest.raises(DataError, match="images is truncated"):
         adopt(folder, "mine")
     assert not cache_folder.exists()
 

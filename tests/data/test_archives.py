@@ -49,7 +49,7 @@ def test_a_folder_with_too_many_files_is_the_wrong_one(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MOST_FILES", 3)
     for k in range(4):
         (tmp_path / str(k)).touch()
-    with pytest.raises(DataError, match="has more than 3 files: name the folder that holds the data set"):
+    with pytest.raises(DataError, match="has more than 3 files: give the folder that contains the data set"):
         contents(tmp_path)
 
 
@@ -81,17 +81,17 @@ GOOD_TAR, GOOD_ZIP = tar_bytes(MEMBERS), zip_bytes(MEMBERS)
 NEGATIVE_SIZE = tarfile.TarInfo("a").tobuf()[:124] + b"\xff" * 12 + tarfile.TarInfo("a").tobuf()[136:]
 
 BAD = {
-    "path out of a tar": (tar_bytes({"../../etc/passwd": b"x"}), "points out of the archive's folder"),
-    "absolute path in a tar": (tar_bytes({"/etc/passwd": b"x"}), "points out of the archive's folder"),
-    "path out of a zip": (zip_bytes({"a/../../b": b"x"}), "points out of the archive's folder"),
-    "absolute path in a zip": (zip_bytes({"/etc/passwd": b"x"}), "points out of the archive's folder"),
-    "Windows path in a zip": (zip_bytes({"C:\\windows\\x": b"x"}), "points out of the archive's folder"),
-    "Windows path out of a tar": (tar_bytes({"..\\..\\x": b"x"}), "points out of the archive's folder"),
-    "symbolic link": (linked(tarfile.SYMTYPE, "/etc/passwd"), "is no plain file"),
-    "hard link": (linked(tarfile.LNKTYPE, "/etc/passwd"), "is no plain file"),
-    "device": (linked(tarfile.CHRTYPE, ""), "is no plain file"),
-    "named pipe": (linked(tarfile.FIFOTYPE, ""), "is no plain file"),
-    "tar.gz cut off": (gzip.compress(GOOD_TAR)[:-100], "is cut off"),
+    "path out of a tar": (tar_bytes({"../../etc/passwd": b"x"}), "a path outside the archive's folder"),
+    "absolute path in a tar": (tar_bytes({"/etc/passwd": b"x"}), "a path outside the archive's folder"),
+    "path out of a zip": (zip_bytes({"a/../../b": b"x"}), "a path outside the archive's folder"),
+    "absolute path in a zip": (zip_bytes({"/etc/passwd": b"x"}), "a path outside the archive's folder"),
+    "Windows path in a zip": (zip_bytes({"C:\\windows\\x": b"x"}), "a path outside the archive's folder"),
+    "Windows path out of a tar": (tar_bytes({"..\\..\\x": b"x"}), "a path outside the archive's folder"),
+    "symbolic link": (linked(tarfile.SYMTYPE, "/etc/passwd"), "is not a regular file"),
+    "hard link": (linked(tarfile.LNKTYPE, "/etc/passwd"), "is not a regular file"),
+    "device": (linked(tarfile.CHRTYPE, ""), "is not a regular file"),
+    "named pipe": (linked(tarfile.FIFOTYPE, ""), "is not a regular file"),
+    "tar.gz cut off": (gzip.compress(GOOD_TAR)[:-100], "is truncated"),
     "damaged header in a tar": (GOOD_TAR[:1024] + b"x" * 512 + GOOD_TAR[1536:], ""),
     "encrypted zip": (encrypted_zip(), "is encrypted"),
     "zip cut off": (GOOD_ZIP[:-30], "is not a zip file"),
@@ -196,14 +196,14 @@ def test_an_archive_with_too_many_members_is_no_data_set(tmp_path, monkeypatch, 
     path.write_bytes(make({str(k): b"x" for k in range(20)}))
     assert read_all(path) == (20, [])
     path.write_bytes(make({str(k): b"x" for k in range(21)}))
-    assert read_all(path)[1] == ["archive holds more than 20 files, more than any data set"]
+    assert read_all(path)[1] == ["archive contains more than 20 files, more than any data set"]
 
 
 def test_a_long_list_of_files_in_a_zip_is_not_read(tmp_path, monkeypatch):
     small_limits(monkeypatch, _ZIP_LIST=1_000)
     path = tmp_path / "many.zip"
     path.write_bytes(zip_bytes({f"{k:03}": b"" for k in range(100)}))
-    assert read_all(path) == (0, ["many.zip has a list of files of 4,900 bytes, longer than any data set needs"])
+    assert read_all(path) == (0, ["many.zip has a file list of 4,900 bytes, longer than any data set needs"])
 
 
 def test_long_headers_in_a_tar_are_not_read(tmp_path):
@@ -211,7 +211,7 @@ def test_long_headers_in_a_tar_are_not_read(tmp_path):
     header.type, header.size = tarfile.XHDTYPE, len(digits)
     path = tmp_path / "long.tar"
     path.write_bytes(header.tobuf() + digits.ljust(100_352, b"\0") + tarfile.TarInfo("a").tobuf() + bytes(1024))
-    assert read_all(path) == (0, ["long.tar has long headers, as no data set needs them; it was not opened"])
+    assert read_all(path) == (0, ["long.tar has longer extended headers than any data set needs; it was not opened"])
 
 
 def test_ordinary_extended_headers_are_fine(tmp_path):
@@ -230,7 +230,7 @@ def test_a_sparse_file_in_a_tar_is_not_opened(tmp_path):
         info = tarfile.TarInfo("a")
         info.size, info.pax_headers = 1024, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
         archive.addfile(info, io.BytesIO(b"400000000\n" + b"1\n" * 507))
-    assert read_all(path) == (0, ["sparse.tar holds a sparse file; it was not opened"])
+    assert read_all(path) == (0, ["sparse.tar contains a sparse file; it was not opened"])
 
 
 def test_all_archives_together_have_a_limit(tmp_path, monkeypatch):
@@ -239,7 +239,7 @@ def test_all_archives_together_have_a_limit(tmp_path, monkeypatch):
         (tmp_path / f"{k}.zip").write_bytes(zip_bytes({"a": bytes(1_000)}))
     came, problems = read_all(tmp_path)
     assert came == 2_000
-    assert f"archives and packed files in {tmp_path} hold more than 2,500 bytes" in problems[-1]
+    assert f"archives and packed files in {tmp_path} contain more than 2,500 bytes" in problems[-1]
 
 
 def test_the_members_of_all_archives_together_have_a_limit(tmp_path, monkeypatch):
@@ -248,7 +248,7 @@ def test_the_members_of_all_archives_together_have_a_limit(tmp_path, monkeypatch
         (tmp_path / f"{k}.zip").write_bytes(zip_bytes({str(i): b"x" for i in range(10)}))
     came, problems = read_all(tmp_path)
     assert came == 25
-    assert f"archives and packed files in {tmp_path} hold more than 25 files" in problems[-1]
+    assert f"archives and packed files in {tmp_path} contain more than 25 files" in problems[-1]
 
 
 def test_an_archive_that_takes_too_long_is_left(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def test_files_of_somebody_else_are_never_replaced_by_a_data_set(cache_folder, n
     raw = cache_folder / "mine" / name
     raw.parent.mkdir(parents=True)
     raw.write_bytes(b"the only copy")
-    with pytest.raises(DataError, match=rf"it holds other files \({name}\); move them away, or set UPGD_DATA"):
+    with pytest.raises(DataError, match=rf"it contains other files \({name}\); move them, or set UPGD_DATA"):
         stored()
     assert raw.read_bytes() == b"the only copy"
     raw.rename(cache_folder / "raw")
@@ -75,17 +75,19 @@ def test_the_folder_is_the_users_cache_folder_unless_upgd_data_says_otherwise(mo
 
 @pytest.mark.parametrize("name", ["", "..", "../up", "a/b", "Capital", ".hidden", "x" * 65, "a b", "a\n", 3])
 def test_names_that_could_leave_the_folder_are_refused(name):
-    with pytest.raises(DataError, match="cannot be the name of a data set"):
+    with pytest.raises(DataError, match="is not a valid name for a data set"):
         load(name)
 
 
 def test_what_is_not_there_says_how_to_get_it():
-    with pytest.raises(DataError, match="get it with `upgd data fetch mnist`"):
+    with pytest.raises(DataError, match="download it with `upgd data fetch mnist`"):
         load("mnist")
     stored()
-    with pytest.raises(DataError, match=r"there is no data set 'digit' \(did you mean 'digits'\?\); there are"):
+    with pytest.raises(DataError, match=r"there is no data set 'digit' \(did you mean 'digits'\?\); choose one of"):
         load("digit")
-    with pytest.raises(DataError, match="there is no data set 'other'; there are digits, mnist, emnist, cifar10, mine"):
+    with pytest.raises(
+        DataError, match="there is no data set 'other'; choose one of digits, mnist, emnist, cifar10, mine"
+    ):
         load("other")
 
 

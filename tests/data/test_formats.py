@@ -76,31 +76,31 @@ PACKED = gzip.compress(PLAIN, mtime=0)
 XZ = lzma.compress(PLAIN)
 
 BAD_IDX = {
-    "empty file": (b"", "is no IDX file"),
-    "wrong magic": (b"\x80\x04" + PLAIN[2:], "is no IDX file: it does not begin with two zero bytes"),
-    "a pickle": (b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x08builtins\x94\x8c\x04exec\x94\x93\x94.", "is no IDX file"),
+    "empty file": (b"", "is not an IDX file"),
+    "wrong magic": (b"\x80\x04" + PLAIN[2:], "is not an IDX file: it does not start with two zero bytes"),
+    "a pickle": (b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x08builtins\x94\x8c\x04exec\x94\x93\x94.", "is not an IDX file"),
     "another type": (header(kind=13) + bytes(240), "of type 13"),
     "no dimensions": (b"\0\0\x08\0", "0 dimensions"),
     "255 dimensions": (b"\0\0\x08\xff" + bytes(2000), "255 dimensions"),
-    "cut in the header": (PLAIN[:9], "cut off within its IDX header"),
-    "cut in the data": (PLAIN[:-1], "is cut off: its header promises 60 bytes and 59 follow"),
-    "nothing but a header": (PLAIN[:16], "promises 60 bytes and 0 follow"),
+    "cut in the header": (PLAIN[:9], "truncated within its IDX header"),
+    "cut in the data": (PLAIN[:-1], "is truncated: its header declares 60 bytes, but 59 follow"),
+    "nothing but a header": (PLAIN[:16], "declares 60 bytes, but 0 follow"),
     "empty dimension": (header(shape=(0, 4, 3)), "is empty"),
     "huge empty shape": (header(shape=(0, 2**32 - 1, 2**32 - 1)), "is empty"),
-    "oversized header": (header(shape=(2**32 - 1,) * 3) + bytes(60), "header that promises 79,228,162,458,924,"),
+    "oversized header": (header(shape=(2**32 - 1,) * 3) + bytes(60), "header that declares 79,228,162,458,924,"),
     "oversized header, packed": (gzip.compress(header(shape=(2**31, 28, 28)) + bytes(60)), "more than any data set"),
-    "large header": (header(shape=(1000, 1000, 1000)) + bytes(60), "promises 1,000,000,000 bytes and 60 follow"),
-    "too much": (PLAIN + b"x", "holds more than the 76 bytes"),
-    "too much, packed": (gzip.compress(PLAIN + b"x", mtime=0), "holds more than the 76 bytes"),
-    "too much in xz": (lzma.compress(PLAIN + b"x"), "holds more than the 76 bytes"),
-    "gzip cut off": (PACKED[:-9], "is cut off"),
-    "gzip cut in its checksum": (PACKED[:-2], "is cut off"),
+    "large header": (header(shape=(1000, 1000, 1000)) + bytes(60), "declares 1,000,000,000 bytes, but 60 follow"),
+    "too much": (PLAIN + b"x", "contains more than the expected 76 bytes"),
+    "too much, packed": (gzip.compress(PLAIN + b"x", mtime=0), "contains more than the expected 76 bytes"),
+    "too much in xz": (lzma.compress(PLAIN + b"x"), "contains more than the expected 76 bytes"),
+    "gzip cut off": (PACKED[:-9], "is truncated"),
+    "gzip cut in its checksum": (PACKED[:-2], "is truncated"),
     "gzip with a wrong checksum": (PACKED[:-6] + bytes([PACKED[-6] ^ 1]) + PACKED[-5:], "is damaged: CRC check failed"),
     "gzip, garbage after it": (PACKED + b"garbage", "is damaged: Not a gzipped file"),
     "gzip, garbage in it": (PACKED[:20] + b"\xff\xff\xff\xff" + PACKED[24:], "is"),
-    "gzip header alone": (PACKED[:3], "is no IDX file"),
-    "xz cut off": (XZ[:-5], "is cut off"),
-    "xz, garbage after it": (XZ + b"garbage", "something follows the end of its xz data"),
+    "gzip header alone": (PACKED[:3], "is not an IDX file"),
+    "xz cut off": (XZ[:-5], "is truncated"),
+    "xz, garbage after it": (XZ + b"garbage", "there is data after the end of its xz stream"),
     "xz with a wrong checksum": (XZ[:-20] + b"\xff" + XZ[-19:], "is"),
 }
 
@@ -118,11 +118,11 @@ def test_a_bad_idx_file_gets_one_sentence_that_names_it(tmp_path, content, says)
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "0 bytes are no whole number of records"),
-        (bytes(3072), "3,072 bytes are no whole number of records of 3,073 bytes"),
-        (bytes([10]) + bytes(3072), "it has the label 10"),
-        (gzip.compress(bytes(3073), mtime=0)[:-10], "is cut off"),
-        (lzma.compress(bytes(3073))[:-10], "is cut off"),
+        (b"", "0 bytes are not a whole number of 3,073-byte records"),
+        (bytes(3072), "3,072 bytes are not a whole number of 3,073-byte records"),
+        (bytes([10]) + bytes(3072), "it contains the label 10"),
+        (gzip.compress(bytes(3073), mtime=0)[:-10], "is truncated"),
+        (lzma.compress(bytes(3073))[:-10], "is truncated"),
     ],
 )
 def test_a_bad_cifar10_batch_gets_one_sentence(content, says):
@@ -140,7 +140,9 @@ def test_what_is_left_of_a_damaged_cifar10_archive_is_no_cifar10(tmp_path, in_a_
     whole = gzip.compress(tar_bytes(before | after), mtime=0)
     path = tmp_path / "cifar-10-binary.tar.gz"
     path.write_bytes(whole[: len(gzip.compress(tar_bytes(before), mtime=0)) - len(long) // 2])
-    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz is cut off; put a good copy in its place") as raised:
+    with pytest.raises(
+        DataError, match=r"cifar-10-binary.tar.gz is truncated; replace it with an intact copy"
+    ) as raised:
         read_cifar10(tmp_path if in_a_folder else path)
     assert str(raised.value).startswith(str(tmp_path))
     path.write_bytes(whole)
@@ -148,9 +150,9 @@ def test_what_is_left_of_a_damaged_cifar10_archive_is_no_cifar10(tmp_path, in_a_
 
 
 def test_a_folder_without_cifar10_gets_one_sentence(tmp_path):
-    with pytest.raises(DataError, match="holds no data_batch"):
+    with pytest.raises(DataError, match="contains neither data_batch"):
         read_cifar10(tmp_path)
-    with pytest.raises(DataError, match="there is no file or folder"):
+    with pytest.raises(DataError, match="no such file or folder"):
         read_cifar10(tmp_path / "nowhere")
 
 
@@ -158,7 +160,7 @@ def test_a_folder_without_cifar10_gets_one_sentence(tmp_path):
 def test_a_bomb_is_stopped_at_what_its_header_promises(pack):
     bomb = pack(PLAIN + bytes(60_000_000))
     tracemalloc.start()
-    with pytest.raises(DataError, match="holds more than the 76 bytes"):
+    with pytest.raises(DataError, match="contains more than the expected 76 bytes"):
         parse_idx(bomb, "bomb")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -195,7 +197,7 @@ def test_a_file_above_the_limit_is_not_even_opened(tmp_path, monkeypatch):
 @pytest.mark.parametrize("pack", [gzip.compress, lambda content: lzma.compress(content, preset=0)])
 def test_what_unpacks_to_far_more_than_it_is_is_a_bomb(monkeypatch, pack):
     monkeypatch.setattr(packing, "_FREE", 1 << 20)
-    with pytest.raises(DataError, match="batch unpacks to more than 100 times its size, as no images do"):
+    with pytest.raises(DataError, match="batch unpacks to more than 100 times its size, unlike any image data"):
         parse_cifar10(pack(bytes(3073 * 1_000)), "batch")
     images, _ = parse_cifar10(pack(bytes(3073 * 100)), "batch")
     assert len(images) == 100
@@ -205,11 +207,11 @@ def test_batches_of_cifar10_are_limited_together(tmp_path, monkeypatch):
     monkeypatch.setattr("upgd.data.formats.TAR_LIMIT", 3073 * 25)
     for k in range(3):
         (tmp_path / f"data_batch_{k}.bin.gz").write_bytes(gzip.compress(bytes(3073 * 10), mtime=0))
-    with pytest.raises(DataError, match=r"data_batch_2.bin.gz holds more than the 15,\d+ bytes that it should"):
+    with pytest.raises(DataError, match=r"data_batch_2.bin.gz contains more than the expected 15,\d+ bytes"):
         read_cifar10(tmp_path)
 
 
 def test_a_named_pipe_is_no_file_of_data(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="pipe is no regular file"):
+    with pytest.raises(DataError, match="pipe is not a regular file"):
         read_idx(tmp_path / "pipe")

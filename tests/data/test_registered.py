@@ -35,7 +35,7 @@ def test_a_registered_data_set_makes_problems():
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "Mine", "a b"])
 def test_names_that_are_taken_or_odd(name):
-    with pytest.raises(DataError, match=f"{name!r} cannot be the name"):
+    with pytest.raises(DataError, match=f"{name!r} is not a valid name"):
         upgd.data.register(name)
 
 
@@ -57,4 +57,4 @@ def test_it_is_listed(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("UPGD_DATA", str(tmp_path))
     upgd.data.register("mine")(arrays)
     list_command(False, False)
-    assert "registered by a plug-in" in capsys.readouterr().out
+    assert "registered by a plugin" in capsys.readouterr().out

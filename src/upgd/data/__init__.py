@@ -1,12 +1,12 @@
-"""Data sets as bytes: readers that trust nothing, verified downloads, one memory-mapped copy for all processes.
+"""Data sets stored as bytes: strict readers, verified downloads, and one memory-mapped copy shared by all processes.
 
 >>> import upgd.data
 >>> upgd.data.load("digits")
 Dataset('digits': 1,797 images of 8×8, 10 classes)
 
-``acquire`` brings data sets into the ``cache``: it downloads (``transfer``) the official ones (``sources``), or takes
-files that are there, unpacks (``archives``, ``packing``) and reads them (``formats``). ``embedded`` has the digits,
-``registry`` data sets of your own, ``dataset`` what all of them are, and ``console`` what ``upgd data`` prints.
+``acquire`` adds data sets to the ``cache``. It downloads (``transfer``) official data sets (``sources``) or reads local
+files, unpacks them (``archives``, ``packing``) and parses them (``formats``). ``dataset`` defines :class:`Dataset`,
+``embedded`` holds the digits, ``registry`` holds registered data sets, and ``console`` prints the output of ``upgd data``.
 """
 
 from difflib import get_close_matches
@@ -36,15 +36,15 @@ __all__ = [
 
 
 def load(name: str, split: str = "train") -> Dataset:
-    """A data set by its name: "digits" is always there, others are in the cache once they were fetched.
+    """Load a data set by name. "digits" is always available; other data sets must be in the cache or registered.
 
     Args:
-        name: "digits", "mnist", "emnist", "cifar10", or a name that you gave to a set of your own, in the cache or with
+        name: "digits", "mnist", "emnist", "cifar10", or the name of your own data set, added to the cache or with
             :func:`register`.
-        split: "train", which the experiments learn from, or "test". The digits have no test split.
+        split: "train", used by the experiments, or "test". The digits have no test split.
 
     Returns:
-        The data set; from the cache it is mapped into memory, which takes milliseconds and shares one copy.
+        The data set. Data sets in the cache are memory-mapped: opening one takes milliseconds, and processes share memory.
 
     Example:
         >>> import upgd.data
@@ -65,10 +65,10 @@ def load(name: str, split: str = "train") -> Dataset:
 
 def _not_there(name: str) -> str:
     if name in OFFICIAL:
-        return f"the data set {name!r} is not in {folder()}: get it with `upgd data fetch {name}`."
+        return f"the data set {name!r} is not in {folder()}: download it with `upgd data fetch {name}`."
     known = ["digits", *OFFICIAL, *(n for n in (*registry.names(), *cache.names()) if n not in OFFICIAL)]
     near = "".join(f" (did you mean {match!r}?)" for match in get_close_matches(name, known, n=1))
     return (
-        f"there is no data set {name!r}{near}; there are {', '.join(known)}, and a set of IDX files becomes one with "
+        f"there is no data set {name!r}{near}; choose one of {', '.join(known)}, or add your own IDX files with "
         f"`upgd data fetch --from FOLDER --as {name}`."
     )

@@ -1,4 +1,4 @@
-"""From files, downloaded or already there, to data sets in the cache."""
+"""Add data sets to the cache, from downloads or local files."""
 
 import hashlib
 import math
@@ -24,7 +24,7 @@ _HEAD = 1 << 16
 
 
 class _Found:
-    """A file that is what it should be: its arrays, by content, and what the manifest says about it."""
+    """A verified file: its arrays by content ("images", "labels"), and its record for the manifest."""
 
     def __init__(self, arrays: Mapping[str, Bytes], name: str, origin: str, checksum: str) -> None:
         self.arrays = arrays
@@ -32,15 +32,15 @@ class _Found:
 
 
 def fetch(name: str, *, mirror: str | None = None, progress: Progress | None = None) -> Manifest:
-    """Download an official data set into the cache; nothing happens if it is there and intact.
+    """Download an official data set into the cache, unless an intact copy is already there.
 
     Args:
         name: "mnist", "emnist" or "cifar10".
-        mirror: The address of a web folder that has the files under their official names; tried before the public ones.
-        progress: Called with a file's name, the bytes that are here, and the bytes in all.
+        mirror: URL of a folder with the files under their official names; tried before the public mirrors.
+        progress: Called with a file's name, the number of bytes received, and the total number of bytes.
 
     Returns:
-        What the cache knows about the data set: counts, checksums, origin.
+        The manifest of the data set: counts, checksums, origin.
     """
     source = _official(name)
     with cache.locked(name):
@@ -56,22 +56,22 @@ def fetch(name: str, *, mirror: str | None = None, progress: Progress | None = N
         entry = _keep(source, found, problems, "the download")
         for wanted in source.downloads:
             (downloads / wanted.name).unlink(missing_ok=True)
-        with suppress(OSError):  # others have files on their way there
+        with suppress(OSError):  # other downloads may be in progress there
             downloads.rmdir()
         return entry
 
 
 def fetch_from(path: str | Path, names: Sequence[str] = ()) -> list[Manifest]:
-    """Take official data sets out of files that you have: a folder, its subfolders and archives in it, or one archive.
+    """Add official data sets from local files: a folder, including subfolders and archives, or one archive.
 
-    Files are recognised by what is in them, whatever they are called, verified by their checksums, and copied.
+    Files are recognized by content, regardless of their names, verified by checksum, and copied.
 
     Args:
         path: The folder or archive.
-        names: The data sets wanted; without names, all that are complete.
+        names: The data sets to add. Default: all that are complete.
 
     Returns:
-        What the cache knows about each of them.
+        The manifest of each data set.
     """
     path = Path(path).expanduser()
     entries = {name: _intact(name) for name in names}
@@ -81,7 +81,7 @@ def fetch_from(path: str | Path, names: Sequence[str] = ()) -> list[Manifest]:
     if not names:
         wanted = [source for source in wanted if all(part in found for part in source.parts)]
         if not wanted:
-            raise DataError(f"{path} holds no complete official data set ({', '.join(OFFICIAL)}){_told(problems)}.")
+            raise DataError(f"{path} contains no complete official data set ({', '.join(OFFICIAL)}){_told(problems)}.")
     for source in wanted:
         with cache.locked(source.name):
             entries[source.name] = _intact(source.name) or _keep(source, found, problems, str(path))
@@ -89,23 +89,23 @@ def fetch_from(path: str | Path, names: Sequence[str] = ()) -> list[Manifest]:
 
 
 def adopt(path: str | Path, name: str, *, transposed: bool = False, replace: bool = False) -> Manifest:
-    """Take another set of IDX files, such as a subset of EMNIST, under a name of its own.
+    """Add your own IDX files, such as a subset of EMNIST, under a new name.
 
-    Results are kept by the name of their data, so a name stays with what it was given to.
+    Results refer to data by name, so a name cannot be reused for different data unless ``replace`` is True.
 
     Args:
-        path: A folder or archive with images and labels to learn from and, if there are, others to test with: one pair or
-            two pairs of IDX files, whatever they are called; the larger pair is for training.
-        name: What to call it; not the name of an official data set, because it is none.
-        transposed: Whether rows and columns of the images are swapped, as EMNIST stores them.
-        replace: Whether to take it in place of a set of that name that is different.
+        path: A folder or archive with one or two pairs of IDX files, images and labels, with any file names. The larger
+            pair is the training split and the other, if present, the test split.
+        name: The name of the data set; must not be that of an official data set.
+        transposed: Whether rows and columns of the images are swapped, as in EMNIST. Default: False.
+        replace: Whether to replace a different data set of the same name. Default: False.
 
     Returns:
-        What the cache knows about it.
+        The manifest of the data set.
     """
     path = Path(path).expanduser()
     if cache.checked_name(name) in (*OFFICIAL, "digits"):
-        raise DataError(f"{name!r} is the name of an official data set; give yours another, such as '{name}-subset'.")
+        raise DataError(f"{name!r} is the name of an official data set; choose another, such as '{name}-subset'.")
     found, problems = _all_idx(path)
     arrays = _paired([array for f in found for array in f.arrays.values()], path, problems)
     classes = 1 + max(int(array.max()) for key, array in arrays.items() if key.endswith("labels"))
@@ -114,8 +114,8 @@ def adopt(path: str | Path, name: str, *, transposed: bool = False, replace: boo
         present = _intact(name)
         if present is not None and not replace and not _same(present, arrays, transposed):
             raise DataError(
-                f"there is another data set {name!r} already, and results are kept by that name; choose another, or replace "
-                "it (--replace) and delete what was learned from it."
+                f"a different data set {name!r} already exists, and results refer to it by that name; choose another name, "
+                "or replace it (--replace) and delete its results."
             )
         return cache.store(described, arrays)
 
@@ -128,7 +128,7 @@ def _same(present: Manifest, arrays: Mapping[str, Bytes], transposed: bool) -> b
 
 def _official(name: str) -> Source:
     if name not in OFFICIAL:
-        raise DataError(f"there is no official data set {name!r} to fetch, only {', '.join(OFFICIAL)}.")
+        raise DataError(f"there is no official data set {name!r}; choose one of {', '.join(OFFICIAL)}.")
     return OFFICIAL[name]
 
 
@@ -141,7 +141,7 @@ def _intact(name: str) -> Manifest | None:
 
 
 def _find(parts: Sequence[Part], path: Path, origin: str, problems: Problems) -> dict[Part, _Found]:
-    """The parts that are in a file, folder or archive, each verified by its checksum."""
+    """Return the parts found in a file, folder or archive, each verified by its checksum."""
     found: dict[Part, _Found] = {}
     for leaf in leaves(path, problems):
         try:
@@ -168,9 +168,9 @@ def _match(leaf: Leaf, parts: Sequence[Part]) -> tuple[Part, str, dict[str, Byte
             if checksum in part.checksums:
                 return part, checksum, _arrays(part, content, leaf.name)
     if candidates[0].content == "batch" and is_packed(head) and len(content) != _size(candidates[0]):
-        return None  # something else that is packed, too
+        return None  # a packed file of another kind
     raise DataError(
-        f"{leaf.name} looks like {candidates[0]}, but its SHA-256 {checksum} is not that of the official file."
+        f"{leaf.name} looks like {candidates[0]}, but its SHA-256 {checksum} does not match the official file."
     )
 
 
@@ -181,7 +181,7 @@ def _may_be(part: Part, head: bytes, size: int) -> bool:
 
 
 def _size(part: Part) -> int:
-    """Bytes of the unpacked file."""
+    """Size of the unpacked file in bytes."""
     if part.content == "batch":
         return part.shape[0] * CIFAR10_RECORD
     return 4 + 4 * len(part.shape) + int(np.prod(part.shape))
@@ -197,7 +197,9 @@ def _arrays(part: Part, content: bytes, name: str) -> dict[str, Bytes]:
 def _keep(source: Source, found: Mapping[Part, _Found], problems: Problems, where: str) -> Manifest:
     missing = [str(part) for part in source.parts if part not in found]
     if missing:
-        raise DataError(f"{where} does not have all of {source.name}: missing {', '.join(missing)}{_told(problems)}.")
+        raise DataError(
+            f"{where} does not contain all of {source.name}: missing {', '.join(missing)}{_told(problems)}."
+        )
     files = [found[part] for part in source.parts]
     arrays = {
         f"{split}-{content}": np.concatenate(
@@ -222,7 +224,7 @@ def _all_idx(path: Path) -> tuple[list[_Found], Problems]:
         if shape is not None and len(shape) in (1, 3):
             total += math.prod(shape)
             if total > LIMIT:
-                raise DataError(f"{path} holds IDX files of more than {LIMIT:,} bytes, too many for one data set.")
+                raise DataError(f"{path} contains IDX files of more than {LIMIT:,} bytes, too many for one data set.")
             data = head + leaf.read(LIMIT)
             checksum = hashlib.sha256(data).hexdigest()
             found.append(_Found({"array": parse_idx(data, leaf.name)}, leaf.name, str(path), checksum))
@@ -230,18 +232,18 @@ def _all_idx(path: Path) -> tuple[list[_Found], Problems]:
 
 
 def _paired(arrays: Sequence[Bytes], path: Path, problems: Problems) -> dict[str, Bytes]:
-    """Images and labels that are as many belong together."""
+    """Pair images and labels by their number, and return them as arrays of the training and test split."""
     images = sorted((a for a in arrays if a.ndim == 3), key=len, reverse=True)
     labels = sorted((a for a in arrays if a.ndim == 1), key=len, reverse=True)
     counts = [len(a) for a in images]
     if not 1 <= len(counts) <= 2 or counts != [len(a) for a in labels] or len(set(counts)) < len(counts):
         raise DataError(
-            f"{path} must hold one or two pairs of IDX files, images and labels of different numbers; "
-            f"it holds images of shapes {[a.shape for a in images]} and labels of shapes {[a.shape for a in labels]}"
+            f"{path} must contain one or two pairs of IDX files, images and labels, with different numbers of images; "
+            f"it contains images of shapes {[a.shape for a in images]} and labels of shapes {[a.shape for a in labels]}"
             f"{_told(problems)}."
         )
     if len({a.shape[1:] for a in images}) > 1:
-        raise DataError(f"{path} holds images of different sizes: {[a.shape for a in images]}.")
+        raise DataError(f"{path} contains images of different sizes: {[a.shape for a in images]}.")
     splits = ("train", "test")[: len(images)]
     return {f"{s}-images": a for s, a in zip(splits, images, strict=True)} | {
         f"{s}-labels": a for s, a in zip(splits, labels, strict=True)

@@ -1,4 +1,4 @@
-"""Files in folders, tar and zip archives, one after the other. Nothing is ever extracted to disk."""
+"""Iterate over files in folders, tar archives and zip archives, without extracting anything to disk."""
 
 import gzip
 import os
@@ -19,21 +19,21 @@ from upgd.data.packing import RATIO, is_packed, most_unpacked, peek, unpack
 
 __all__ = ["TAR_LIMIT", "Leaf", "Problems", "leaves"]
 
-#: What was wrong with files that were passed over: clauses without a full stop, to be told if something is missing.
+#: Reasons why files were skipped, as clauses without a full stop; shown if something turns out to be missing.
 Problems = list[str]
 
-#: More files than any folder or archive of data sets has: somebody named the wrong one.
+#: No folder or archive of data sets has this many files; the path is probably wrong.
 MOST_FILES = 10_000
-#: The most that one call takes out of archives and packed files together: files, and bytes.
+#: Limits on what one call reads from all archives and packed files: number of files and bytes.
 MOST_MEMBERS, MOST_BYTES = 100_000, 1 << 33
-#: Seconds after which an archive is given up; the largest official one takes a few.
+#: Time limit for one archive in seconds; the largest official archive takes a few.
 TIME_LIMIT = 300.0
-#: How long the list of files in a zip archive may be; zipfile reads it at once, whatever length an archive claims.
+#: Limit on the size of the central directory of a zip archive; zipfile reads it in one piece, whatever size it claims.
 _ZIP_LIST = 4 << 20
-#: For the sum of the squares of the lengths of extended headers in a tar archive. tarfile takes seconds for this much, as
-#: it looks for numbers in them by a pattern whose time grows with the square of the length.
+#: Limit on the sum of squared lengths of extended headers in a tar archive. tarfile parses them with a regular expression
+#: that takes quadratic time; this limit corresponds to a few seconds.
 _TAR_HEADERS = 1 << 29
-#: More than the official archive of CIFAR-10 unpacks to (176 MiB).
+#: Larger than the unpacked official archive of CIFAR-10 (176 MiB).
 TAR_LIMIT = 1 << 28
 _ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error)
 _TAR_NAMES = (".tar", ".tar.gz", ".tgz")
@@ -45,7 +45,7 @@ class _Readable(Protocol):
 
 @dataclass
 class Leaf:
-    """One file, in a folder or an archive; it can be read, once, until the next one is asked for."""
+    """A file in a folder or an archive. It can be read once, before the iterator advances."""
 
     name: str
     size: int
@@ -53,14 +53,14 @@ class Leaf:
     _allowance: "_Allowance"
 
     def unpack(self, data: bytes, limit: int) -> bytes:
-        """What is packed in the file's content; see :func:`upgd.data.packing.unpack`."""
+        """Unpack the file's content; see :func:`upgd.data.packing.unpack`."""
         content = unpack(data, self.name, limit)
         if is_packed(data):
             self._allowance.spend(len(content))
         return content
 
     def read(self, most: int) -> bytes:
-        """The next bytes, ``most`` at most; read until there are no more or as many as asked for."""
+        """Read the next ``most`` bytes, or fewer at the end of the file."""
         chunks, missing = [], most
         with _one_kind_of_error(self.name):
             while missing and (chunk := self._file.read(min(missing, 1 << 20))):
@@ -70,10 +70,10 @@ class Leaf:
 
 
 def leaves(path: Path, problems: Problems) -> Iterator[Leaf]:
-    """Every file in a folder and below it, in an archive, or the file itself; in archives in that folder, too.
+    """Iterate over every file in a folder and its subfolders, in archives found there, or in the given file.
 
-    An archive that is damaged or unsafe is passed over, and ``problems`` gets a clause that says why; so is the rest if
-    archives and packed files turn out to hold more than any data sets do.
+    Damaged and unsafe archives are skipped, with the reason appended to ``problems``. Everything that remains is skipped if
+    the archives and packed files exceed the limits.
     """
     allowance = _Allowance(path)
     for file_path in _files(path):
@@ -95,26 +95,28 @@ def leaves(path: Path, problems: Problems) -> Iterator[Leaf]:
 
 def _files(path: Path) -> Iterator[Path]:
     if not path.exists():
-        raise DataError(f"there is no file or folder {path}.")
+        raise DataError(f"no such file or folder: {path}.")
     if path.is_file():
         yield path
         return
-    if not path.is_dir():  # a named pipe would wait for ever
-        raise DataError(f"{path} is neither a file nor a folder; name the one that holds the data set.")
+    if not path.is_dir():  # reading from a named pipe would block forever
+        raise DataError(f"{path} is neither a file nor a folder; give the one that contains the data set.")
     count = 0
     for folder, subfolders, names in os.walk(path):
         subfolders[:] = sorted(s for s in subfolders if not s.startswith("."))
         for name in sorted(names):
             count += 1
             if count > MOST_FILES:
-                raise DataError(f"{path} has more than {MOST_FILES:,} files: name the folder that holds the data set.")
+                raise DataError(
+                    f"{path} has more than {MOST_FILES:,} files: give the folder that contains the data set."
+                )
             file = Path(folder, name)
             if stat.S_ISREG(file.stat().st_mode if file.exists() else 0) and os.access(file, os.R_OK):
                 yield file
 
 
 class _Allowance:
-    """What one call may take out of archives and packed files, all of them together."""
+    """Limits what one call may read from all archives and packed files together."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._members, self._bytes = path, MOST_MEMBERS, MOST_BYTES
@@ -126,10 +128,10 @@ class _Allowance:
     @property
     def reason(self) -> str:
         most = f"{MOST_BYTES:,} bytes" if self._bytes < 0 else f"{MOST_MEMBERS:,} files"
-        return f"archives and packed files in {self._path} hold more than {most}, so the rest was not opened"
+        return f"archives and packed files in {self._path} contain more than {most}, so the rest was not opened"
 
     def spend(self, count: int, members: int = 0) -> None:
-        """Take note of bytes and members, and raise a DataError when it is too much."""
+        """Count bytes and members, and raise a DataError if the limit is exceeded."""
         self._bytes -= count
         self._members -= members
         if self.spent:
@@ -137,7 +139,7 @@ class _Allowance:
 
 
 class _Archive:
-    """Counts what comes out of one archive, and raises a DataError when it is more than any good one holds."""
+    """Counts what is read from one archive, and raises a DataError if it exceeds a limit."""
 
     def __init__(self, name: str, size: int, most: int, allowance: _Allowance) -> None:
         self.name, self.allowance = name, allowance
@@ -146,25 +148,25 @@ class _Archive:
         self._deadline = time.monotonic() + TIME_LIMIT
 
     def member(self) -> None:
-        """Another member."""
+        """Count a member."""
         self._members += 1
         if self._members > MOST_FILES:
-            raise DataError(f"{self.name} holds more than {MOST_FILES:,} files, more than any data set.")
+            raise DataError(f"{self.name} contains more than {MOST_FILES:,} files, more than any data set.")
         self.allowance.spend(0, members=1)
 
     def header(self, size: int) -> None:
-        """An extended header of a tar archive."""
+        """Count an extended header of a tar archive."""
         self._headers -= size * size
         if self._headers < 0:
-            raise DataError(f"{self.name} has long headers, as no data set needs them; it was not opened.")
+            raise DataError(f"{self.name} has longer extended headers than any data set needs; it was not opened.")
 
     def give(self, chunk: bytes) -> bytes:
-        """The chunk itself."""
+        """Count a chunk and return it."""
         self._bytes += len(chunk)
         if self._bytes > self._most:
-            raise DataError(f"{self.name} unpacks to more than {self._most:,} bytes, more than it should.")
+            raise DataError(f"{self.name} unpacks to more than {self._most:,} bytes, more than expected.")
         if self._bytes > self._ratio:
-            raise DataError(f"{self.name} unpacks to more than {RATIO} times its size, as no images do.")
+            raise DataError(f"{self.name} unpacks to more than {RATIO} times its size, unlike any image data.")
         if time.monotonic() > self._deadline:
             raise DataError(f"{self.name} takes longer than {TIME_LIMIT:g} seconds to read; unpack it yourself.")
         self.allowance.spend(len(chunk))
@@ -192,7 +194,7 @@ def _zip_members(file: IO[bytes], name: str, allowance: _Allowance) -> Iterator[
         for member in archive.infolist():
             counted.member()
             _refuse_unsafe(member.filename, name)
-            # Other methods may ask for gigabytes to unpack a few bytes.
+            # Other compression methods can require gigabytes of memory to unpack a few bytes.
             if member.filename.endswith("/") or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 continue
             with archive.open(member) as content:
@@ -200,7 +202,7 @@ def _zip_members(file: IO[bytes], name: str, allowance: _Allowance) -> Iterator[
 
 
 class _InPieces:
-    """A file of which zipfile cannot read very much at once."""
+    """Wraps a file so that zipfile cannot read too much at once."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file, self._name = file, name
@@ -208,7 +210,7 @@ class _InPieces:
 
     def read(self, size: int = -1) -> bytes:
         if size > _ZIP_LIST:
-            raise DataError(f"{self._name} has a list of files of {size:,} bytes, longer than any data set needs.")
+            raise DataError(f"{self._name} has a file list of {size:,} bytes, longer than any data set needs.")
         return self._file.read(size)
 
 
@@ -225,7 +227,7 @@ def _members_of_tar(file: _Readable, counted: _Archive) -> Iterator[Leaf]:
     name = counted.name
 
     class Member(tarfile.TarInfo):
-        """Extended headers and sparse files are where a few bytes make tarfile work for long."""
+        """Counts extended headers and rejects sparse files, which can make tarfile do much work for a few bytes."""
 
         def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
             counted.member()
@@ -235,9 +237,9 @@ def _members_of_tar(file: _Readable, counted: _Archive) -> Iterator[Leaf]:
             return member
 
         def _proc_gnusparse_10(self, *_: object) -> None:
-            raise DataError(f"{name} holds a sparse file; it was not opened.")
+            raise DataError(f"{name} contains a sparse file; it was not opened.")
 
-    # "r|" reads forwards only: no header can send it back and round in circles.
+    # "r|" reads forwards only, so no header can make it loop.
     limited = _Limited(file, counted)
     with tarfile.open(fileobj=limited, mode="r|", tarinfo=Member) as archive:  # type: ignore[call-overload]
         for member in archive:
@@ -246,12 +248,12 @@ def _members_of_tar(file: _Readable, counted: _Archive) -> Iterator[Leaf]:
                 continue
             content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
             if content is None:
-                raise DataError(f"{name} holds {member.name!r}, which is no plain file; it was not opened.")
+                raise DataError(f"{name} contains {member.name!r}, which is not a regular file; it was not opened.")
             yield Leaf(f"{name}/{member.name}", member.size, content, counted.allowance)
 
 
 class _Limited:
-    """Reads from a file until it has given more than any good archive holds."""
+    """Wraps a file so that everything read from it counts towards the archive's limits."""
 
     def __init__(self, file: _Readable, counted: _Archive) -> None:
         self._file, self._counted = file, counted
@@ -265,20 +267,20 @@ def _size(file: IO[bytes]) -> int:
 
 
 def _refuse_unsafe(member: str, archive: str) -> None:
-    """Nothing is written where an archive says, but one that tries to leave its folder deserves no trust at all."""
+    """Reject an archive with a member path outside its folder. Nothing is extracted, but such an archive is suspect."""
     for path in (PurePosixPath(member), PureWindowsPath(member)):
         if path.anchor or ".." in path.parts:
-            raise DataError(f"{archive} holds {member!r}, which points out of the archive's folder; it was not opened.")
+            raise DataError(f"{archive} contains {member!r}, a path outside the archive's folder; it was not opened.")
 
 
 @contextmanager
 def _one_kind_of_error(name: str) -> Iterator[None]:
-    """Whatever Python's archive modules raise at a damaged file, and that is a lot, becomes a DataError."""
+    """Convert the many exceptions that Python's archive modules raise on damaged files into DataError."""
     try:
         yield
     except DataError:
         raise
     except EOFError:
-        raise DataError(f"{name} is cut off.") from None
+        raise DataError(f"{name} is truncated.") from None
     except (*_ARCHIVE_ERRORS, OSError, ValueError, LookupError, RuntimeError, OverflowError) as error:
         raise DataError(f"{name} cannot be read: {error}.") from None

@@ -1,14 +1,14 @@
-"""The folder where data sets are kept, ready to be memory-mapped.
+"""The folder of data sets, stored for memory mapping.
 
 ::
 
-    <cache>/mnist/manifest.json            what it is, where it came from, checksums
+    <cache>/mnist/manifest.json            description, origin and checksums
     <cache>/mnist/train-images.npy  …      uint8 arrays
-    <cache>/.mnist.lock                    held while somebody prepares mnist
-    <cache>/.downloads/                    files on their way; one that was broken off continues
+    <cache>/.mnist.lock                    held while a process prepares mnist
+    <cache>/.downloads/                    partial downloads, which can be resumed
 
-A data set is written to a hidden folder and appears under its name by one rename, when it is complete. So there are no
-half-written data sets, whatever happens and however many processes want the same one.
+A data set is written to a hidden folder and renamed once it is complete. Data sets are therefore never half-written, even
+if the process is killed or several processes prepare the same one.
 """
 
 import hashlib
@@ -40,10 +40,10 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the cache knows about a data set, as it stands in the manifest.
+    """Description of a cached data set, as stored in its manifest.
 
-    ``files`` says of each original file what it was called, where it came from and its SHA-256; ``arrays`` gives shape and
-    SHA-256 of each ``.npy`` file.
+    ``files`` lists the name, origin and SHA-256 of each original file; ``arrays`` lists the shape and SHA-256 of each
+    ``.npy`` file.
     """
 
     name: str
@@ -70,9 +70,9 @@ class Manifest:
 
 
 def folder() -> Path:
-    """Where data sets are kept: ``UPGD_DATA`` if that is set, else the user's cache folder for upgd.
+    """Return the folder of data sets: ``UPGD_DATA`` if set, otherwise the user's cache folder for upgd.
 
-    The same folder as ``pooch.os_cache("upgd")``, found without pooch, because reading data should not need it.
+    The default equals ``pooch.os_cache("upgd")`` but is computed without pooch, which reading data does not require.
     """
     if chosen := os.environ.get("UPGD_DATA"):
         return Path(chosen).expanduser()
@@ -85,22 +85,22 @@ def folder() -> Path:
 
 
 def checked_name(name: str) -> str:
-    """The name, if it can be that of a data set and of its folder."""
+    """Return the name if it is valid for a data set and its folder; otherwise raise DataError."""
     if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
         raise DataError(
-            f"{name!r} cannot be the name of a data set: use up to 64 small letters, digits, '-', '_' and '.', "
-            "beginning with a letter or digit."
+            f"{name!r} is not a valid name for a data set: use up to 64 lower-case letters, digits, '-', '_' and '.', "
+            "starting with a letter or digit."
         )
     return name
 
 
 def names() -> list[str]:
-    """The data sets that are there."""
+    """Return the names of the data sets in the cache."""
     return sorted(path.parent.name for path in folder().glob(f"[!.]*/{_MANIFEST}"))
 
 
 def owner(path: Path) -> str | None:
-    """The data set whose folder a file is in; None if it is in none."""
+    """Return the name of the data set whose folder contains the file, or None."""
     root = folder().resolve()
     if not path.is_relative_to(root):
         return None
@@ -109,10 +109,10 @@ def owner(path: Path) -> str | None:
 
 
 def entry(name: str) -> Manifest | None:
-    """What is known about a data set; None if it is not there."""
+    """Return the manifest of a data set, or None if it is not in the cache."""
     path = folder() / checked_name(name) / _MANIFEST
     if path.exists() and not path.is_file():
-        raise _damaged(name, f"{_MANIFEST} is no regular file")
+        raise _damaged(name, f"{_MANIFEST} is not a regular file")
     try:
         found = Manifest(**json.loads(path.read_text(encoding="utf-8")))
         if found.format != _FORMAT or found.name != name or not found.counts or not found.image_shape:
@@ -125,7 +125,7 @@ def entry(name: str) -> Manifest | None:
 
 
 def open_split(found: Manifest, split: str) -> Dataset:
-    """A split as a data set whose arrays are mapped into memory, not read."""
+    """Return a split as a data set with memory-mapped arrays."""
     if split not in found.counts:
         have = " and ".join(repr(s) for s in found.counts)
         raise DataError(f"split must be {have} for the data set {found.name!r}, not {split!r}.")
@@ -134,7 +134,7 @@ def open_split(found: Manifest, split: str) -> Dataset:
 
 
 def is_intact(found: Manifest) -> bool:
-    """Whether every array still has the checksum that it was written with."""
+    """Return whether every array still matches its checksum."""
     return all(
         path.is_file() and sha256(path) == array["sha256"]
         for path, array in ((_path(found, name), array) for name, array in found.arrays.items())
@@ -142,14 +142,14 @@ def is_intact(found: Manifest) -> bool:
 
 
 def store(described: Manifest, arrays: Mapping[str, Bytes]) -> Manifest:
-    """Keep a data set under its name, whole or not at all; what had that name before gives way.
+    """Store a data set under its name atomically, replacing any data set of that name.
 
-    Call it within :func:`locked`.
+    Must be called within :func:`locked`.
     """
     root = folder()
     staging = Path(tempfile.mkdtemp(prefix=f".{described.name}-", dir=root))
     try:
-        # mkdtemp lets nobody else in, but a cache may be shared.
+        # mkdtemp makes the folder private, but a cache may be shared.
         staging.chmod(0o777 & ~_umask())
         for name, array in arrays.items():
             path = staging / f"{name}.npy"
@@ -168,15 +168,15 @@ def store(described: Manifest, arrays: Mapping[str, Bytes]) -> Manifest:
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Let one process at a time prepare a data set, and sweep up what a killed one left.
+    """Allow one process at a time to prepare a data set, and remove what a killed process left behind.
 
-    The lock is the operating system's and falls with the process that holds it.
+    The lock belongs to the operating system and is released when the process ends.
     """
     try:
         from filelock import FileLock, Timeout
-    except ModuleNotFoundError as error:  # torch brings it, unless somebody has taken it away
+    except ModuleNotFoundError as error:  # a dependency of torch, so normally installed
         raise ModuleNotFoundError(
-            "preparing data needs filelock, which is not installed; pip install 'upgd[run]' brings it", name="filelock"
+            "preparing data needs filelock, which is not installed; run pip install 'upgd[run]'", name="filelock"
         ) from error
     root = folder()
     root.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def locked(name: str) -> Iterator[None]:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -206,21 +206,21 @@ def _path(found: Manifest, array: str) -> Path:
 
 
 def arrays(found: Manifest) -> dict[str, Bytes]:
-    """All arrays of a data set by name, mapped into memory."""
+    """Return all arrays of a data set by name, memory-mapped."""
     return {name: _mapped(found, name) for name in found.arrays}
 
 
 def _mapped(found: Manifest, name: str) -> Bytes:
     path = _path(found, name)
     if path.exists() and not path.is_file():
-        raise _damaged(found.name, f"{path.name} is no regular file")
+        raise _damaged(found.name, f"{path.name} is not a regular file")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(found.name, str(error)) from None
     if array.dtype != np.uint8 or list(array.shape) != found.arrays[name]["shape"]:
         raise _damaged(found.name, f"{name}.npy is {array.dtype} of shape {array.shape}")
-    # A plain view of the mapped memory: numpy's memmap class makes every indexing slower and adds nothing.
+    # A plain view of the mapped memory, because indexing numpy.memmap objects is slower.
     return np.asarray(array)
 
 
@@ -229,7 +229,7 @@ def _damaged(name: str, reason: str) -> DataError:
 
 
 def how_to_replace(name: str) -> str:
-    """What to type where a data set is damaged."""
+    """Return a clause that tells the user how to replace a damaged data set."""
     from upgd.data.sources import OFFICIAL
 
     command = f"upgd data fetch {name}" if name in OFFICIAL else f"upgd data fetch --from FOLDER --as {name}"
@@ -237,15 +237,15 @@ def how_to_replace(name: str) -> str:
 
 
 def _check_holds_nothing_else(target: Path) -> None:
-    """A data set replaces its folder as a whole, which must not take files along that somebody else has put there."""
+    """Raise DataError if the folder contains other files, because storing a data set replaces the whole folder."""
     ours = (target / _MANIFEST).is_file()
     others = [
         path.name for path in target.glob("*") if not (ours and (path.name == _MANIFEST or path.suffix == ".npy"))
     ]
     if others or (target.exists() and not target.is_dir()):
         raise DataError(
-            f"{target} is where the data set {target.name!r} belongs, but it holds other files"
-            f"{f' ({min(others)})' if others else ''}; move them away, or set UPGD_DATA to another folder."
+            f"{target} is the folder of the data set {target.name!r}, but it contains other files"
+            f"{f' ({min(others)})' if others else ''}; move them, or set UPGD_DATA to another folder."
         )
 
 

@@ -1,4 +1,4 @@
-"""What `upgd data …` prints."""
+"""Output of the `upgd data` commands."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ __all__ = ["adopt_command", "download_command", "list_command", "states", "take_
 
 
 def download_command(names: Sequence[str], mirror: str | None) -> None:
-    """Download data sets, with a progress bar, and say what is there now."""
+    """Download data sets with a progress bar, and print what is in the cache."""
     for name in names:
         with _progress_bar() as progress:
             entry = fetch(name, mirror=mirror, progress=progress)
@@ -28,19 +28,19 @@ def download_command(names: Sequence[str], mirror: str | None) -> None:
 
 
 def take_command(path: Path, names: Sequence[str]) -> None:
-    """Take official data sets from files that are there and say what was taken."""
-    print(f"looking through {path} …", file=sys.stderr)
+    """Add official data sets from local files, and print what was added."""
+    print(f"searching {path} …", file=sys.stderr)
     for entry in fetch_from(path, names):
         print(_described(entry))
 
 
 def adopt_command(path: Path, name: str, transposed: bool, replace: bool) -> None:
-    """Take other IDX files under a name of their own and say what was taken."""
+    """Add your own IDX files under a new name, and print what was added."""
     print(_described(adopt(path, name, transposed=transposed, replace=replace)))
 
 
 def list_command(as_json: bool, verify: bool) -> bool:
-    """Print what is there, and tell whether all of it is as it should be."""
+    """Print all data sets, and return whether none is damaged."""
     rows = list(states(verify))
     if as_json:
         print(json.dumps({"folder": str(cache.folder()), "datasets": rows}, indent=2))
@@ -56,7 +56,7 @@ def list_command(as_json: bool, verify: bool) -> bool:
 
 
 def states(verify: bool = False) -> Iterator[dict[str, Any]]:
-    """What is known about each data set: its name, its state, and more if it is there."""
+    """Yield a description of each data set: its name, its state and, if available, details."""
     embedded = digits()
     yield {
         "name": "digits",
@@ -95,10 +95,10 @@ def _row(name: str, verify: bool) -> dict[str, Any]:
 
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     if row["state"] == "absent":
-        yield f"not here; get it with: upgd data fetch {row['name']}"
+        yield f"not downloaded; run: upgd data fetch {row['name']}"
         return
     if row["state"] == "registered":
-        yield "registered by a plug-in"
+        yield "registered by a plugin"
         return
     if row["state"] == "damaged":
         yield f"DAMAGED: {row['reason']}"
@@ -107,7 +107,7 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     if row["state"] == "embedded":
         yield str(row["source"])
         return
-    kind = "the official files" if row["official"] else "files of your own, not an official data set"
+    kind = "official files" if row["official"] else "your own files, not an official data set"
     intact = "; intact" if row["state"] == "verified" else ""
     yield f"{kind}, stored {row['prepared'][:10]}{intact}"
     for origin in dict.fromkeys(_folder_of(file["from"]) for file in row["files"]):
@@ -117,7 +117,7 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _folder_of(origin: str) -> str:
-    """The web folder of an address; a folder on this machine as it is."""
+    """Return the parent folder of a URL; return a local folder unchanged."""
     return origin.rpartition("/")[0] + "/" if origin.startswith("http") else origin
 
 
@@ -133,7 +133,7 @@ def _summary(counts: dict[str, int], shape: Sequence[int], classes: int) -> str:
 
 @contextmanager
 def _progress_bar() -> Iterator[Progress]:
-    """A bar for each file that is downloaded; where there is no terminal, one line when it is done."""
+    """Show a progress bar per downloaded file; without a terminal, one line when it is done."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

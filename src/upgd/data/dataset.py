@@ -1,4 +1,4 @@
-"""What a data set is: images and labels as bytes, and how many classes and shades they have."""
+"""Labelled images stored as bytes, and their validation."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import numpy.typing as npt
 
 __all__ = ["Bytes", "DataError", "Dataset", "from_arrays"]
 
-#: Everything here is stored as unsigned bytes and stays so until it is used.
+#: Arrays are stored as unsigned bytes and converted only where they are used.
 Bytes = npt.NDArray[np.uint8]
 
 
 class DataError(ValueError):
-    """A data file, archive, download or array that cannot be used; the message says which one and what to do."""
+    """A data file, archive, download or array cannot be used; the message names it and the remedy."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images, kept as bytes.
+    """Labelled images, stored as bytes.
 
-    Pixels become numbers in [−1, 1] only where they are used, as ``(x / white − 0.5) / 0.5``. A data set that comes from
-    the cache is memory-mapped: opening it takes milliseconds, and all processes of a machine share one copy.
+    Pixels are scaled to [−1, 1] only where they are used, as ``(x / white − 0.5) / 0.5``. Data sets in the cache are
+    memory-mapped: opening one takes milliseconds, and all processes on a machine share one copy.
 
     Args:
-        name: What the data set is called in tables and reports.
+        name: The name shown in tables and reports.
         images: uint8, ``(n, height, width)`` for grey images or ``(n, channels, height, width)`` for colour.
         labels: uint8, ``(n,)``, from 0 to ``classes − 1``.
         classes: The number of classes.
-        white: The value of the brightest pixel there may be: 255, or 16 for the embedded digits.
-        transposed: Whether the rows of an image are its columns, as in the files of EMNIST; see :meth:`upright`.
+        white: The largest possible pixel value: 255, or 16 for the embedded digits.
+        transposed: Whether rows and columns of the images are swapped, as in the EMNIST files; see :meth:`upright`.
 
     Example:
         >>> import upgd.data
@@ -55,10 +55,10 @@ class Dataset:
         return f"Dataset({self.name!r}: {len(self):,} images of {shape}, {self.classes} classes)"
 
     def upright(self) -> Dataset:
-        """The same images as a person wants to see them: axes swapped where the files store them transposed.
+        """Return the data set with upright images, swapping the axes if the files store them transposed.
 
-        A view, no copy. Experiments use the pixels as they are stored, so that results compare with those of others; a
-        network without convolutions cannot tell the difference.
+        The result is a view. Experiments use the pixels as stored, for comparability with published results; a network
+        without convolutions is not affected by the orientation.
         """
         if not self.transposed:
             return self
@@ -68,18 +68,18 @@ class Dataset:
 def from_arrays(
     name: str, images: Any, labels: Any, *, classes: int | None = None, white: int = 255, transposed: bool = False
 ) -> Dataset:
-    """A data set from arrays that you already have, after checking them. Nothing is copied that need not be.
+    """Create a data set from arrays, after validating them. Arrays are copied only if necessary.
 
     Args:
-        name: What to call it.
-        images: uint8, ``(n, height, width)`` or ``(n, channels, height, width)``: an array or anything numpy takes for one.
-        labels: ``(n,)`` integers from 0 to ``classes − 1``, at most 256 classes.
-        classes: The number of classes; by default the largest label plus one.
-        white: The value of the brightest pixel there may be.
-        transposed: Whether rows and columns of the images are swapped, as EMNIST stores them.
+        name: The name of the data set.
+        images: uint8, ``(n, height, width)`` or ``(n, channels, height, width)``; an array or array-like.
+        labels: ``(n,)`` integers from 0 to ``classes − 1``; at most 256 classes.
+        classes: The number of classes. Default: the largest label plus one.
+        white: The largest possible pixel value. Default: 255.
+        transposed: Whether rows and columns of the images are swapped, as in EMNIST. Default: False.
 
     Returns:
-        The data set; its arrays are read-only.
+        The data set, with read-only arrays.
 
     Example:
         >>> import numpy as np
@@ -89,9 +89,7 @@ def from_arrays(
     """
     images, labels = _checked_images(images, white), _checked_labels(labels)
     if len(images) != len(labels):
-        raise DataError(
-            f"images and labels must be as many: there are {len(images):,} images and {len(labels):,} labels."
-        )
+        raise DataError(f"images and labels must have the same length, not {len(images):,} and {len(labels):,}.")
     found = int(labels.max()) + 1
     classes = found if classes is None else classes
     if not found <= classes <= 256:
@@ -108,18 +106,16 @@ def _checked_images(images: Any, white: int) -> Bytes:
         )
     if array.ndim not in (3, 4) or 0 in array.shape:
         raise DataError(
-            "images must have the shape (n, height, width) or (n, channels, height, width), none of them 0, "
+            "images must have the shape (n, height, width) or (n, channels, height, width) without zero-sized dimensions, "
             f"not {array.shape}."
         )
     if array.ndim == 4 and array.shape[-1] in (1, 3) and array.shape[1] not in (1, 3):
-        raise DataError(
-            f"images of shape {array.shape} have their channels last; give them as images.transpose(0, 3, 1, 2)."
-        )
+        raise DataError(f"images of shape {array.shape} have their channels last; pass images.transpose(0, 3, 1, 2).")
     if not 1 <= white <= 255:
-        raise DataError(f"white must be from 1 to 255, the value of the brightest pixel there may be, not {white}.")
+        raise DataError(f"white must be from 1 to 255, the largest possible pixel value, not {white}.")
     if white < 255 and array.max() > white:
         raise DataError(
-            f"images hold the value {array.max()}, more than white={white}; give white={array.max()} or more."
+            f"images contain the value {array.max()}, more than white={white}; pass white={array.max()} or more."
         )
     return array
 
@@ -127,7 +123,7 @@ def _checked_images(images: Any, white: int) -> Bytes:
 def _checked_labels(labels: Any) -> Bytes:
     array = np.asarray(labels)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise DataError(f"labels must be one row of integers, not {array.dtype} of shape {array.shape}.")
+        raise DataError(f"labels must be a 1-D integer array, not {array.dtype} of shape {array.shape}.")
     if len(array) and not 0 <= array.min() <= array.max() <= 255:
         raise DataError(f"labels must be from 0 to 255, not from {array.min()} to {array.max()}.")
     return array.astype(np.uint8, copy=False)

@@ -1,8 +1,8 @@
-"""The handwritten digits that come with the package: no download, no further dependency.
+"""The handwritten digits that are included in the package, available without a download or further dependencies.
 
 1,797 images of 8×8 pixels with values 0 … 16: the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin
 and C. Kaynak, 1998, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49), licensed under CC BY 4.0. See
-``digits.txt`` next to this file.
+``digits.txt`` in this folder.
 """
 
 from importlib import resources
@@ -15,6 +15,6 @@ SOURCE = "embedded in the package (UCI optdigits, CC BY 4.0)"
 
 
 def digits() -> Dataset:
-    """The embedded digits as a data set, in the order in which UCI and scikit-learn give them."""
+    """Return the embedded digits, in the same order as UCI and scikit-learn."""
     with resources.files("upgd.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
         return from_arrays("digits", arrays["images"], arrays["labels"], classes=10, white=16)

@@ -1,4 +1,4 @@
-"""Readers for the two formats that the data sets come in. They trust nothing and unpickle nothing.
+"""Strict readers for the two file formats of the data sets. They never unpickle.
 
 IDX (MNIST, EMNIST)::
 
@@ -8,8 +8,8 @@ IDX (MNIST, EMNIST)::
 
 CIFAR-10, binary release: records of 3,073 bytes, a label and then the red, green and blue plane of a 32×32 image.
 
-A file may be packed with gzip or xz, which is seen from its first bytes, not from its name. Whatever is wrong with it, the
-answer is one :class:`~upgd.data.DataError`; memory stays below what the header promises, and that below ``LIMIT``.
+Files may be packed with gzip or xz, which is detected from the first bytes, not from the name. Every malformed file raises
+a :class:`~upgd.data.DataError`. Memory use is bounded by the size in the header, which must not exceed ``LIMIT``.
 """
 
 import math
@@ -25,7 +25,7 @@ from upgd.data.packing import peek, unpack
 
 __all__ = ["CIFAR10_RECORD", "LIMIT", "idx_shape", "parse_cifar10", "parse_idx", "read_cifar10", "read_idx"]
 
-#: The most bytes that any one file may unpack to: twice the largest IDX file that people use (EMNIST by class).
+#: Limit on the unpacked size of a file in bytes: twice the largest IDX file in common use (EMNIST by class).
 LIMIT = 1 << 30
 
 CIFAR10_RECORD = 1 + 3 * 32 * 32
@@ -34,7 +34,7 @@ _LONGEST_IDX_HEADER = 4 + 4 * _MOST_DIMENSIONS
 
 
 def read_idx(path: str | Path) -> Bytes:
-    """The array in an IDX file of unsigned bytes, plain or packed with gzip or xz.
+    """Read an IDX file of unsigned bytes, plain or packed with gzip or xz.
 
     Example:
         >>> images = upgd.data.read_idx("train-images-idx3-ubyte.gz")  # doctest: +SKIP
@@ -45,12 +45,15 @@ def read_idx(path: str | Path) -> Bytes:
 
 
 def read_cifar10(path: str | Path) -> dict[str, tuple[Bytes, Bytes]]:
-    """Images ``(n, 3, 32, 32)`` and labels ``(n,)`` of CIFAR-10's binary release, for "train" and "test".
+    """Read the binary release of CIFAR-10.
 
     Args:
         path: The official ``cifar-10-binary.tar.gz``, or the folder with ``data_batch_1.bin`` … ``data_batch_5.bin`` and
-            ``test_batch.bin``, each plain or packed as ``.bin.xz`` or ``.bin.gz``. What is not there is left out; but if an
-            archive is damaged, nobody knows what is missing, and nothing is returned.
+            ``test_batch.bin``, each plain or packed as ``.bin.xz`` or ``.bin.gz``. Missing batches are left out. A damaged
+            archive raises an error, because what is missing is unknown.
+
+    Returns:
+        Images ``(n, 3, 32, 32)`` and labels ``(n,)`` for "train" and "test".
     """
     problems: Problems = []
     batches: dict[str, tuple[Bytes, Bytes]] = {}
@@ -61,48 +64,48 @@ def read_cifar10(path: str | Path) -> dict[str, tuple[Bytes, Bytes]]:
             batches[name[1]] = parse_cifar10(leaf.read(left), f"{path}: {leaf.name}", left)
             left -= batches[name[1]][0].nbytes
     if problems:
-        raise DataError(f"{path}: {problems[0]}; put a good copy in its place, or take it away.")
+        raise DataError(f"{path}: {problems[0]}; replace it with an intact copy, or remove it.")
     if not batches:
-        raise DataError(f"{path} holds no data_batch_*.bin and no test_batch.bin, plain or as .xz or .gz.")
+        raise DataError(f"{path} contains neither data_batch_*.bin nor test_batch.bin, plain or as .xz or .gz.")
     test = [batches.pop("test_batch")] if "test_batch" in batches else []
     train = [batches[name] for name in sorted(batches)]
     return {split: _joined(parts) for split, parts in (("train", train), ("test", test)) if parts}
 
 
 def parse_idx(data: bytes, name: str) -> Bytes:
-    """The array in the bytes of an IDX file, packed or not. ``name`` is for the error message."""
+    """Parse the bytes of an IDX file, packed or not. ``name`` is used in error messages."""
     head = peek(data, _LONGEST_IDX_HEADER)
     start, shape = _idx_header(head, name)
     promised = math.prod(shape)
     if promised > LIMIT:
         raise DataError(
-            f"{name} has a header that promises {promised:,} bytes, more than any data set of this kind has."
+            f"{name} has a header that declares {promised:,} bytes, more than any data set of this kind has."
         )
     content = unpack(data, name, start + promised)
     if len(content) < start + promised:
         raise DataError(
-            f"{name} is cut off: its header promises {promised:,} bytes and {max(0, len(content) - start):,} follow."
+            f"{name} is truncated: its header declares {promised:,} bytes, but {max(0, len(content) - start):,} follow."
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def parse_cifar10(data: bytes, name: str, limit: int = TAR_LIMIT) -> tuple[Bytes, Bytes]:
-    """Images and labels in the bytes of one CIFAR-10 batch, packed or not. ``name`` is for the error message."""
+    """Parse the bytes of a CIFAR-10 batch, packed or not, into images and labels. ``name`` is used in error messages."""
     content = unpack(data, name, limit)
     if not content or len(content) % CIFAR10_RECORD:
         raise DataError(
-            f"{name} is no CIFAR-10 batch or is cut off: "
-            f"{len(content):,} bytes are no whole number of records of {CIFAR10_RECORD:,} bytes."
+            f"{name} is not a CIFAR-10 batch or is truncated: "
+            f"{len(content):,} bytes are not a whole number of {CIFAR10_RECORD:,}-byte records."
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR10_RECORD)
     labels = records[:, 0]
     if labels.max() > 9:
-        raise DataError(f"{name} is no CIFAR-10 batch: it has the label {labels.max()}, and labels go from 0 to 9.")
+        raise DataError(f"{name} is not a CIFAR-10 batch: it contains the label {labels.max()}, but labels are 0 to 9.")
     return records[:, 1:].reshape(-1, 3, 32, 32), labels
 
 
 def idx_shape(head: bytes) -> tuple[int, ...] | None:
-    """The shape that an IDX file promises in its first bytes, or None if that is no IDX file of unsigned bytes."""
+    """Return the shape declared in the first bytes of an IDX file, or None if it is not an IDX file of unsigned bytes."""
     try:
         return _idx_header(head, "")[1]
     except DataError:
@@ -110,22 +113,22 @@ def idx_shape(head: bytes) -> tuple[int, ...] | None:
 
 
 def _idx_header(head: bytes, name: str) -> tuple[int, tuple[int, ...]]:
-    """Where the data begin, and their shape."""
+    """Return the offset of the data and their shape."""
     if len(head) < 4 or head[:2] != b"\0\0":
         raise DataError(
-            f"{name} is no IDX file: it does not begin with two zero bytes, a type and a number of dimensions."
+            f"{name} is not an IDX file: it does not start with two zero bytes, a type and a number of dimensions."
         )
     kind, dimensions = head[2], head[3]
     if kind != 8:
-        raise DataError(f"{name} is no IDX file of unsigned bytes (type 8), but of type {kind}.")
+        raise DataError(f"{name} is not an IDX file of unsigned bytes (type 8), but of type {kind}.")
     if not 1 <= dimensions <= _MOST_DIMENSIONS:
         raise DataError(f"{name} has an IDX header of {dimensions} dimensions; images have 3, labels 1.")
     start = 4 + 4 * dimensions
     if len(head) < start:
-        raise DataError(f"{name} is cut off within its IDX header.")
+        raise DataError(f"{name} is truncated within its IDX header.")
     shape = struct.unpack(f">{dimensions}I", head[4:start])
     if 0 in shape:
-        raise DataError(f"{name} is empty: its IDX header promises the shape {shape}.")
+        raise DataError(f"{name} is empty: its IDX header declares the shape {shape}.")
     return start, shape
 
 
@@ -134,8 +137,8 @@ def _joined(batches: list[tuple[Bytes, Bytes]]) -> tuple[Bytes, Bytes]:
 
 
 def _content(path: Path) -> bytes:
-    if path.exists() and not path.is_file():  # a named pipe would wait for ever, and a device would never end
-        raise DataError(f"{path} is no regular file; name the file that holds the images or labels.")
+    if path.exists() and not path.is_file():  # reading from a named pipe or a device would never end
+        raise DataError(f"{path} is not a regular file; give the file that contains the images or labels.")
     if path.stat().st_size > LIMIT:
         raise DataError(f"{path} is larger than {LIMIT:,} bytes, too large for a data set of this kind.")
     return path.read_bytes()

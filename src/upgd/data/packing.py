@@ -1,4 +1,4 @@
-"""gzip and xz, unpacked within limits: of what comes out, and of the memory that it takes."""
+"""Unpack gzip and xz data, with limits on the output size and on memory."""
 
 import gzip
 import io
@@ -9,12 +9,12 @@ from upgd.data.dataset import DataError
 
 __all__ = ["RATIO", "is_packed", "most_unpacked", "peek", "unpack"]
 
-#: What an xz file may ask for while it is unpacked; `xz -9` asks for 65 MiB.
+#: Memory limit for unpacking xz data; `xz -9` requires 65 MiB.
 XZ_MEMORY = 128 << 20
 
-#: How many times its size a file may unpack to. Photographs and letters shrink to a fifth; bombs to a thousandth.
+#: Limit on the compression ratio. Images compress to about a fifth, decompression bombs to about a thousandth.
 RATIO = 100
-#: What any file may unpack to, however small it is: blank images shrink as much as bombs do.
+#: Size that any file may unpack to, regardless of the ratio: blank images compress as well as bombs.
 _FREE = 64 << 20
 
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
@@ -22,12 +22,12 @@ _CHUNK = 1 << 20
 
 
 def is_packed(data: bytes) -> bool:
-    """Whether these are the first bytes of a gzip or xz file."""
+    """Return whether the data starts like a gzip or xz file."""
     return data.startswith((_GZIP, _XZ))
 
 
 def peek(data: bytes, count: int) -> bytes:
-    """The first ``count`` bytes of what is packed in ``data``; fewer if it is short or damaged."""
+    """Return the first ``count`` unpacked bytes of ``data``; fewer if it is short or damaged."""
     try:
         if data.startswith(_GZIP):
             return zlib.decompressobj(wbits=31).decompress(data, count)
@@ -39,12 +39,12 @@ def peek(data: bytes, count: int) -> bytes:
 
 
 def most_unpacked(size: int) -> int:
-    """The most bytes that a file of this size may unpack to."""
+    """Return the maximum number of bytes that a file of this size may unpack to."""
     return _FREE + RATIO * size
 
 
 def unpack(data: bytes, name: str, limit: int) -> bytes:
-    """All that is packed in ``data``, which must be ``limit`` bytes at most, and no bomb."""
+    """Unpack ``data``; raise DataError if the result exceeds ``limit`` bytes or the maximum compression ratio."""
     most = min(limit, most_unpacked(len(data)))
     if data.startswith(_GZIP):
         content = _unpack_gzip(data, name, most)
@@ -53,9 +53,9 @@ def unpack(data: bytes, name: str, limit: int) -> bytes:
     else:
         content = data
     if len(content) > most < limit:
-        raise DataError(f"{name} unpacks to more than {RATIO} times its size, as no images do.")
+        raise DataError(f"{name} unpacks to more than {RATIO} times its size, unlike any image data.")
     if len(content) > limit:
-        raise DataError(f"{name} holds more than the {limit:,} bytes that it should.")
+        raise DataError(f"{name} contains more than the expected {limit:,} bytes.")
     return content
 
 
@@ -66,7 +66,7 @@ def _unpack_gzip(data: bytes, name: str, limit: int) -> bytes:
             while len(content) <= limit and (chunk := file.read(min(_CHUNK, limit + 1 - len(content)))):
                 content += chunk
     except EOFError:
-        raise DataError(f"{name} is cut off: its gzip data has no end.") from None
+        raise DataError(f"{name} is truncated: its gzip data has no end.") from None
     except (OSError, zlib.error) as error:
         raise DataError(f"{name} is damaged: {error}.") from None
     return bytes(content)
@@ -77,9 +77,9 @@ def _unpack_xz(data: bytes, name: str, limit: int) -> bytes:
     try:
         content = decompressor.decompress(data, limit + 1)
     except lzma.LZMAError as error:
-        raise DataError(f"{name} is damaged or no xz file that unpacks in reasonable memory: {error}.") from None
+        raise DataError(f"{name} is damaged, or not an xz file within the memory limit: {error}.") from None
     if len(content) <= limit and not decompressor.eof:
-        raise DataError(f"{name} is cut off: its xz data has no end.")
+        raise DataError(f"{name} is truncated: its xz data has no end.")
     if decompressor.unused_data.strip(b"\0"):
-        raise DataError(f"{name} is damaged: something follows the end of its xz data.")
+        raise DataError(f"{name} is damaged: there is data after the end of its xz stream.")
     return content

@@ -1,4 +1,4 @@
-"""Data sets that somebody registers: a name, and a function that returns the arrays."""
+"""Registered data sets: a name and a function that returns the arrays."""
 
 import re
 from collections.abc import Callable
@@ -13,16 +13,17 @@ __all__ = ["load", "names", "register"]
 AnyFunction = TypeVar("AnyFunction", bound=Callable[[], Any])
 
 _REGISTERED: dict[str, Callable[[], Any]] = {}
-#: What the functions have returned; each is called once.
+#: Results of the registered functions; each function is called once.
 _loaded: dict[Callable[[], Any], Dataset] = {}
 
 
 def register(name: str) -> Callable[[AnyFunction], AnyFunction]:
-    """Add a data set: put ``@upgd.data.register("my-data")`` before a function that returns its images and labels.
+    """Register a data set; use it as a decorator on a function that returns the images and labels.
 
-    ``stationary-my-data``, ``input-permuted-my-data`` and ``output-permuted-my-data`` are problems then. The function is
-    called once in each process, when the data set is first used. It returns two arrays as :func:`from_arrays` takes them
-    (images as unsigned bytes, labels as integers), or a :class:`Dataset`.
+    With ``@upgd.data.register("my-data")``, ``stationary-my-data``, ``input-permuted-my-data``,
+    ``output-permuted-my-data`` and the other problem families become available. The function is called once per process,
+    when the data set is first used. It returns two arrays as accepted by :func:`from_arrays` (uint8 images and integer
+    labels), or a :class:`Dataset`.
 
     Example:
         >>> import numpy as np
@@ -35,7 +36,9 @@ def register(name: str) -> Callable[[AnyFunction], AnyFunction]:
         Dataset('example-noise': 100 images of 4×4, 2 classes)
     """
     if name == "digits" or name in OFFICIAL or not re.fullmatch(r"[a-z0-9][\w-]*", name):
-        raise DataError(f"{name!r} cannot be the name of a new data set: it is taken, or no plain lower-case name.")
+        raise DataError(
+            f"{name!r} is not a valid name for a new data set: it is taken, or not a plain lower-case name."
+        )
 
     def remember(function: AnyFunction) -> AnyFunction:
         return plugins.add(_REGISTERED, "data set", name, function)
@@ -44,7 +47,7 @@ def register(name: str) -> Callable[[AnyFunction], AnyFunction]:
 
 
 def load(name: str, split: str) -> Dataset | None:
-    """The registered data set of that name; None if there is none."""
+    """Return the registered data set of that name, or None."""
     function = plugins.find(_REGISTERED, name)
     if function is None:
         return None
@@ -56,7 +59,7 @@ def load(name: str, split: str) -> Dataset | None:
 
 
 def names() -> list[str]:
-    """The names of all registered data sets."""
+    """Return the names of all registered data sets."""
     plugins.discover()
     return list(_REGISTERED)
 

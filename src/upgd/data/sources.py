@@ -1,7 +1,8 @@
-"""The official data sets: where they can be had, and what they must be to the last bit.
+"""The official data sets: download addresses and checksums.
 
-The checksums are SHA-256, of the files as published (``.gz``) and of what is in them; either will do. Those of MNIST's
-``.gz`` files and CIFAR-10's batches belong to files whose MD5 the publishers name (CIFAR-10's page, torchvision's tables).
+Checksums are SHA-256, of the published files (``.gz``) and of their unpacked content; either is accepted. The files behind
+the checksums of MNIST's ``.gz`` files and CIFAR-10's batches also match the MD5 sums published on the CIFAR-10 page and in
+torchvision.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ Split = Literal["train", "test"]
 
 @dataclass(frozen=True)
 class Part:
-    """A file that a data set is made of. Files are known by their shape and checksum, whatever they are called."""
+    """A file of a data set. Files are identified by shape and checksum, not by name."""
 
     split: Split
     content: Literal["images", "labels", "batch"]
@@ -28,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Download:
-    """A file on several web servers."""
+    """A file that is available from several web servers."""
 
     name: str
     size: int

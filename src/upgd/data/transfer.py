@@ -1,9 +1,9 @@
-"""Downloads that are verified, try one mirror after the other, and continue where they were broken off.
+"""Verified downloads that try several mirrors and resume after an interruption.
 
-pooch checks the checksum and gives a file its name only after that. But pooch begins every download anew, and these files
-have up to half a gigabyte; so it gets a downloader of our own, which keeps what came in a ``.part`` file and asks for the
-rest with an HTTP range request. It does not matter that the rest may come from another mirror, or a day later: the checksum
-of the whole decides.
+pooch verifies the checksum before it gives a file its final name, but it restarts interrupted downloads from the
+beginning, and these files have up to half a gigabyte. It is therefore used with a custom downloader, which keeps received
+data in a ``.part`` file and requests the rest with an HTTP range request. The rest may come from another mirror or at a
+later time, because the checksum covers the whole file.
 """
 
 import queue
@@ -20,44 +20,44 @@ from upgd.data.sources import Download
 
 __all__ = ["Progress", "download"]
 
-#: Called with the file's name, the bytes that are here, and the bytes in all.
+#: Called with the file's name, the number of bytes received, and the total number of bytes.
 Progress = Callable[[str, int, int], None]
 
-#: Seconds without a single byte after which a connection counts as dead.
+#: Seconds without data after which a connection is considered dead.
 TIMEOUT = 30.0
-#: How often a mirror may break off, each time a little further on, and how long to wait before asking it again.
+#: Number of times a mirror may disconnect, having made progress each time, and the pause before reconnecting.
 ATTEMPTS, PAUSE = 50, 1.0
-#: A mirror that sends less than this many bytes in this many seconds is left. So no file takes longer than its size says.
+#: A mirror that sends fewer bytes than this in this many seconds is abandoned, which bounds the time per file.
 LEAST, PATIENCE = 480 << 10, 60.0
 _CHUNK = 1 << 15
 
 
 class _Unusable(Exception):
-    """This mirror does not have the file, whatever we do."""
+    """The mirror cannot provide the file."""
 
 
 def download(wanted: Download, target: Path, progress: Progress | None = None, mirror: str | None = None) -> str:
-    """Get a file into the folder ``target`` unless it is there already.
+    """Download a file to the folder ``target`` unless it is already there.
 
     Args:
         wanted: The file.
-        target: The folder; a download that was broken off leaves ``<name>.part`` there and continues from it.
-        progress: Told about the bytes as they come.
-        mirror: The address of a web folder with a file of that name, to be tried first.
+        target: The folder. An interrupted download leaves ``<name>.part`` there and is resumed from it.
+        progress: Called as data is received.
+        mirror: URL of a folder with a file of that name; tried first.
 
     Returns:
-        The address that the file came from, without the user and the password that it may have.
+        The URL that the file was downloaded from, without user name and password.
     """
     try:
         import pooch
     except ModuleNotFoundError:
-        raise DataError("downloading needs pooch: pip install 'upgd[run]'.") from None
+        raise DataError("downloading needs pooch; run pip install 'upgd[run]'.") from None
 
     pooch.get_logger().setLevel("WARNING")
     part = target / f"{wanted.name}.part"
     failures = []
     for url in _addresses(wanted, mirror):
-        # What an earlier attempt left may be the fault: so a wrong checksum after a resumed download means to try anew.
+        # The partial file may be corrupt, so a wrong checksum after a resumed download leads to a second, full download.
         for resumed in (True, False) if part.exists() else (False,):
             if not resumed:
                 part.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def download(wanted: Download, target: Path, progress: Progress | None = None, m
                 failures.append(f"{_without_password(url)}: {error}")
                 break
             except ValueError:
-                failures.append(f"{_without_password(url)}: the checksum of what came is wrong")
+                failures.append(f"{_without_password(url)}: wrong checksum")
     raise DataError(f"{wanted.name} could not be downloaded ({'; '.join(failures)}){_hint(part)}")
 
 
@@ -78,23 +78,23 @@ def _addresses(wanted: Download, mirror: str | None) -> list[str]:
         return list(wanted.mirrors)
     if not mirror.startswith(("http://", "https://")):
         shown = _without_password(mirror)
-        raise DataError(f"mirror must be an address that begins with http:// or https://, not {shown!r}.")
+        raise DataError(f"mirror must be a URL that starts with http:// or https://, not {shown!r}.")
     return [f"{mirror.rstrip('/')}/{wanted.name}", *wanted.mirrors]
 
 
 def _without_password(address: str) -> str:
-    """An address that may be shown and kept: https://me:secret@host/folder becomes https://host/folder."""
+    """Remove credentials from a URL: https://me:secret@host/folder becomes https://host/folder."""
     return re.sub(r"^([A-Za-z][\w+.-]*://)?[^/?#]*@", r"\1", address)
 
 
 def _hint(part: Path) -> str:
     if part.exists() and part.stat().st_size:
-        return f"; {part.stat().st_size:,} bytes are kept and the same command continues from there."
-    return "; try again later, or take files that you have with --from FOLDER."
+        return f"; {part.stat().st_size:,} bytes were kept, and the same command resumes from there."
+    return "; try again later, or use local files with --from FOLDER."
 
 
 class _Transfer:
-    """A downloader for pooch that continues a broken-off download."""
+    """A downloader for pooch that resumes interrupted downloads."""
 
     def __init__(self, wanted: Download, part: Path, progress: Progress | None) -> None:
         self._wanted, self._part, self._progress = wanted, part, progress
@@ -119,7 +119,7 @@ class _Transfer:
             except (requests.RequestException, HTTPError) as error:
                 trouble = error
         else:
-            raise _Unusable(f"it broke off {ATTEMPTS} times")
+            raise _Unusable(f"disconnected {ATTEMPTS} times")
         self._part.replace(output_file)
 
     def _here(self) -> int:
@@ -134,8 +134,7 @@ class _Transfer:
             headers["Range"] = f"bytes={here}-"
 
         def answer() -> Generator[Any, None, None]:
-            """The response, and then its bytes as they are stored: a server that marks a .gz file as "Content-Encoding: gzip"
-            must not get it unpacked."""
+            """Yield the response, then its raw bytes; a .gz file served with "Content-Encoding: gzip" must stay packed."""
             with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
                 yield response
                 yield from response.raw.stream(_CHUNK, decode_content=False)
@@ -147,30 +146,30 @@ class _Transfer:
             elif response.status_code == 200:
                 mode, here = "wb", 0
             else:
-                raise _Unusable(f"it answers {response.status_code} {response.reason}")
+                raise _Unusable(f"responded {response.status_code} {response.reason}")
             self._receive(response, pieces, mode, here)
 
     def _receive(self, response: Any, chunks: Iterator[bytes], mode: str, here: int) -> None:
         size = self._wanted.size
         offered = response.headers.get("Content-Length", "")
         if offered.isdigit() and here + int(offered) != size:
-            raise _Unusable(f"it offers {here + int(offered):,} bytes instead of {size:,}")
+            raise _Unusable(f"offers {here + int(offered):,} bytes instead of {size:,}")
         with self._part.open(mode) as file:
             for chunk in chunks:
                 here += len(chunk)
                 if here > size:
                     file.truncate(0)
-                    raise _Unusable(f"it sends more than the {size:,} bytes that the file has")
+                    raise _Unusable(f"sends more than the expected {size:,} bytes")
                 file.write(chunk)
                 if self._progress is not None:
                     self._progress(self._wanted.name, here, size)
 
 
 def _in_time(answer: Callable[[], Generator[Any, None, None]]) -> Generator[Any, None, None]:
-    """What a server answers, piece by piece, as long as it comes fast enough.
+    """Yield the pieces of a server's response while it sends fast enough.
 
-    A timeout of a socket begins anew with every byte, and a read waits until its buffer is full: a server that sends a byte
-    now and then would hold it up for days. So a thread reads, and we wait for it as long as we have patience.
+    A socket timeout restarts with every byte, and a read blocks until its buffer is full, so a server that sends one byte
+    at a time could block for days. A thread therefore does the reading, and this function waits for it with a time limit.
     """
     pieces: queue.Queue[Any] = queue.Queue(maxsize=16)
     left = threading.Event()
@@ -196,7 +195,7 @@ def _in_time(answer: Callable[[], Generator[Any, None, None]]) -> Generator[Any,
                 piece = pieces.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 if came < LEAST:
-                    raise _Unusable(f"it sends less than {LEAST:,} bytes in {PATIENCE:g} seconds") from None
+                    raise _Unusable(f"sends less than {LEAST:,} bytes in {PATIENCE:g} seconds") from None
                 came, until = 0, time.monotonic() + PATIENCE
                 continue
             if piece is end:
@@ -207,23 +206,23 @@ def _in_time(answer: Callable[[], Generator[Any, None, None]]) -> Generator[Any,
             yield piece
     finally:
         left.set()
-        while not pieces.empty():  # or the thread would wait for room, for ever
+        while not pieces.empty():  # otherwise the thread would block forever on a full queue
             pieces.get_nowait()
 
 
 def _range_start(response: Any) -> int:
-    """Where the answer to a range request begins, from ``Content-Range: bytes 100-199/200``."""
+    """Return the start offset of a range response, from ``Content-Range: bytes 100-199/200``; −1 if there is none."""
     start = response.headers.get("Content-Range", "").removeprefix("bytes ").split("-")[0]
     return int(start) if start.isdigit() else -1
 
 
 def _reason(trouble: Exception | None) -> str:
     if trouble is None:
-        return "it breaks off"
+        return "disconnected"
     import requests
 
     if isinstance(trouble, requests.Timeout) or "timed out" in str(trouble).lower():
         return f"no answer within {TIMEOUT:g} seconds"
     if isinstance(trouble, requests.ConnectionError):
         return "no connection"
-    return "it breaks off"
+    return "disconnected"
