@@ -143,7 +143,7 @@ def test_the_page_is_whole_and_has_landmarks_and_captions():
 def test_divergences_are_told():
     records = [record("sgd", seed=0), record("sgd", seed=1, diverged_at=15), record("sgd", seed=2, diverged_at=31)]
     html = content(records, STORE)
-    assert "2 of 3 learners stopped to be finite, in 1 setting." in html
+    assert "2 of 3 learners diverged, in 1 setting." in html
     assert re.search(r"2 of 3</td><td[^>]*>15</td>", html)
 
 
@@ -151,7 +151,7 @@ def test_the_verdict_is_for_whoever_diverges_less():
     steady = [record("sgd", level=0.7, seed=seed) for seed in range(5)]
     wild = [record("pgd", level=0.9, seed=seed, diverged_at=None if seed == 4 else 5) for seed in range(5)]
     verdict = sections(steady + wild)[0].verdict()
-    assert verdict.startswith("SGD diverges least, with an accuracy of 0.5450 ± 0.0071 over all steps (5 seeds).")
+    assert verdict.startswith("SGD diverges least often, with an accuracy of 0.5450 ± 0.0071 over all steps (5 seeds).")
     assert verdict.endswith("PGD follows, 0.15 ahead, but 4 of 5 diverged.")
     assert sections(wild)[0].verdict() == "PGD has an accuracy of 0.7150 over all steps (1 seed, 4 diverged)."
 

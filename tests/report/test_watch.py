@@ -222,7 +222,7 @@ def test_whatever_goes_wrong_gets_an_answer(watch, monkeypatch):
     with pytest.raises(urllib.error.HTTPError) as error:
         get(watch.address)
     assert error.value.code == 500
-    assert error.value.read() == b"The page cannot be made (KeyError: 'step')."
+    assert error.value.read() == b"The page cannot be rendered (KeyError: 'step')."
     assert get(f"{watch.address}news") == ""
 
 
@@ -232,7 +232,7 @@ def test_the_page_says_what_is_damaged(watch):
         store._connection.execute("UPDATE runs SET seconds = 9 WHERE id = 2")
     with pytest.warns(DamagedStoreWarning):
         page = watch.page()
-    assert "The store is damaged, and the damaged part is not shown:</strong> row 2 is not as written." in page
+    assert "The store is damaged; the damaged part is not shown:</strong> row 2 is not as written." in page
     assert "2 learners" in page
 
 
@@ -316,7 +316,7 @@ def test_the_open_page_says_how_far_the_sweep_is(watch, open_page):
     assert bar.inner_text() == "25 %, 1/4 jobs, 3 min 5 s left."
     assert bar.locator("progress").evaluate("bar => bar.value") == pytest.approx(0.256)
     file.path.write_text(json.dumps({"at": time.time() - 600, "share": 0.5, "text": "2/4 jobs"}))
-    bar.filter(has_text="No sign of the sweep for 10 min: it may have been stopped.").wait_for(timeout=20_000)
+    bar.filter(has_text="No update from the sweep for 10 min; it may have been stopped.").wait_for(timeout=20_000)
     file.remove()
     bar.wait_for(state="hidden", timeout=20_000)
     assert page.complaints == []
@@ -334,7 +334,7 @@ def test_the_open_page_keeps_what_is_unfolded_and_where_the_keyboard_is(watch, o
     page.locator("summary", has_text="All 2 settings").wait_for()
     assert page.locator("details[open] > summary").all_inner_texts() == ["Commands"]
     assert page.evaluate("document.activeElement.textContent") == "Commands"
-    assert "the last news came at" in page.locator("#news").inner_text()
+    assert "Last update: " in page.locator("#news").inner_text()
 
 
 def test_ctrl_c_ends_the_command_without_a_trace(tmp_path):

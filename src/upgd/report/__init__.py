@@ -1,10 +1,10 @@
-"""Results as one page for people: ``upgd report`` writes it, ``upgd watch`` shows it while a sweep runs.
+"""HTML reports: ``upgd report`` writes a page about a file of results, and ``upgd watch`` serves it during a sweep.
 
 >>> from upgd.report import write
 >>> write("upgd.db", "report.html")  # doctest: +SKIP
 
-``page`` makes the file, from the numbers and words of ``content`` and the HTML of ``parts``; ``watch`` serves it.
-``colours`` has the colours of the page.
+``page`` assembles the file from the numbers and text of ``content`` and the HTML of ``parts``; ``watch`` serves it.
+``colours`` defines the colours of the page.
 """
 
 from upgd.report.page import write

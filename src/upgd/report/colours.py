@@ -1,4 +1,4 @@
-"""Colours for the page: the figures' own, and lighter ones where the page is dark."""
+"""Colours of the page: those of the figures, with lighter variants for dark mode."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,14 +11,14 @@ _DARK_PAGE = "#12161c"
 
 
 class Colours(NamedTuple):
-    """One method's, on a light and on a dark page."""
+    """The colours of one method in light and dark mode."""
 
     light: str
     dark: str
 
 
 def colours(methods: Sequence[str]) -> dict[str, Colours]:
-    """A pair of colours for each method."""
+    """Return a pair of colours for each method."""
     return {
         method: Colours(light, of_methods.dark_colour(method) or _lightened(light))
         for method, light in of_methods.colours(methods).items()
@@ -26,13 +26,13 @@ def colours(methods: Sequence[str]) -> dict[str, Colours]:
 
 
 def contrast(one: str, other: str) -> float:
-    """The ratio of two colours' luminances, from 1 to 21, as the Web Content Accessibility Guidelines define it."""
+    """Return the contrast ratio of two colours, from 1 to 21, as defined by the Web Content Accessibility Guidelines."""
     low, high = sorted(_luminance(colour) for colour in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 
 def _lightened(colour: str) -> str:
-    """Mixed with white until it can be seen on the dark page."""
+    """Mix the colour with white until it is visible on the dark page."""
     for share in range(20):
         mixed = _mixed(colour, share / 20)
         if contrast(mixed, _DARK_PAGE) >= 5:

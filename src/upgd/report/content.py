@@ -1,4 +1,4 @@
-"""What a page says about a file of results: numbers and words, before any HTML."""
+"""Numbers and text of the page about a file of results, independent of HTML."""
 
 import math
 import shlex
@@ -24,22 +24,22 @@ from upgd.store import Record
 
 __all__ = ["ScoredSetting", "Section", "sections"]
 
-#: A curve on the page has at most this many points, and a number this many digits: more than a screen shows.
+#: Limits on the points per curve and the digits per number; a screen cannot show more.
 _POINTS = 150
 _DIGITS = 5
 
 
 @dataclass(frozen=True)
 class ScoredSetting:
-    """One setting of a variant, and how its seeds did.
+    """One setting of a variant and its scores.
 
     Attributes:
-        variant: whose setting it is.
-        settings: all of them, switches included.
-        score: the mean area under the curve of the seeds that did not diverge; NaN if all did.
-        seeds, diverged: how many there are, and how many of them diverged.
-        diverged_at: the step at which the first did.
-        best: whether it is the variant's best.
+        variant: the variant of the method.
+        settings: all settings, including switches.
+        score: the mean area under the curve of the seeds that did not diverge; NaN if all diverged.
+        seeds, diverged: the number of seeds, and how many of them diverged.
+        diverged_at: the step of the first divergence.
+        best: whether this is the variant's best setting.
     """
 
     variant: Variant
@@ -66,12 +66,12 @@ class Section:
 
     @property
     def ranked(self) -> list[Variant]:
-        """The variants, the best first."""
+        """The variants, best first."""
         return [variant_of(row.entry) for row in self.rows]
 
     @cached_property
     def diverged(self) -> list[ScoredSetting]:
-        """The settings with learners that diverged, on whatever seeds."""
+        """Return the settings with diverged learners, on any seeds."""
         found = [
             _setting(variant, entry, self.comparison, entry is self.best[variant].entry)
             for variant, own in by_variant(self.comparison).items()
@@ -81,23 +81,23 @@ class Section:
 
     @cached_property
     def colours(self) -> dict[Variant, Colours]:
-        """The variants' colours; variants of one method share them, and differ in their dashes."""
+        """The colours of the variants. Variants of one method share a colour and differ in their dashes."""
         tints = colours([one.method for one in self.best])
         return {one: tints[one.method] for one in self.best}
 
     @cached_property
     def dashes(self) -> dict[Variant, str]:
-        """How the variants' lines are drawn."""
+        """The line style of each variant."""
         return dashes(self.best)
 
     @cached_property
     def looks(self) -> dict[Variant, dict[str, Any]]:
-        """What looks inside the learners of the best settings have shown; without the variants that nobody looked into."""
+        """Diagnostics recorded for the best setting of each variant; variants without diagnostics are left out."""
         found = {one: _inside(self.best[one].shown) for one in self.ranked}
         return {one: figures for one, figures in found.items() if figures}
 
     def verdict(self) -> str:
-        """What came out, in a sentence or two."""
+        """Summarize the result in one or two sentences."""
         ahead, first = self.rows[0], self.ranked[0].label
         lines = [row for row in self.rows if row.evaluation == ahead.evaluation]
         if math.isnan(ahead.mean):
@@ -107,7 +107,7 @@ class Section:
         highest = max if METRICS[self.comparison.metric].higher else min
         lead = f"has the {'highest' if highest is max else 'lowest'} {noun}:"
         if highest(row.mean for row in lines if not math.isnan(row.mean)) != ahead.mean:
-            lead = f"diverges least, with {of_it}"
+            lead = f"diverges least often, with {of_it}"
         if len(lines) == 1:
             lead = f"has {of_it}"
         spec = number_format(value for row in self.rows for value in (row.mean, row.first_quarter, row.last_quarter))
@@ -124,12 +124,12 @@ class Section:
 
     @property
     def caveat(self) -> str:
-        """What to keep in mind with the tests; empty if nothing."""
+        """Return a caveat about the statistical tests, or an empty string."""
         after_search = any(row.evaluation == "search" and row.p is not None for row in self.rows)
         return CAVEAT if after_search else ""
 
     def chart(self) -> dict[str, Any]:
-        """What the page's program draws."""
+        """Return the data of the charts, for page.js."""
         return {
             "metric": self.comparison.metric,
             "noun": self.comparison.noun.removeprefix("online "),
@@ -144,13 +144,13 @@ class Section:
         }
 
     def commands(self, store: str) -> list[tuple[str, str]]:
-        """For each variant, what to type to run its best setting, and all its settings, again."""
+        """Return, for each variant, the commands that rerun its best setting and all its settings."""
         lines = []
         own = by_variant(self.comparison)
         for variant in self.ranked:
             best, entries = self.best[variant], own[variant].entries
             if any(record.backend == OWN_LOOP for record in best.entry.records.values()):
-                continue  # no command runs it
+                continue  # cannot be run from the command line
             again = self._command("run --method", [best.entry], sorted(best.entry.records), store)
             lines.append((f"{variant.label}, best setting", again))
             if len(entries) > 1:
@@ -201,13 +201,13 @@ class Section:
         for name, value in comparison.options.items():
             words += ["--option", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
         used = {name: version for one in first.records.values() for name, version in (one.plugins or {}).items()}
-        for module in sorted(name for name, version in used.items() if not version):  # what is installed is found
+        for module in sorted(name for name, version in used.items() if not version):  # the others are installed
             words += ["--plugin", module]
         return shlex.join([*words, "--store", first.source or store])
 
 
 def sections(records: Iterable[Record], metric: Metric | None = None) -> list[Section]:
-    """The comparisons that a file of results has."""
+    """Return the comparisons in a file of results."""
     return [_section(comparison) for comparison in comparisons(records, metric)]
 
 
@@ -233,7 +233,7 @@ def _setting(variant: Variant, entry: Entry, comparison: Comparison, best: bool)
 
 
 def _inside(entry: Entry) -> dict[str, Any]:
-    """What looks inside the learners have shown, as means over seeds by name; ``step`` is when. Empty where nobody looked."""
+    """Return the recorded diagnostics as means over seeds, by name; ``step`` holds the steps. Empty if none were recorded."""
     looks = [
         record.diagnostics for record in entry.records.values() if record.diagnostics and record.diverged_at is None
     ]
@@ -246,11 +246,11 @@ def _inside(entry: Entry) -> dict[str, Any]:
 
 
 def _rounded(values: ArrayLike) -> list[Any]:
-    """A few digits of each number, in lists like the array; None where it is not finite, for which JSON has no word."""
+    """Round to a few digits, as nested lists; non-finite values become None, because JSON cannot represent them."""
     exact = np.asarray(values, np.float64)
     size = np.log10(np.abs(exact), out=np.zeros_like(exact), where=np.isfinite(exact) & (exact != 0))
     digits = _DIGITS - 1 - np.floor(size)
-    # Powers of ten from 1 on are exact, so that what comes out is the number next to a short decimal.
+    # Powers of ten with non-negative exponents are exact, so the result is the float closest to a short decimal.
     above, below = 10.0 ** np.maximum(digits, 0), 10.0 ** np.maximum(-digits, 0)
     short = np.rint(exact * above / below) * below / above
     listed = short.astype(object)
@@ -259,20 +259,20 @@ def _rounded(values: ArrayLike) -> list[Any]:
 
 
 def _value(value: Any) -> Any:
-    """As a chart shows it: a number, or text."""
+    """Convert a value for a chart: a number, or text."""
     if isinstance(value, list | tuple):
         return "/".join(map(str, value))
     return str(value) if value is None or isinstance(value, bool) else value
 
 
 def _typed(value: Any) -> str:
-    """As the command line reads it."""
+    """Format a value for the command line."""
     if isinstance(value, list | tuple):
         return "/".join(repr(part) for part in value)
     return value if isinstance(value, str) else repr(value)
 
 
 def _counted(row: Row) -> str:
-    """Whose mean it is."""
+    """Describe the seeds behind a mean."""
     seeds = f"{row.seeds - row.diverged} seed{'s' * (row.seeds - row.diverged != 1)}"
     return f"{seeds}, {row.diverged} diverged" if row.diverged else seeds

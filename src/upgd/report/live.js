@@ -1,8 +1,7 @@
 "use strict";
-// While a sweep runs: asks this machine's server for news, and shows them. What was unfolded stays so, and the keyboard
-// stays where it was.
+// Polls the local server for updates during a sweep and shows them. Open details and keyboard focus are preserved.
 (() => {
-  let version = document.getElementById("page").dataset.news; // what the page was made from
+  let version = document.getElementById("page").dataset.news; // version of the store that the page shows
   const say = (text) => { document.getElementById("news").textContent = text; };
   async function text(address) {
     const answer = await fetch(address, { cache: "no-store" });
@@ -10,7 +9,7 @@
     return answer.text();
   }
 
-  // Which part of the page it is, whatever comes before it and however much it counts.
+  // Identifies an element of the page independently of its position and of numbers in its text.
   const place = (element) => [
     element.closest("section")?.id, element.closest("[data-only]")?.dataset.only, element.tagName, (element.closest("label")?.firstChild ?? element).textContent.replace(/\d[\d,]*/g, "#"),
   ].join(" ");
@@ -27,31 +26,31 @@
     if (focused) parts().find((element) => place(element) === focused)?.focus({ preventScroll: true });
     scrollTo({ top: at, behavior: "instant" });
   }
-  // How far the sweep is. One that was killed leaves its last words; how old they are says so.
+  // Progress of the sweep. A killed sweep leaves its last status behind, so a stale status gets a warning.
   const LATE_S = 120;
   function showProgress(progress) {
     const bar = document.getElementById("sweep");
     bar.hidden = progress === null;
     if (progress === null) return;
     const { share, text, age } = progress;
-    const late = age > LATE_S ? ` No sign of the sweep for ${Math.round(age / 60)} min: it may have been stopped.` : "";
+    const late = age > LATE_S ? ` No update from the sweep for ${Math.round(age / 60)} min; it may have been stopped.` : "";
     bar.firstElementChild.value = share;
     bar.lastElementChild.textContent = `${Math.floor(100 * share)} %, ${text}.${late}`;
   }
-  let last = "Live: this page follows the sweep; no news since it was opened.";
+  let last = "Live: this page follows the sweep. No updates since it was opened.";
   async function look() {
     try {
       showProgress(JSON.parse(await text("progress")));
       const latest = await text("news");
       if (latest !== version) {
         show(await text("content"));
-        last = `Live: this page follows the sweep; the last news came at ${new Date().toLocaleTimeString()}.`;
+        last = `Live: this page follows the sweep. Last update: ${new Date().toLocaleTimeString()}.`;
       }
       version = latest;
       say(last);
     } catch (error) {
-      // A TypeError is what fetch says when nobody answers; anything else is the server's own sentence.
-      say(error instanceof TypeError ? "The server has stopped; this is the last that it showed." : error.message);
+      // fetch raises a TypeError if the server does not respond; other errors carry the server's message.
+      say(error instanceof TypeError ? "The server has stopped; this page shows the last update." : error.message);
     }
     setTimeout(look, 2000);
   }

@@ -1,19 +1,19 @@
 "use strict";
-// Draws the charts from the data in the page, in the colours of the reader's theme, and switches methods on and off.
+// Draws the charts from the data in the page, in the colours of the current theme, and shows or hides methods.
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 620px)");
   const touch = matchMedia("(pointer: coarse)");
-  const hidden = new Map(); // section → names of the methods that are switched off
-  const chosen = new Map(); // what a reader has chosen, by section and kind of chart
+  const hidden = new Map(); // section → names of the hidden methods
+  const chosen = new Map(); // the reader's choices, by section and kind of chart
   let data = {};
   let printing = false;
 
-  // --- When charts are drawn: as they come near the screen, and all of them before the page is printed.
+  // --- Charts are drawn when they come near the viewport; all of them are drawn before the page is printed.
 
-  const charts = new Map(); // element → what draws it
-  const stale = new Set(); // charts that do not show yet what they should
-  const near = new Set(); // charts on the screen, or less than half a screen away from it
+  const charts = new Map(); // element → function that draws it
+  const stale = new Set(); // charts that must be redrawn
+  const near = new Set(); // charts in the viewport or less than half a viewport away
   const watcher = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) isIntersecting ? near.add(target) : near.delete(target);
     drawNear();
@@ -29,7 +29,7 @@
     charts.get(element)();
     performance.mark("upgd: chart");
   }
-  // One chart at a time: the page answers while it draws.
+  // Draw one chart at a time, so that the page stays responsive.
   let drawing = false;
   function drawNear() {
     if (drawing) return;
@@ -48,7 +48,7 @@
     drawNear();
   }
 
-  // --- Small things that all charts share.
+  // --- Helpers shared by all charts.
 
   const sectionOf = (element) => element.closest("section").id;
   const off = (section) => hidden.get(section) ?? hidden.set(section, new Set()).get(section);
@@ -56,7 +56,7 @@
   const colour = (method) => (dark.matches && !printing ? method.dark : method.light);
   const faint = (hex, share) => hex + Math.round(share * 255).toString(16).padStart(2, "0");
   const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value));
-  // Plotly reads text as a kind of HTML; names are text.
+  // Plotly interprets text as HTML-like markup, so names must be escaped.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const create = (tag, attributes = {}, ...children) => {
     const element = document.createElement(tag);
@@ -65,7 +65,7 @@
     return element;
   };
 
-  let tones = {}; // of the theme, read once: every look at a computed style lets the browser compute all of them
+  let tones = {}; // colours of the theme, cached, because reading a computed style forces the browser to recompute styles
   function readTones() {
     const style = getComputedStyle(document.documentElement);
     const names = ["paper", "card", "ink", "soft", "line", "grid", "accent"];
@@ -83,19 +83,19 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, autosize: !printing,
       font: { family: "system-ui, sans-serif", size: small && !narrow.matches ? 12 : 13, color: tones.soft },
       margin: small ? { l: 60, r: 14, t: 8, b: 44 } : { l: 64, r: 24, t: 10, b: 46 },
-      hovermode: "x unified", dragmode: touch.matches ? false : "zoom", // a finger scrolls the page
+      hovermode: "x unified", dragmode: touch.matches ? false : "zoom", // on touch screens, dragging scrolls the page
       hoverlabel: { bgcolor: tones.card, bordercolor: tones.line, font: { color: tones.ink }, namelength: -1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: tones.soft, activecolor: tones.accent },
       ...extra,
     };
     if (!traces.length) {
       layout.xaxis = layout.yaxis = { visible: false };
-      layout.annotations = [{ text: "Nothing to show: switched off, or diverged.", showarrow: false }];
+      layout.annotations = [{ text: "Nothing to show: hidden or diverged.", showarrow: false }];
     }
-    if (printing) [layout.width, layout.height] = small ? [220, 190] : [690, 300]; // as page.css has it for paper
+    if (printing) [layout.width, layout.height] = small ? [220, 190] : [690, 300]; // must match the print sizes in page.css
     Plotly.react(element, traces, layout, {
       responsive: true, displaylogo: false, displayModeBar: small || touch.matches ? false : "hover",
-      modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]], // none that asks the network
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]], // none that needs the network
     });
   }
 
@@ -105,7 +105,7 @@
     field.addEventListener("change", () => onChange(Number(field.value)));
     return create("label", {}, label, field);
   }
-  // New fields in the place of the old ones; the keyboard stays where it was.
+  // Replaces the fields and preserves keyboard focus.
   function replaceFields(box, fields) {
     const focused = [...box.querySelectorAll("select")].indexOf(document.activeElement);
     box.replaceChildren(...fields);
@@ -121,24 +121,24 @@
     return data[section].metric === "loss" && Math.min(...all) > 0 && Math.max(...all) > 30 * Math.min(...all);
   }
 
-  // An axis of the section's metric. A squared error is never below zero, and on a logarithmic axis every tick has its number.
+  // An axis for the section's metric. Losses are never negative; on a logarithmic axis every tick has a label.
   const metricAxis = (section, log, title, extra) => axis({
     title: { text: title, standoff: 10 }, type: log ? "log" : "linear",
     ...(log ? { tickformat: "~g" } : data[section].metric === "loss" && { rangemode: "nonnegative" }), ...extra,
   });
 
-  // Noisy curves as moving means of several points, centred, so that nothing moves in time.
+  // Smooths noisy curves with a centred moving average, which does not shift them in time.
   const WIDTHS = [1, 3, 5, 9, 15, 25];
   function smoothed(values, width) {
     const half = (width - 1) / 2;
     return values.map((value, i) => {
       if (value === null || !half) return value;
-      const reach = Math.min(half, i, values.length - 1 - i); // at the ends as much to either side as there is
+      const reach = Math.min(half, i, values.length - 1 - i); // symmetric window, narrower near the ends
       const around = finite(values.slice(i - reach, i + reach + 1));
       return around.reduce((sum, one) => sum + one, 0) / around.length;
     });
   }
-  // How wide the means may be that make sense for curves with these points, and what one of them has been chosen.
+  // The window widths that suit curves with these points, and the selected width.
   function smoothing(key, steps) {
     const widths = WIDTHS.filter((width) => width === 1 || width <= steps.length / 3);
     const width = widths.includes(chosen.get(key)) ? chosen.get(key) : 1;
@@ -162,7 +162,7 @@
         line: { color: tint, width: 2.4, dash: method.dash }, marker: { color: tint, size: 8 },
         hovertemplate: "%{y:.4g}",
       };
-      if (method.seeds < 3) return [line]; // two seeds say next to nothing about the spread
+      if (method.seeds < 3) return [line]; // two seeds give no useful estimate of the spread
       const band = {
         x: [...method.x, ...[...method.x].reverse()], y: [...high, ...low.reverse()],
         fill: "toself", fillcolor: faint(tint, 0.16), line: { width: 0 }, mode: "lines", hoverinfo: "skip",
@@ -185,13 +185,13 @@
   const spaced = (name) => name.replaceAll("_", " ");
   const isBetter = (section) => (data[section].higher ? (a, b) => a > b : (a, b) => a < b);
 
-  // What a setting has reached: its score, and the share of its learners that diverged, which counts first.
+  // The result of a setting: its score and the fraction of diverged learners. Fewer diverged learners rank first.
   const reached = (method, row) => ({ score: row[method.names.length], diverged: row[method.names.length + 1] });
   const isAhead = (section) => (one, other) => one.diverged !== other.diverged
     ? one.diverged < other.diverged : one.score !== null && isBetter(section)(one.score, other.score);
   const howMany = ({ diverged }) => (diverged ? `${Math.round(100 * diverged)} % diverged` : "");
 
-  // The best for each value of a hyperparameter, or each pair of values of two.
+  // The best result for each value of a hyperparameter, or each pair of values of two hyperparameters.
   function bestBy(method, ahead, columns) {
     const found = new Map();
     for (const row of method.tried) {
@@ -210,7 +210,7 @@
   }
   const severalValues = (method) => method.names.filter((name) => valuesOf([method], name).length > 1);
 
-  // All charts of a section have one scale: the steeper, the more it matters.
+  // All charts of a section share one scale, so that slopes are comparable.
   function scoreAxis(section) {
     const all = finite(data[section].methods.flatMap((method) => method.tried.map((row) => row[method.names.length])));
     const log = spansDecades(section, all);
@@ -229,7 +229,7 @@
       const ticks = valuesOf(methods.filter((method) => able.get(method).includes(name)), name).map((value) => plain(short(value)));
       const box = create("div", {
         class: "chart", role: "img", "data-name": name,
-        "aria-label": `Chart: best ${metric} against ${worded(section, name)}; the table of all settings has the numbers.`,
+        "aria-label": `Chart: best ${metric} against ${worded(section, name)}; the table of all settings contains the numbers.`,
       });
       const lines = (method) => {
         const column = method.names.indexOf(name);
@@ -259,7 +259,7 @@
     }));
   }
 
-  // A heat map is a table with coloured cells: sharp at any size, and it can be read aloud.
+  // The heat map is a table with coloured cells: sharp at any size, and accessible to screen readers.
   function pairs(element) {
     const section = sectionOf(element);
     const pairsOf = (method) => severalValues(method).flatMap((one, i, all) => all.slice(i + 1).map((other) => [one, other]));
@@ -278,7 +278,7 @@
       select("method", able.map((one) => one.name), able.indexOf(method), (i) => again({ method: able[i].name, pair: 0 })),
       select("pair", all.map((pair) => pair.map((name) => worded(section, name)).join(" × ")), at, (i) => again({ pair: i })),
     ]);
-    // The longer one goes down: a phone has more room there.
+    // The hyperparameter with more values goes down the rows, because phones have more vertical space.
     const [down, across] = [...all[at]].sort((a, b) => valuesOf([method], b).length - valuesOf([method], a).length);
     element.querySelector(".heat").replaceChildren(heatMap(section, method, down, across));
   }
@@ -289,7 +289,7 @@
     const [low, high] = [Math.min(...scores), Math.max(...scores)];
     const top = [...best.values()].reduce((one, other) => (isAhead(section)(other, one) ? other : one));
     const isTop = (one) => !isAhead(section)(top, one);
-    const { format } = data[section]; // Python's, of all scores: ".4f" or ".3e"
+    const { format } = data[section]; // the Python format of all scores: ".4f" or ".3e"
     const written = (score) => (format.endsWith("f") ? score.toFixed(format.slice(1, -1)) : score.toExponential(format.slice(1, -1)));
     const cell = (one) => {
       if (one === undefined) return create("td");
@@ -306,7 +306,7 @@
         create("th", { scope: "row" }, y), ...columns.map((x) => cell(best.get(`${y}\u0000${x}`)))))));
   }
 
-  // --- Figures from inside the learners: numbers as lines; histograms, one method at a time, as stacked shares.
+  // --- Diagnostics: scalars as lines; histograms, one method at a time, as stacked areas.
 
   function looks(element) {
     const section = sectionOf(element);
@@ -328,7 +328,7 @@
     };
     const fields = () => {
       const { name, able, method, histogram } = current();
-      const figure = select("figure", names.map(spaced), names.indexOf(name), (i) => choose({ name: names[i] }));
+      const figure = select("diagnostic", names.map(spaced), names.indexOf(name), (i) => choose({ name: names[i] }));
       const whose = () => select("method", able.map((one) => one.name), able.indexOf(method), (i) => choose({ method: able[i].name }));
       const smooth = () => smoothing(`${section} looks`, method.inside.step).fields(() => redraw([box]));
       replaceFields(element.querySelector(".choices"), [figure, ...(histogram ? [whose()] : smooth())]);
@@ -344,7 +344,7 @@
       const yaxis = histogram
         ? { title: { text: "share of gates" }, range: [0, 1], tickformat: ".0%" }
         : { title: { text: plain(spaced(name)) + words } };
-      // The parts of a histogram are stacked, and so are their names, where there is room beside them.
+      // The areas of a histogram are stacked, so the legend is stacked in the same order if there is room beside the chart.
       const beside = histogram && !narrow.matches;
       draw(box, lines, {
         xaxis: stepAxis(section), yaxis: axis({ automargin: true, ...yaxis }), showlegend: true,
@@ -355,7 +355,7 @@
       });
     });
   }
-  // From purple over pale tones to orange: which side of ½ a gate is on can be seen at once, by the colour-blind, too.
+  // From purple through pale tones to orange: the side of ½ is visible at a glance, including to colour-blind readers.
   const TINTS = ["#3b0f70", "#5a2f9b", "#7a5fb8", "#a08fd0", "#cbc3e8", "#fddcab", "#fdb863", "#e88e1f", "#c0620a", "#8c3f06"];
   function shares(method, name) {
     const looks = method.inside[name];
@@ -368,11 +368,11 @@
     }));
   }
 
-  // --- Switches: which methods the charts of a section show.
+  // --- Buttons that select the methods shown in the charts of a section.
 
   function switches(box) {
     const section = sectionOf(box);
-    const searched = box.dataset.only === "searched"; // beside charts that have these methods alone
+    const searched = box.dataset.only === "searched"; // next to charts of searched methods only
     const methods = data[section].methods.filter((method) => !searched || severalValues(method).length);
     const buttons = methods.map((method) => {
       const swatch = create("span", { class: `swatch ${method.dash}`, "aria-hidden": "true" });
@@ -407,7 +407,7 @@
     redraw([...charts.keys()].filter((element) => sectionOf(element) === section));
   }
 
-  // --- The page as a whole: set up, in another theme, on paper.
+  // --- The page as a whole: initialization, theme changes and printing.
 
   const KINDS = { switches, curves, sensitivity, pairs, looks };
   function setUp() {
@@ -422,7 +422,7 @@
     readTones();
     redraw();
   }
-  let unfolded = []; // by us, for paper
+  let unfolded = []; // elements that were opened for printing
   function toPaper() {
     if (printing) return;
     printing = true;

@@ -1,7 +1,7 @@
-"""The page: one HTML file that needs nothing else, neither a network nor another file.
+"""The report page: one self-contained HTML file that needs no network access.
 
-Everything a chart shows stands in a table, too. Whatever comes from a file of results is escaped; and should that ever fail,
-the page's policy lets no other program run than the three it was made with, and no request leave the machine.
+Everything shown in a chart is also in a table. All text from a file of results is escaped. As a second line of defence, the
+page's Content-Security-Policy allows only its own three scripts and no network requests.
 """
 
 import base64
@@ -40,15 +40,15 @@ _PAGE = """\
 <body>
 <a class="skip" href="#content">Skip to the results</a>
 {sweep}<div id="page"{news}>{content}</div>
-<noscript><p class="note">The charts need JavaScript; all numbers stand in the tables.</p></noscript>
+<noscript><p class="note">The charts need JavaScript; the tables contain all numbers.</p></noscript>
 {scripts}
 </body>
 </html>
 """
 
-#: How far a sweep is: above the page, which is replaced whenever there are news.
+#: Progress of a sweep, shown above the part of the page that is replaced on every update.
 _SWEEP = """\
-<div id="sweep" hidden><progress max="1" aria-label="How far the sweep is"></progress><span></span></div>
+<div id="sweep" hidden><progress max="1" aria-label="Progress of the sweep"></progress><span></span></div>
 """
 
 
@@ -60,15 +60,14 @@ def write(
     title: str | None = None,
     metric: Metric | None = None,
 ) -> Path:
-    """Write the page about a file of results, or about several that are compared.
+    """Write a report about one or several files of results.
 
     Args:
-        store: the file of results, or a list of files.
-        path: where the page goes, such as ``report.html``.
-        problem: only the results of this problem.
-        title: the page's title; by default the names of the files.
-        metric: what tables and curves show; by default accuracy, in regression loss.
-
+        store: The file of results, or a list of files to compare.
+        path: The output file, such as ``report.html``.
+        problem: Restrict the report to this problem.
+        title: The title of the page. Default: the names of the files.
+        metric: The metric of tables and curves. Default: accuracy for classification, loss for regression.
     Returns:
         The path.
     """
@@ -78,7 +77,7 @@ def write(
         of_problem = f" of {problem!r}" if problem else ""
         names = " and ".join(map(str, stores))
         raise ValueError(
-            f"{names} {'has' if len(stores) == 1 else 'have'} no results{of_problem}; `upgd run` and `upgd sweep` make some"
+            f"{names} {'has' if len(stores) == 1 else 'have'} no results{of_problem}; run `upgd run` or `upgd sweep` first"
         )
     target = Path(path)
     writing.check(target)
@@ -99,12 +98,12 @@ def render(
     title: str | None = None,
     metric: Metric | None = None,
 ) -> str:
-    """The whole page; a live one, which says from which news it was made, gets plotly and further news from its server."""
+    """Return the whole page. With ``news``, the page is live: it loads plotly and later updates from its server."""
     return page_around(content(records, store, damage, title, metric), store, news=news, title=title)
 
 
 def page_around(content: str, store: Path, *, news: str | None = None, title: str | None = None) -> str:
-    """The whole page, with this content."""
+    """Return the whole page with the given content."""
     live = news is not None
     programs = [_resource("page.js"), _resource("live.js")] if live else [plotly(), _resource("page.js")]
     trusted = " ".join(f"'sha256-{_hash(program)}'" for program in programs)
@@ -132,7 +131,7 @@ def content(
     title: str | None = None,
     metric: Metric | None = None,
 ) -> str:
-    """What changes while a sweep runs: all text and tables, and the charts' data; and what is damaged in the store."""
+    """Return the part of the page that changes during a sweep: text, tables, chart data and any damage of the store."""
     found = sections(records, metric)
     anchors = [f"comparison-{number}" for number in range(1, len(found) + 1)]
     parts = [section(one, anchor, str(store)) for one, anchor in zip(found, anchors, strict=True)]
@@ -148,19 +147,19 @@ def content(
 
 @cache
 def plotly() -> str:
-    """The program that draws: plotly.js with lines and bars alone, a quarter of the whole and sooner read by browsers."""
-    # A closing tag inside a string would end the program's element.
+    """Return plotly.js in its basic bundle: a quarter of the full size, so browsers load it faster."""
+    # A closing tag inside a string would end the script element.
     return _resource("plotly/plotly-basic.min.js").replace("</script", "<\\/script")
 
 
-_NOTHING = "<p>There are no results yet. This page shows them as they come.</p>"
+_NOTHING = "<p>There are no results yet. They will appear here as learners finish.</p>"
 
 
 def _damage(damage: Sequence[str]) -> str:
     if not damage:
         return ""
     return (
-        f'<p class="note" role="alert"><strong>The store is damaged, and the damaged part is not shown:</strong> '
+        f'<p class="note" role="alert"><strong>The store is damaged; the damaged part is not shown:</strong> '
         f"{escape('; '.join(damage))}. <code>upgd store repair</code> copies what is intact into a new file.</p>"
     )
 
@@ -178,12 +177,12 @@ def _contents(found: Sequence[Section], anchors: Sequence[str]) -> str:
 def _footer(records: Sequence[Record]) -> str:
     versions = ", ".join(sorted({f"upgd {record.package} with torch {record.torch}" for record in records}))
     moment = datetime.now().astimezone()
-    now = f"{moment.day} {moment:%B %Y, %H:%M %Z}"  # and not %-d, which Windows does not know
-    return f"<p>{escape(f'Made on {now}. Results of {versions}.' if versions else f'Made on {now}.')}</p>"
+    now = f"{moment.day} {moment:%B %Y, %H:%M %Z}"  # Windows does not support %-d
+    return f"<p>{escape(f'Created on {now}. Results of {versions}.' if versions else f'Created on {now}.')}</p>"
 
 
 def _json(value: object) -> str:
-    """JSON that may stand inside an HTML element."""
+    """Serialize to JSON that is safe inside an HTML element."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
 
 

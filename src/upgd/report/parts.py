@@ -1,4 +1,4 @@
-"""The pieces of the page, from numbers to HTML. Every text goes through :func:`html.escape`."""
+"""HTML fragments of the page. All text is escaped with :func:`html.escape`."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ __all__ = ["overview", "section"]
 
 
 def overview(records: Sequence[Record], found: Sequence[Section], title: str) -> str:
-    """The top of the page: what there is, in a few numbers."""
+    """Return the top of the page: a summary in a few numbers."""
     settings = sum(len(one.settings) for one in found)
     diverged = sum(record.diverged_at is not None for record in records)
     seconds = sum(record.seconds for record in records)
@@ -37,7 +37,7 @@ def overview(records: Sequence[Record], found: Sequence[Section], title: str) ->
 
 
 def section(one: Section, anchor: str, store: str) -> str:
-    """All about one comparison."""
+    """Return the section about one comparison."""
     comparison = one.comparison
     parts = [
         f'<h2 id="{anchor}-title">{escape(comparison.problem)}</h2>',
@@ -55,7 +55,7 @@ def section(one: Section, anchor: str, store: str) -> str:
 
 def _lead(records: Sequence[Record], found: Sequence[Section]) -> str:
     if not records:
-        return "Nothing has been finished yet."
+        return "No learner has finished yet."
     methods = len({record.key.method for record in records})
     problems = len({record.key.problem for record in records})
     devices = " and ".join(sorted({record.device for record in records}))
@@ -63,7 +63,7 @@ def _lead(records: Sequence[Record], found: Sequence[Section]) -> str:
     when = _day(first) if _day(first) == _day(last) else f"{_day(first)} to {_day(last)}"
     return (
         f"{methods} method{'s' * (methods != 1)} on {problems} problem{'s' * (problems != 1)}, run on {devices}, {when}. "
-        "Every prediction is judged before the learner sees the answer."
+        "Every sample is evaluated before it is used for learning."
     )
 
 
@@ -81,10 +81,10 @@ def _curves(one: Section, anchor: str) -> str:
     comparison = one.comparison
     noun = comparison.noun
     ends = ", ".join(f"{v.label} {_number(row.mean, '.4g')}" for v, row in zip(one.ranked, one.rows, strict=True))
-    label = f"Chart: {noun} against step. Means over all steps: {ends}. The table after it has the numbers."
+    label = f"Chart: {noun} against step. Means over all steps: {ends}. The following table contains the numbers."
     return (
-        f"<figure><figcaption>{noun.capitalize()} of every method at its best setting: mean over seeds, from three seeds on "
-        f'with a 95 % band, means over task windows</figcaption><div class="switches" data-chart="switches" role="group" '
+        f"<figure><figcaption>{noun.capitalize()} of each method at its best setting: mean over seeds and task windows, with "
+        f'a 95 % band for three or more seeds</figcaption><div class="switches" data-chart="switches" role="group" '
         f'aria-label="Show or hide methods"></div><div class="choices"></div><div class="chart" data-chart="curves" '
         f'data-of="{anchor}" role="img" '
         f'aria-label="{escape(label)}"></div></figure>'
@@ -101,7 +101,7 @@ def _table(one: Section) -> str:
         for variant, row, at_edge in zip(one.ranked, one.rows, edges, strict=True)
     ]
     caption = (
-        f"{_shown(one)}, mean over all steps; differences by a paired t-test over common seeds, p corrected "
+        f"{_shown(one)}, mean over all steps; differences by a paired t-test over common seeds, p-values corrected "
         "for all pairs of methods (Holm)"
     )
     swatches = [_swatch(one, variant) for variant in one.ranked]
@@ -116,7 +116,7 @@ def _shown(one: Section) -> str:
 
 
 def _swatch(one: Section, variant: Variant) -> str:
-    """A piece of the variant's line."""
+    """Return a sample of the variant's line."""
     light, dark = one.colours[variant]
     return f'<span class="swatch {one.dashes[variant]}" style="--light: {light}; --dark: {dark}" aria-hidden="true"></span>'
 
@@ -146,18 +146,18 @@ def _sensitivity(one: Section, anchor: str) -> str:
     )
     spec = number_format(setting.score for setting in ordered)
     lines = [_setting(setting, spec) for setting in ordered]
-    table = _tabular("All settings, the best first", ["method", "setting", "mean", "seeds", "diverged"], lines, words=2)
+    table = _tabular("All settings, best first", ["method", "setting", "mean", "seeds", "diverged"], lines, words=2)
     return (
-        "<h3>How much do hyperparameters matter?</h3>"
-        '<p class="note">Each point is the best that a method reaches with this value, whatever its other '
-        "hyperparameters (a cross: some of its learners diverged); faint points are all settings. The charts share one "
-        "scale: steeper means that it matters more.</p>"
+        "<h3>Hyperparameter sensitivity</h3>"
+        '<p class="note">Each point is the best result of a method with this value, over all values of its other '
+        "hyperparameters (cross: some learners diverged). Faint points are individual settings. All charts share one "
+        "scale, so a steeper line means higher sensitivity.</p>"
         '<div class="switches" data-chart="switches" data-only="searched" role="group" '
         'aria-label="Show or hide methods"></div>'
         f'<div class="multiples" data-chart="sensitivity" data-of="{anchor}"></div>'
-        f'<figure class="pairs" data-chart="pairs" data-of="{anchor}" hidden><figcaption>Two hyperparameters at a time: '
-        'the best over all others</figcaption><div class="choices"></div><div class="heat scroll" tabindex="0" role="region" '
-        'aria-label="Heat map of two hyperparameters"></div></figure>'
+        f'<figure class="pairs" data-chart="pairs" data-of="{anchor}" hidden><figcaption>Pairs of hyperparameters: '
+        'the best result over all others</figcaption><div class="choices"></div><div class="heat scroll" tabindex="0" '
+        'role="region" aria-label="Heat map of two hyperparameters"></div></figure>'
         f"<details><summary>All {len(ordered):,} settings</summary>{table}</details>"
     )
 
@@ -182,12 +182,12 @@ def _divergences(one: Section) -> str:
         for s in sorted(diverged, key=lambda s: s.diverged_at or 0)
     ]
     table = _tabular(
-        "Settings with learners that diverged", ["method", "setting", "learners", "first at step"], lines, words=2
+        "Settings with diverged learners", ["method", "setting", "learners", "first at step"], lines, words=2
     )
     return (
-        f"<h3>Divergences</h3><p>{count:,} of {len(one.records):,} learners stopped to be finite, in "
-        f"{plural(len(diverged), 'setting')}. A setting with fewer of them is ranked before one with more.</p>"
-        f'<details class="on-paper"><summary>Which, and when</summary>{table}</details>'
+        f"<h3>Divergences</h3><p>{count:,} of {len(one.records):,} learners diverged, in "
+        f"{plural(len(diverged), 'setting')}. Settings are ranked by number of diverged learners first.</p>"
+        f'<details class="on-paper"><summary>Diverged settings</summary>{table}</details>'
     )
 
 
@@ -197,18 +197,18 @@ def _inside(one: Section, anchor: str) -> str:
         return ""
     scalars = {name for looks in found.values() for name in looks if not isinstance(looks[name][-1], list)} - {"step"}
     lines = [[name, *_last([looks.get(name) for looks in found.values()])] for name in sorted(scalars)]
-    table = _tabular("At the last look, means over seeds", ["figure", *(v.label for v in found)], lines, words=1)
+    table = _tabular("Last snapshot, means over seeds", ["diagnostic", *(v.label for v in found)], lines, words=1)
     return (
-        f'<h3>Inside the learners</h3><figure data-chart="looks" data-of="{anchor}"><figcaption>What was seen now and then, '
-        'mean over seeds of the best setting</figcaption><div class="choices"></div><div class="chart" role="img" '
-        'aria-label="Chart: the chosen figure against step; the table after it has the last values, except of histograms.">'
+        f'<h3>Diagnostics</h3><figure data-chart="looks" data-of="{anchor}"><figcaption>Snapshots of the best setting, '
+        'mean over seeds</figcaption><div class="choices"></div><div class="chart" role="img" '
+        'aria-label="Chart: the selected diagnostic against step; the table below has the last values, without histograms.">'
         "</div></figure>"
-        f"<details><summary>All figures at the last look</summary>{table}</details>"
+        f"<details><summary>All diagnostics of the last snapshot</summary>{table}</details>"
     )
 
 
 def _last(figures: Sequence[Sequence[float | None] | None]) -> list[str]:
-    """The last values of one figure, of each method, with one number of decimals."""
+    """Format the last values of one diagnostic for each method, with a common number of decimals."""
     values = [figure[-1] if figure else None for figure in figures]
     spec = number_format(values)
     return ["–" if value is None else format(value, spec) for value in values]
@@ -219,17 +219,15 @@ def _commands(one: Section, store: str) -> str:
         f'<div class="command"><span>{escape(what)}</span><pre tabindex="0"><code>{escape(command)}</code></pre></div>'
         for what, command in one.commands(store)
     )
-    return (
-        f'<h3>Do it again</h3><details class="on-paper"><summary>Commands</summary>{lines}</details>' if lines else ""
-    )
+    return f'<h3>Reproduce</h3><details class="on-paper"><summary>Commands</summary>{lines}</details>' if lines else ""
 
 
 def _tabular(
     caption: str, head: Sequence[str], lines: Sequence[Sequence[str]], words: int, marks: Sequence[str] = ()
 ) -> str:
-    """A table; the first ``words`` columns are text, the others numbers. Marks are HTML in front of the lines."""
+    """Return a table. The first ``words`` columns are text, the others numbers; ``marks`` are HTML prefixes of the rows."""
     kinds = ["" if column < words else ' class="number"' for column in range(len(head))]
-    # On a phone the cells of a line stand below one another, and each number has its column's name beside it.
+    # On a phone the cells of a row are stacked, with each number next to its column's name.
     cells = [
         "" if column < words else f' class="number" data-label="{escape(name)}"' for column, name in enumerate(head)
     ][1:]
@@ -253,4 +251,4 @@ def _number(value: float, spec: str) -> str:
 
 def _day(moment: str) -> str:
     day = datetime.fromisoformat(moment)
-    return f"{day.day} {day:%B %Y}"  # and not %-d, which Windows does not know
+    return f"{day.day} {day:%B %Y}"  # Windows does not support %-d

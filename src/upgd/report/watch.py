@@ -1,8 +1,8 @@
-"""The page while a sweep runs: served on this machine alone, refreshed by itself.
+"""A live report during a sweep, served on the local machine and refreshed automatically.
 
-One thread talks to all clients, and another one renders the page, once for every change of the store and not once for every
-client. So neither many clients nor slow ones cost more than the bytes that are sent to them. While a sweep writes all
-the time, the page is rendered now and then: the larger the store, the less often, so that the sweep keeps the processor.
+One thread handles all clients, and another renders the page once per change of the store rather than once per client, so
+additional or slow clients cost only the bytes sent to them. During a sweep that writes continuously, larger stores are
+rendered less often, so that rendering takes little processor time from the sweep.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from upgd.store import Record, Store, StoreError
 
 __all__ = ["Watch"]
 
-#: How many clients may wait to be accepted, and how many are served at a time; the others are told to come back.
+#: Limits on the clients waiting to be accepted and on the clients served at a time; others get an error and retry.
 _BACKLOG = 256
 _CLIENTS = 512
 
-#: How long nothing is rendered after a page has been, in multiples of the time that it took.
+#: Minimum pause after rendering a page, as a multiple of the time it took.
 _REST = 4.0
 
-#: Seconds in which a client must have sent its request, and must take every piece of the answer.
+#: Seconds that a client has to send its request, and to receive each piece of the response.
 _PATIENCE_S = 10.0
 _PIECE = 64 * 1024
 _LONGEST_REQUEST = 16 * 1024
@@ -38,11 +38,11 @@ _LONGEST_REQUEST = 16 * 1024
 
 @dataclass(frozen=True)
 class _View:
-    """What there is to show of one state of the store, ready to be sent.
+    """One rendered state of the store.
 
     Attributes:
-        begun: when its making began.
-        news: the news that it was made from.
+        begun: the time at which rendering started.
+        news: the version of the store that it shows.
         page, content: the whole page, and the part of it that changes.
     """
 
@@ -53,12 +53,12 @@ class _View:
 
 
 class Watch:
-    """A server of the page about a file of results, which need not be there yet.
+    """A web server for the report about a file of results. The file need not exist yet.
 
     Args:
-        store: the file of results.
-        port: where; 0 takes any that is free.
-        problem: only the results of this problem.
+        store: The file of results.
+        port: The port; 0 selects a free one.
+        problem: Restrict the report to this problem.
 
     Example:
         >>> watch = Watch("upgd.db")  # doctest: +SKIP
@@ -72,7 +72,7 @@ class Watch:
             self._socket = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
         except (OSError, OverflowError) as error:
             raise ValueError(
-                f"port {port} cannot be used ({error}); choose another with --port, or leave it out"
+                f"port {port} cannot be used ({error}); choose another with --port, or omit --port"
             ) from error
         self._address = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
         self._stopped = threading.Event()
@@ -84,28 +84,28 @@ class Watch:
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
+        """The address to open in a browser."""
         return self._address
 
     def serve(self) -> None:
-        """Answer until :meth:`stop` is called, or Ctrl-C."""
+        """Serve until :meth:`stop` is called or Ctrl-C is pressed."""
         try:
             asyncio.run(self._serve())
         finally:
             self._socket.close()
 
     def stop(self) -> None:
-        """End :meth:`serve`, from another thread."""
+        """Stop :meth:`serve`, from another thread."""
         self._stopped.set()
 
     def start(self) -> threading.Thread:
-        """Serve in a thread of its own."""
+        """Serve in a background thread."""
         thread = threading.Thread(target=self.serve, name="upgd-watch", daemon=True)
         thread.start()
         return thread
 
     def records(self) -> list[Record]:
-        """What has been finished so far; a store that is not there yet has nothing."""
+        """Return the finished learners; empty if the store does not exist yet."""
         self._damage = []
         if not self.store.exists():
             return []
@@ -114,21 +114,21 @@ class Watch:
             return store.records(problem=self.problem)
 
     def page(self) -> str:
-        """The whole page. What is stored while it is being made is news."""
+        """Render the whole page. Results stored during rendering count as news."""
         return self._render().page.decode()
 
     def news(self) -> str:
-        """A text that is another one when there is something new."""
+        """Return a text that changes whenever the store does."""
         marks = []
         for path in (self.store, Path(f"{self.store}-wal")):
-            with suppress(FileNotFoundError):  # a writer that ends takes the second away
+            with suppress(FileNotFoundError):  # the -wal file is removed when its last writer closes
                 mark = path.stat()
-                if mark.st_size:  # a reader leaves an empty one there
+                if mark.st_size:  # readers may leave an empty file
                     marks.append(f"{mark.st_mtime_ns}/{mark.st_size}")
         return " ".join(marks)
 
     def progress(self) -> str:
-        """How far the sweep is, as JSON: see :meth:`ProgressFile.read`; null where none runs."""
+        """Return the progress of the sweep as JSON, see :meth:`ProgressFile.read`; null if no sweep is running."""
         return json.dumps(ProgressFile.beside(self.store).read())
 
     def _render(self) -> _View:
@@ -138,7 +138,7 @@ class Watch:
         return _View(begun, news, page_around(inside, self.store, news=news).encode(), inside.encode())
 
     async def _latest(self) -> _View:
-        """The view of what was stored when it was asked for. All who ask while it is made get the same one."""
+        """Return a view of the store as of this call. Concurrent calls share one view."""
         asked = time.monotonic()
         async with self._rendering:
             if self._view is None or (self._view.begun < asked and self._view.news != self.news()):
@@ -152,7 +152,7 @@ class Watch:
             return self._view
 
     async def _at_once(self) -> _View:
-        """The last view while a new one would have to wait: the page that it makes asks for news by itself."""
+        """Return the last view if a new one would have to wait; the page then polls for updates itself."""
         return self._view if self._view and time.monotonic() < self._rested else await self._latest()
 
     async def _serve(self) -> None:
@@ -164,9 +164,9 @@ class Watch:
             server.close()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request, unless the client takes too long."""
+        """Answer one request, with a time limit."""
         self._clients += 1
-        writer.transport.set_write_buffer_limits(high=0)  # or draining would not wait for the last bytes
+        writer.transport.set_write_buffer_limits(high=0)  # so that drain() waits for the last bytes
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 request = await reader.readuntil(b"\r\n\r\n")
@@ -178,7 +178,7 @@ class Watch:
                     await writer.drain()
             writer.close()
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            writer.transport.abort()  # the client is too slow, or has gone, or sends no request
+            writer.transport.abort()  # the client is too slow, disconnected, or sent no request
         finally:
             self._clients -= 1
 
@@ -187,13 +187,13 @@ class Watch:
         method, _, rest = first.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         named = [line.partition(":")[2].strip() for line in headers if line.lower().startswith("host:")]
-        # Another site's page must not read results by giving this machine a name of its own.
+        # Protects against DNS rebinding: a page of another site must not read results through its own host name.
         if [name.rpartition(":")[0] for name in named] not in (["127.0.0.1"], ["localhost"]):
             return HTTPStatus.FORBIDDEN, "text/plain", b"Open this page at 127.0.0.1 or localhost."
         if method != "GET":
-            return HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"This server only answers GET."
+            return HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"This server only supports GET."
         if self._clients > _CLIENTS:
-            return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"Too many clients at a time; try again."
+            return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"Too many clients; try again."
         try:
             if path == "/":
                 return HTTPStatus.OK, "text/html", (await self._at_once()).page
@@ -207,10 +207,10 @@ class Watch:
                 return HTTPStatus.OK, "text/javascript", plotly().encode()
         except StoreError as error:
             return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error).encode()
-        except Exception as error:  # whatever it is, the client gets an answer, and the server goes on
-            text = f"The page cannot be made ({type(error).__name__}: {error})."
+        except Exception as error:  # send the error to the client and keep serving
+            text = f"The page cannot be rendered ({type(error).__name__}: {error})."
             return HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", text.encode(errors="replace")
-        return HTTPStatus.NOT_FOUND, "text/plain", b"There is no such page; the results are at /."
+        return HTTPStatus.NOT_FOUND, "text/plain", b"Not found; the results are at /."
 
 
 def _head(status: HTTPStatus, kind: str, length: int) -> bytes:
@@ -226,7 +226,7 @@ def _head(status: HTTPStatus, kind: str, length: int) -> bytes:
 
 
 async def _in_thread(work: Callable[[], _View]) -> _View:
-    """Do it in a thread of its own; Ctrl-C does not wait for it, as it would for asyncio's threads."""
+    """Run the work in a daemon thread; unlike asyncio's threads, it does not delay Ctrl-C."""
     future: concurrent.futures.Future[_View] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 
