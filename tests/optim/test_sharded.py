@@ -5,6 +5,8 @@ the parameters, in several processes or during one backward pass."""
 import contextlib
 import copy
 import itertools
+import math
+import multiprocessing
 import os
 import socket
 from collections.abc import Callable
@@ -15,17 +17,19 @@ import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
+from optimizer_cases import Example
 from torch import Tensor, nn
 
 import upgd
+from upgd.optim.from_method import MethodOptimizer
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 WORLD = 2
 
 
-def model() -> nn.Sequential:
+def model(width: int = 5) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3)).double()
 
 
 def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
@@ -42,7 +46,9 @@ def in_processes(check: Callable[..., None], *args: Any, world: int = WORLD) -> 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_join, (check, args, port, world), nprocs=world)
+    # A server that has imported all this once makes processes much faster than starting each anew.
+    multiprocessing.set_forkserver_preload(["pytest", "torch.distributed.fsdp", "torch.distributed.checkpoint", "upgd"])
+    torch.multiprocessing.start_processes(_join, (check, args, port, world), nprocs=world, start_method="forkserver")
 
 
 def _join(rank: int, check: Callable[..., None], args: tuple[Any, ...], port: int, world: int) -> None:
@@ -55,43 +61,124 @@ def _join(rank: int, check: Callable[..., None], args: tuple[Any, ...], port: in
 # ------------------------------------------------------------------------------------------------------------- sharded
 
 
-def sharded_model() -> nn.Sequential:
+def layout(name: str) -> nn.Module:
+    """A model, sharded over all processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh, sharded = init_device_mesh("cpu", (torch.distributed.get_world_size(),)), model()
-    for part in (sharded[0], sharded[2], sharded):
-        fully_shard(part, mesh=mesh)
-    return sharded
+    world = torch.distributed.get_world_size()
+    network = model(5 if name.startswith("fsdp") else 8)
+    if name == "fsdp":
+        mesh = init_device_mesh("cpu", (world,))
+        for part in (network[0], network[2], network):
+            fully_shard(part, mesh=mesh)
+    elif name == "fsdp, replicated":
+        fully_shard(network, mesh=init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("copy", "shard")))
+    elif name == "tensor parallel":
+        mesh = init_device_mesh("cpu", (world,))
+        parallelize_module(network, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    elif name == "tensor parallel, one layer":
+        mesh = init_device_mesh("cpu", (world,))
+        parallelize_module(network, mesh, {"0": ColwiseParallel(output_layouts=Replicate())})
+    else:
+        meshes = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("data", "tensor"))
+        parallelize_module(network, meshes["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(network, mesh=meshes["data"])
+    return network
 
 
-def train_whole_and_sharded(rank: int, cls: Any, **options: Any) -> None:
-    """One optimizer on a model in one piece and one on its shards learn the same. Without a seed of the optimizer's own the
-    noise is from torch's, which differs between the processes."""
-    sharded, whole = sharded_model(), model()
-    torch.manual_seed(rank)
-    optimizer = cls(sharded.parameters(), lr=0.1, weight_decay=0.1, **options)
-    train(sharded, optimizer, steps=5)
-    drawn = {"seed": optimizer.param_groups[0]["seed"]} | options
-    train(whole, cls(whole.parameters(), lr=0.1, weight_decay=0.1, **drawn), steps=5)
-    for a, b in zip(whole.parameters(), sharded.parameters(), strict=True):
-        assert b.to_local().numel() < a.numel()
-        torch.testing.assert_close(b.full_tensor(), a.detach(), rtol=1e-12, atol=1e-14)
+def sharded_model() -> nn.Module:
+    return layout("fsdp")
 
 
-def check_shards(rank: int) -> None:
-    for cls, scaling in ((upgd.UPGD, "global"), (upgd.UPGD, "local"), (upgd.AdaUPGD, "global")):
-        train_whole_and_sharded(rank, cls, sigma=0.0, scaling=scaling)
-    for seeds in ({}, {"seed": 7}, {"generator": torch.Generator().manual_seed(rank)}):
-        train_whole_and_sharded(rank, upgd.UPGD, sigma=0.5, **seeds)
-        train_whole_and_sharded(rank, upgd.PGD, sigma=0.5, noise="anticorrelated", **seeds)
+def whole(param: Tensor) -> Tensor:
+    return param.full_tensor().detach() if hasattr(param, "full_tensor") else param.detach()
+
+
+def of_method(params: Any, **options: Any) -> Any:
+    """The example has reductions of every kind but a mean."""
+    return MethodOptimizer(params, Example, **options)
+
+
+#: Functions that build optimizers, with options, and the layouts of shards to try.
+SHARDED: dict[int, tuple[tuple[str, ...], list[tuple[Any, dict[str, Any]]]]] = {
+    2: (
+        ("fsdp", "tensor parallel", "tensor parallel, one layer"),
+        [
+            (upgd.UPGD, {}),
+            (upgd.AdaUPGD, {"scaling": "local", "foreach": False}),
+            (upgd.PGD, {"noise": "anticorrelated"}),
+            (of_method, {"noise": "anticorrelated"}),
+        ],
+    ),
+    # Three rows and four processes: one has nothing of a parameter.
+    4: (
+        ("fsdp", "fsdp, replicated", "tensor parallel, then fsdp"),
+        [(upgd.UPGD, {"scaling": "local"}), (upgd.AdaUPGD, {"foreach": False}), (of_method, {"scaling": "local"})],
+    ),
+}
+
+
+def check_layouts(rank: int) -> None:
+    """One optimizer on a model in one piece and one on its shards learn the same, and have the same gates. Without a seed of
+    the optimizer's own the noise is from torch's, or a generator, which differ between the processes."""
+    names, builds = SHARDED[torch.distributed.get_world_size()]
+    for name, (build, given), own in itertools.product(names, builds, (False, True)):
+        if own and build is not upgd.UPGD:
+            continue
+        options = {"lr": 0.1, "sigma": 0.5, **given}
+        if own:
+            options["generator"] = torch.Generator().manual_seed(rank)
+        parts = layout(name)
+        torch.manual_seed(rank)
+        optimizer = build(parts.parameters(), **options)
+        train(parts, optimizer, steps=4)
+        one = model(5 if name.startswith("fsdp") else 8)
+        alone = build(one.parameters(), **options, seed=optimizer.param_groups[0]["seed"])
+        train(one, alone, steps=4)
+        for a, b in zip(one.parameters(), parts.parameters(), strict=True):
+            torch.testing.assert_close(whole(b), a.detach(), rtol=1e-12, atol=1e-14)
+        for a, b in zip(alone.gates().values(), optimizer.gates().values(), strict=True):
+            torch.testing.assert_close(whole(b), a, rtol=1e-11, atol=1e-13)
+
+
+def check_accident(rank: int) -> None:
+    """A NaN in one shard takes the whole tensor out of the maximum, in all processes."""
+    one, parts = model(), layout("fsdp")
+    for network in (one, parts):
+        optimizer = upgd.UPGD(network.parameters(), lr=0.1, sigma=0.0)
+        x, y = batches(1)[0]
+        nn.functional.cross_entropy(network(x), y).backward()
+        grad = network[0].weight.grad
+        if network is one:
+            grad[4, 2] = math.nan
+        elif rank == 1:
+            grad.to_local()[-1, 2] = math.nan
+        optimizer.step()
+    for a, b in zip(one.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(whole(b), a.detach(), rtol=1e-12, atol=1e-14, equal_nan=True)
+
+
+def check_two(rank: int) -> None:
+    check_layouts(rank)
+    check_accident(rank)
     with pytest.raises(TypeError, match=r"'0.weight' is sharded over processes.*use the weight-wise optimizer\.$"):
         upgd.FeatureUPGD(sharded_model())
 
 
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's FSDP2 needs a GPU")
 def test_sharded_parameters_learn_as_whole_ones_do() -> None:
-    in_processes(check_shards)
+    in_processes(check_two)
+    in_processes(check_layouts, world=4)
+
+
+CHECKPOINTED = {
+    "AdaUPGD": (upgd.AdaUPGD, {"noise": "anticorrelated"}),
+    "UPGD": (upgd.UPGD, {"scaling": "local"}),
+    "PGD": (upgd.PGD, {}),
+}
 
 
 def check_checkpoint(rank: int, folder: Path, saves: bool) -> None:
@@ -99,22 +186,24 @@ def check_checkpoint(rank: int, folder: Path, saves: bool) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    network = sharded_model()
-    optimizer = upgd.AdaUPGD(network.parameters(), lr=0.1, sigma=0.0)
-    if saves:
+    for name, (cls, options) in CHECKPOINTED.items():
+        network = sharded_model()
+        torch.manual_seed(rank if saves else 9)
+        optimizer = cls(network.parameters(), lr=0.1, sigma=0.5, **options)
+        if saves:
+            train(network, optimizer, steps=3)
+        parts = dict(zip(("model", "optimizer"), get_state_dict(network, optimizer), strict=True))
+        if saves:
+            dcp.save(parts, checkpoint_id=folder / name)
+        else:
+            dcp.load(parts, checkpoint_id=folder / name)
+            set_state_dict(network, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
         train(network, optimizer, steps=3)
-    parts = dict(zip(("model", "optimizer"), get_state_dict(network, optimizer), strict=True))
-    if saves:
-        dcp.save(parts, checkpoint_id=folder / "checkpoint")
-    else:
-        dcp.load(parts, checkpoint_id=folder / "checkpoint")
-        set_state_dict(network, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
-    train(network, optimizer, steps=3)
-    final = [param.full_tensor().detach() for param in network.parameters()]
-    if not saves:
-        torch.testing.assert_close(final, torch.load(folder / "final.pt"), rtol=1e-12, atol=1e-14)
-    elif rank == 0:
-        torch.save(final, folder / "final.pt")
+        final = [whole(param) for param in network.parameters()]
+        if not saves:
+            torch.testing.assert_close(final, torch.load(folder / f"{name}.pt"), rtol=1e-12, atol=1e-14)
+        elif rank == 0:
+            torch.save(final, folder / f"{name}.pt")
 
 
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's FSDP2 needs a GPU")

@@ -12,7 +12,7 @@ from upgd import noise
 from upgd.optim._arguments import check_complete, check_curvature, check_parameter
 from upgd.optim._phases import utility_dtype
 from upgd.optim._replicas import ReplicaNoise, of_the_first
-from upgd.optim._sharded import is_sharded, seeded_like
+from upgd.optim._sharded import is_sharded, seeded_noise
 
 Result = TypeVar("Result")
 
@@ -30,6 +30,8 @@ class BaseOptimizer(Optimizer):
     _required: tuple[str, ...] = ()
     #: What replicas of the model in other processes share; a copy of the optimizer agrees with them anew.
     _replica_noise: ReplicaNoise | None = None
+    #: Whether this process has only parts of some parameters.
+    _has_shards = False
     #: Whether it is known if the noise needs a seed, and all processes have the same.
     _seed_is_settled = False
 
@@ -69,6 +71,7 @@ class BaseOptimizer(Optimizer):
             param_group.update(self._checked(param_group))
         super().add_param_group(param_group)
         self._seed_is_settled = False
+        self._has_shards = self._has_shards or any(map(is_sharded, self.param_groups[-1]["params"]))
         try:
             for param in self.param_groups[-1]["params"]:
                 check_parameter(param)
@@ -93,7 +96,11 @@ class BaseOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own list of what to copy and pickle knows nothing of these.
-        return super().__getstate__() | {"curvature": self.curvature, "generator": self.generator}
+        return super().__getstate__() | {
+            "curvature": self.curvature,
+            "generator": self.generator,
+            "_has_shards": self._has_shards,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` gave; see :meth:`torch.optim.Optimizer.load_state_dict`."""
@@ -164,7 +171,7 @@ class BaseOptimizer(Optimizer):
 
     def _needs_seed(self) -> bool:
         """Whether noise from torch's generators will not do: each process has a part of the parameters."""
-        return any(is_sharded(param) for group in self.param_groups for param in group["params"])
+        return self._has_shards
 
     def _settle_seed(self) -> None:
         """Before the first noise: draw the seed, if one is needed and there is none, and share it among processes.
@@ -186,14 +193,14 @@ class BaseOptimizer(Optimizer):
             group["seed"] = seed
 
     def _seeded(self, param: Tensor, group: dict[str, Any], step: float | Tensor, number: int, kind: str) -> Tensor:
-        """The noise ξ of a parameter in a group that has a seed; see :func:`upgd.noise.parameter_normals`."""
-        drawn = seeded_like(param, group["seed"], step, number)
+        """The noise ξ of what this process has of a parameter, in a group that has a seed."""
+        drawn = seeded_noise(param, group["seed"], step, number)
         if kind == "anticorrelated":
             # ζ₀ = 0, and other draws before this one are computed again.
             if isinstance(step, Tensor):
-                return drawn - seeded_like(param, group["seed"], step - 1, number) * (step > 1)
+                return drawn - seeded_noise(param, group["seed"], step - 1, number) * (step > 1)
             if step > 1:
-                drawn = noise.anticorrelated(drawn, seeded_like(param, group["seed"], step - 1, number))
+                drawn = noise.anticorrelated(drawn, seeded_noise(param, group["seed"], step - 1, number))
         return drawn
 
     def _numbering(self) -> dict[Tensor, int]:

@@ -7,7 +7,7 @@ block needs still in the cache; tests hold the two together.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast, overload
 
 import torch
@@ -25,7 +25,8 @@ _BLOCK_ENTRIES_ELSEWHERE = 1 << 24
 class Work:
     """One parameter group's part in one step: its options, and the tensors of its parameters that have a gradient.
 
-    A list that the method does not need is empty.
+    A list that the method does not need is empty. Of sharded tensors the lists have what this process has, which may be
+    empty; ``owners`` are the parameters as the optimizer knows them.
     """
 
     options: dict[str, Any]
@@ -40,6 +41,8 @@ class Work:
     previous_noises: list[Tensor]
     steps: list[float | Tensor]
     curvatures: list[Tensor]
+    owners: list[Tensor]
+    norms: list[Tensor] = field(default_factory=list)  #: of the utilities' units, where those are sharded
 
     @property
     def sign(self) -> float:
@@ -77,7 +80,7 @@ def utility_dtype(param: Tensor) -> torch.dtype:
 def _use_foreach(work: Work) -> bool:
     if work.options["foreach"] is not None:
         return bool(work.options["foreach"])
-    # The compiler does its own blocking, and sharded tensors do their own reductions.
+    # The compiler does its own blocking.
     return all(map(is_plain, work.params)) and not torch.compiler.is_compiling()
 
 
@@ -87,16 +90,8 @@ def is_plain(param: Tensor) -> bool:
 
 
 def largest(values: Tensor) -> Tensor:
-    """The largest entry, of a sharded tensor over all shards. torch's own ``amax`` fails where this process's is empty."""
-    if is_plain(values) or not hasattr(values, "to_local"):
-        return values.amax()
-    from torch.distributed.tensor import DTensor, Partial, Replicate
-
-    values = cast(DTensor, values)
-    local = values.to_local()
-    own = local.amax() if local.numel() else local.new_full((), -torch.inf)
-    placements = [Partial("max") if placement.is_shard() else Replicate() for placement in values.placements]
-    return cast(Tensor, DTensor.from_local(own, values.device_mesh, placements, run_check=False))
+    """The largest entry; −∞ if there is none, which is so where another process has the whole tensor."""
+    return values.amax() if values.numel() else values.new_full((), -torch.inf)
 
 
 def global_scales(maxima: list[Tensor]) -> dict[torch.device, Tensor]:
@@ -151,8 +146,13 @@ def _update_plain(work: Work, scale: dict[torch.device, Tensor], draw: Draw | No
         gate: float | Tensor = 0.0
         if work.utilities:
             utility = rules.unbiased(work.utilities[i], options["beta_utility"], work.steps[i])
-            local = options["scaling"] == "local"
-            gate = rules.gate(utility, _local_scale(utility) if local else scale[param.device].to(utility.dtype))
+            if work.norms:
+                of_units = rules.unbiased(work.norms[i], options["beta_utility"], work.steps[i])
+            elif options["scaling"] == "local":
+                of_units = _local_scale(utility)
+            else:
+                of_units = scale[param.device].to(utility.dtype)
+            gate = rules.gate(utility, of_units)
         xi: float | Tensor = 0.0
         if draw is not None:
             xi = draw(i)
@@ -218,6 +218,8 @@ def _blocks(params: list[Tensor], *others: Sequence[Tensor]) -> Iterator[tuple[l
     lists: list[list[Tensor]] = [[] for _ in range(1 + len(others))]
     filled = 0
     for number, param in enumerate(params):
+        if not param.numel():
+            continue
         rows = param.shape[0] if param.ndim else 1
         at_once = max(1, limit * rows // param.numel())
         for start in range(0, rows, at_once):
@@ -250,8 +252,11 @@ def _trace_foreach(work: Work) -> list[Tensor]:
             torch._foreach_addcmul_(traces, _wide(curvatures, traces), squares, value=0.5 * sign * (1 - beta))
         for number, trace in zip(numbers, traces, strict=True):
             maxima[number].append(trace.amax())
-    largest = [m[0] if len(m) == 1 else torch.stack(m).amax() for m in maxima]
-    return [m / correction for m, correction in zip(largest, work.corrections(beta), strict=True)]
+    found = [
+        m[0] if len(m) == 1 else torch.stack(m).amax() if m else largest(trace)
+        for m, trace in zip(maxima, work.utilities, strict=True)
+    ]
+    return [m / correction for m, correction in zip(found, work.corrections(beta), strict=True)]
 
 
 def _update_foreach(work: Work, scale: dict[torch.device, Tensor], draw: Draw | None) -> None:
@@ -338,8 +343,11 @@ def _adam_factors(sizes: list[tuple[Any, Any]], seconds: list[Tensor], useless: 
 def _negative_scales(work: Work, scale: dict[torch.device, Tensor]) -> list[Tensor]:
     """What to divide the traces by for the exponent of 1 − ū: −scale, times the bias correction that the traces lack."""
     scales = []
-    for trace, correction in zip(work.utilities, work.corrections(work.options["beta_utility"]), strict=True):
-        if work.options["scaling"] == "local":
+    corrections = work.corrections(work.options["beta_utility"])
+    for i, (trace, correction) in enumerate(zip(work.utilities, corrections, strict=True)):
+        if work.norms:
+            divisor = work.norms[i]
+        elif work.options["scaling"] == "local":
             # The norm lacks the same correction; so does its floor, which is no matter.
             divisor = _local_scale(trace)
         else:

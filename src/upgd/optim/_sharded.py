@@ -1,9 +1,17 @@
-"""Parameters that are sharded over processes: FSDP2's, and whatever else is a DTensor."""
+"""Parameters that are sharded over processes: FSDP2's, those of tensor parallelism, and whatever else is a DTensor.
+
+A step works on the part of each tensor that this process has, as on any other tensor. All that it needs of the other
+processes are reductions (:func:`across`, :func:`reduced_across`), which go into a few messages.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from upgd import noise
+from upgd import noise, rules
+from upgd.methods.method import Reduction
 from upgd.optim._phases import is_plain, utility_dtype
 
 
@@ -21,21 +29,125 @@ def is_flattened(param: Tensor) -> bool:
     return bool(getattr(param, "_fsdp_flattened", False))  # torch's own mark
 
 
-def seeded_like(param: Tensor, seed: int, step: float | Tensor, number: int) -> Tensor:
-    """:func:`upgd.noise.parameter_normals` for a parameter, sharded as the parameter is: a process makes its part only."""
-    step = step.long() if isinstance(step, Tensor) else int(step)
-    dtype = utility_dtype(param)
+def local(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """The part of a tensor that this process has. ``like`` is the parameter, if the tensor may be sharded in another way."""
+    if not is_sharded(tensor):
+        return tensor
+    placed: Any = tensor
+    if like is not None and placed.placements != like.placements:  # type: ignore[attr-defined]
+        placed = placed.redistribute(placed.device_mesh, like.placements)  # type: ignore[attr-defined]
+    own: Any = placed.to_local()
+    return own.wait() if hasattr(own, "wait") else own  # type: ignore[no-any-return]
+
+
+def placed(own: Tensor, like: Tensor) -> Tensor:
+    """The tensor, sharded as a parameter is, of which this process has that part."""
+    if not is_sharded(like):
+        return own
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
+    return DTensor.from_local(
+        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def seeded_noise(param: Tensor, seed: int, step: float | Tensor, number: int) -> Tensor:
+    """:func:`upgd.noise.parameter_normals` for the part of a parameter that this process has."""
+    keys = noise.parameter_keys(
+        seed, step if isinstance(step, Tensor) else int(step), number, device=local(param).device
+    )
+    shape = tuple(param.shape)
     if not is_sharded(param):
-        drawn = noise.parameter_normals(seed, step, number, 0, param.numel(), dtype=dtype, device=param.device)
-        return drawn.view(param.shape)
+        return noise.parameter_normals_within(keys, shape, (0,) * len(shape), shape, dtype=utility_dtype(param))
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     assert isinstance(param, DTensor)
     # The same function tells torch.distributed.checkpoint where a shard belongs.
-    shape, offset = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
-    keys = noise.parameter_keys(seed, step, number, device=param.to_local().device)
-    local = noise.parameter_normals_within(keys, tuple(param.shape), offset, shape, dtype=dtype)
-    return DTensor.from_local(
-        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-    )
+    size, offset = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
+    return noise.parameter_normals_within(keys, shape, offset, size, dtype=utility_dtype(param))
+
+
+def across(partials: Sequence[Tensor], params: Sequence[Tensor], operation: str, over: str = "layer") -> list[Tensor]:
+    """Reduce what each process knows of its part of the parameters over all parts.
+
+    Args:
+        partials: for each parameter a tensor of any shape that is the same in all processes.
+        params: the parameters.
+        operation: ``"max"``, where NaN counts as infinity, or ``"sum"``.
+        over: ``"unit"`` where a partial result has a row for each unit, and units are not to be mixed.
+    """
+    results, together = list(partials), dict[Any, list[int]]()
+    for i, param in enumerate(params):
+        if is_sharded(param):
+            mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
+            dims = tuple(
+                dim
+                for dim, placement in enumerate(placements)
+                if not placement.is_replicate() and (over != "unit" or param.ndim == 1 or placement.dim > 0)
+            )
+            together.setdefault((mesh, dims, partials[i].dtype), []).append(i)
+    for (mesh, dims, _), members in together.items():
+        flat = torch.cat([partials[i].flatten() for i in members])
+        if operation == "max":
+            flat = flat.nan_to_num(torch.inf, torch.inf, -torch.inf)
+        for dim in dims:
+            kind = torch.distributed.ReduceOp.MAX if operation == "max" else torch.distributed.ReduceOp.SUM
+            torch.distributed.all_reduce(flat, kind, group=mesh.get_group(dim))
+        for i, piece in zip(members, torch.split(flat, [partials[i].numel() for i in members]), strict=True):
+            results[i] = piece.view(partials[i].shape)
+    return results
+
+
+def scales_of_units(utilities: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+    """:func:`upgd.rules.local_scale` of each parameter, of which this process has a part."""
+    if not any(map(is_sharded, params)):
+        return [rules.local_scale(utility) for utility in utilities]
+    observed = {str(i): {"scale": utility} for i, utility in enumerate(utilities)}
+    norms = reduced_across({"scale": ("norm", "unit")}, observed, {str(i): param for i, param in enumerate(params)})
+    return [norm["scale"].clamp(min=torch.finfo(norm["scale"].dtype).tiny ** 0.5) for norm in norms.values()]
+
+
+def reduced_across(
+    reductions: Mapping[str, Reduction], observed: Mapping[str, Mapping[str, Tensor]], params: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """:func:`upgd.methods.reductions.reduced` where this process has parts of the parameters, by the same names."""
+    results: dict[str, dict[str, Tensor]] = {of: {} for of in observed}
+    owners = [params[of] for of in observed]
+    for name, (operation, over) in reductions.items():
+        values = [own[name] for own in observed.values()]
+        kind = "max" if operation == "max" else "sum"
+        whole = across([_partial(operation, over, value) for value in values], owners, kind, over)
+        if over == "learner":
+            device = whole[0].device
+            gathered = torch.stack([one.to(device) for one in whole])
+            overall = rules.largest(gathered.unbind()) if operation == "max" else gathered.sum()
+            count = sum(param.numel() for param in owners)
+            whole = [_finished(operation, overall, count).to(value) for value in values]
+        else:
+            counts = [
+                param.shape[1:].numel() if over == "unit" and param.ndim > 1 else param.numel() for param in owners
+            ]
+            whole = [_finished(operation, one, count) for one, count in zip(whole, counts, strict=True)]
+        for of, one in zip(observed, whole, strict=True):
+            results[of][name] = one
+    return results
+
+
+def _partial(operation: str, over: str, value: Tensor) -> Tensor:
+    """What the reduction needs to know of one part: its maximum, the sum, or the sum of squares."""
+    dims = tuple(range(1 if over == "unit" and value.ndim > 1 else 0, value.ndim))
+    if operation == "max":
+        if any(value.shape[dim] == 0 for dim in dims):
+            value = value.new_full([1 if dim in dims else length for dim, length in enumerate(value.shape)], -torch.inf)
+        return value.amax(dims, keepdim=over != "learner")
+    if operation == "norm":
+        value = value**2
+    return value.sum(dims, keepdim=over != "learner") if dims else value
+
+
+def _finished(operation: str, result: Tensor, count: int) -> Tensor:
+    if operation == "norm":
+        return result.sqrt()
+    return result / count if operation == "mean" else result

@@ -12,7 +12,7 @@ from upgd.optim import _partitions as partitions
 from upgd.optim._arguments import check_dense, check_group, with_plain_numbers
 from upgd.optim._base import BaseOptimizer, Curvature, step_device
 from upgd.optim._phases import Work, global_scales, largest, trace, update, utility_dtype
-from upgd.optim._sharded import is_sharded
+from upgd.optim._sharded import across, is_sharded, local, placed, scales_of_units
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -75,7 +75,13 @@ class WeightwiseOptimizer(BaseOptimizer):
 
     def _advance(self) -> None:
         work = [self._gather(group) for group in self.param_groups]
-        maxima = [m for w in work if w.utilities for m in trace(w)]
+        gated = [w for w in work if w.utilities]
+        maxima = [m for w in gated for m in trace(w)]
+        if self._has_shards:
+            maxima = across(maxima, [owner for w in gated for owner in w.owners], "max")
+            for w in gated:
+                if w.options["scaling"] == "local":
+                    w.norms = scales_of_units(w.utilities, w.owners)
         scale = self._global_scales(maxima) if self._gated else {}
         for w in work:
             update(w, scale, self._noise_of(w) if self._perturbs(w.options) else None)
@@ -85,7 +91,7 @@ class WeightwiseOptimizer(BaseOptimizer):
         if work.options["seed"] is None:
             return lambda i: self._draw(work.params[i])
         numbers, kind = self._numbering(), work.options["noise"]
-        return lambda i: self._seeded(work.params[i], work.options, work.steps[i], numbers[work.params[i]], kind)
+        return lambda i: self._seeded(work.owners[i], work.options, work.steps[i], numbers[work.owners[i]], kind)
 
     def _global_scales(self, maxima: list[Tensor]) -> dict[torch.device, Tensor]:
         if self._peers is not None:
@@ -109,17 +115,20 @@ class WeightwiseOptimizer(BaseOptimizer):
         """
         # To ask ``self.state[param]`` would make an empty state, and who loads a checkpoint takes that for a full one.
         unbiased = {
-            param: rules.unbiased(state["utility"], group["beta_utility"], state["step"].item())
+            param: rules.unbiased(local(state["utility"]), group["beta_utility"], state["step"].item())
             for group in self.param_groups
             if self._has_gates(group)
             for param in group["params"]
             if "utility" in (state := self.state.get(param, {})) and param.numel()
         }
         others = [] if self._largest is None else [self._largest]  # not reduced again: one process may ask alone
-        scale = global_scales([*(largest(u) for u in unbiased.values()), *others])
-        local = {p for group in self.param_groups if group.get("scaling") == "local" for p in group["params"]}
+        maxima = [largest(u) for u in unbiased.values()]
+        scale = global_scales([*across(maxima, list(unbiased), "max"), *others])
+        by_units = [p for group in self.param_groups if group.get("scaling") == "local" for p in group["params"]]
+        of_units = [param for param in by_units if param in unbiased]
+        norms = dict(zip(of_units, scales_of_units([unbiased[param] for param in of_units], of_units), strict=True))
         return {
-            param: rules.gate(u, rules.local_scale(u) if param in local else scale[u.device])
+            param: placed(rules.gate(u, norms[param] if param in norms else scale[u.device]), param)
             for param, u in unbiased.items()
         }
 
@@ -140,16 +149,17 @@ class WeightwiseOptimizer(BaseOptimizer):
         return Work(
             group,
             *self._switches(group),
-            params,
-            grads,
-            utilities,
-            exp_avgs,
-            exp_avg_sqs,
+            [local(param) for param in params],
+            [local(grad, param) for param, grad in zip(params, grads, strict=True)],
+            [local(utility) for utility in utilities],
+            [local(average) for average in exp_avgs],
+            [local(average) for average in exp_avg_sqs],
             previous_noises,
             [step if on_device else step.item() for step in steps],
-            [self._diagonal(param) for param in params]
+            [local(self._diagonal(param), param) for param in params]
             if self.curvature is not None and self._has_gates(group)
             else [],
+            params,
         )
 
     # The name and the way of filling lists are those of torch's optimizers: torch.compile knows this method by its name.

@@ -19,6 +19,7 @@ from upgd.methods.utility import Utility, gate_of
 from upgd.optim._arguments import check_dense, check_gated, check_lr, with_plain_seed
 from upgd.optim._base import BaseOptimizer, Curvature, step_device
 from upgd.optim._phases import on, utility_dtype
+from upgd.optim._sharded import local, placed, reduced_across
 from upgd.optim.ada_upgd import AdaUPGD
 from upgd.optim.pgd import PGD, ShrinkAndPerturb
 from upgd.optim.upgd import UPGD
@@ -122,7 +123,8 @@ class _Work:
 
     group: dict[str, Any]
     method: Method  #: in the variant that the group's options choose
-    params: list[Tensor]
+    params: list[Tensor]  #: what this process has of them; the other tensors likewise
+    owners: list[Tensor]  #: the parameters as the optimizer knows them
     numbers: list[int]  #: of the parameters among all of the optimizer's; empty where the group has no seed
     weights: list[Tensor]  #: the parameters, in the type of their state
     grads: list[Tensor]
@@ -235,9 +237,10 @@ class MethodOptimizer(BaseOptimizer):
         for one in work:
             self._observe(one)
         observed = {f"{k}.{i}": values for k, one in enumerate(work) for i, values in enumerate(one.observed)}
+        owners = {f"{k}.{i}": owner for k, one in enumerate(work) for i, owner in enumerate(one.owners)}
         known: list[tuple[dict[str, Reduction], dict[str, dict[str, Tensor]]]] = []
         for k, one in enumerate(work):
-            reductions = _reductions(one.method, observed, known)
+            reductions = _reductions(one.method, observed, owners if self._has_shards else None, known)
             for i in range(len(one.params)):
                 self._update(one, i, reductions.get(f"{k}.{i}"))
 
@@ -297,7 +300,7 @@ class MethodOptimizer(BaseOptimizer):
             return 0.0
         if work.group["seed"] is not None:
             kind = self._noise_of(work.method, work.group)
-            return self._seeded(work.params[i], work.group, work.steps[i], work.numbers[i], kind)
+            return self._seeded(work.owners[i], work.group, work.steps[i], work.numbers[i], kind)
         drawn = self._draw(work.params[i])
         xi = drawn
         if work.previous_noises:
@@ -335,7 +338,7 @@ class MethodOptimizer(BaseOptimizer):
         if steps:
             # Not in _init_group, which the compiler runs once and leaves out of the compiled step.
             torch._foreach_add_(steps, 1.0)
-        numbering = self._numbering()
+        numbering, own = self._numbering(), [local(param) for param in params]
         on_device = group["capturable"] or torch.compiler.is_compiling()
         counted: list[float | Tensor] = [step if on_device else step.item() for step in steps]
         # Maximizing a loss is minimizing its negative.
@@ -343,15 +346,19 @@ class MethodOptimizer(BaseOptimizer):
         return _Work(
             group=group,
             method=method,
-            params=params,
+            params=own,
+            owners=params,
             numbers=[] if group["seed"] is None else [numbering[param] for param in params],
-            weights=[param.to(utility_dtype(param)) for param in params],
-            grads=[sign * grad.to(utility_dtype(param)) for param, grad in zip(params, grads, strict=True)],
+            weights=[param.to(utility_dtype(param)) for param in own],
+            grads=[sign * local(grad, p).to(utility_dtype(p)) for p, grad in zip(params, grads, strict=True)],
             curvatures=[
-                sign * self._diagonal(param).to(utility_dtype(param)) if method.uses_curvature else None
+                sign * local(self._diagonal(param), param).to(utility_dtype(param)) if method.uses_curvature else None
                 for param in params
             ],
-            states=[{part: tensors[i] for part, tensors in zip(parts, lists, strict=True)} for i in range(len(params))],
+            states=[
+                {part: local(tensors[i]) for part, tensors in zip(parts, lists, strict=True)}
+                for i in range(len(params))
+            ],
             steps=counted or [0.0] * len(params),
             previous_noises=previous_noises,
             observed=[],
@@ -407,13 +414,17 @@ class MethodOptimizer(BaseOptimizer):
                 if "utility" in state and param.numel():
                     beta = self._numbers(group, param.device).beta_utility
                     key = str(len(found))
-                    observed[key] = {"scale": rules.unbiased(state["utility"], beta, state["step"].item())}
+                    observed[key] = {"scale": rules.unbiased(local(state["utility"]), beta, state["step"].item())}
                     method = self._variant(group)
                     assert isinstance(method, Utility)
                     found[key] = param, method
         known: list[tuple[dict[str, Reduction], dict[str, dict[str, Tensor]]]] = []
+        owners = {key: param for key, (param, _) in found.items()} if self._has_shards else None
         return {
-            param: gate_of(method, observed[key]["scale"], _reductions(method, observed, known)[key]["scale"])
+            param: placed(
+                gate_of(method, observed[key]["scale"], _reductions(method, observed, owners, known)[key]["scale"]),
+                param,
+            )
             for key, (param, method) in found.items()
         }
 
@@ -421,14 +432,19 @@ class MethodOptimizer(BaseOptimizer):
 def _reductions(
     method: Method,
     observed: Mapping[str, Mapping[str, Tensor]],
+    owners: Mapping[str, Tensor] | None,
     known: list[tuple[dict[str, Reduction], dict[str, dict[str, Tensor]]]],
 ) -> dict[str, dict[str, Tensor]]:
-    """The reductions that a variant of the method asks for, over all groups; ``known`` has those of other groups."""
+    """The reductions that a variant of the method asks for, over all groups; ``known`` has those of other groups.
+
+    ``owners`` are the parameters, if some of them are sharded.
+    """
     wanted = dict(method.reductions)
     for reductions, result in known:
         if reductions == wanted:
             return result
-    result = reduced(wanted, {of: own for of, own in observed.items() if all(name in own for name in wanted)})
+    values = {of: own for of, own in observed.items() if all(name in own for name in wanted)}
+    result = reduced(wanted, values) if owners is None else reduced_across(wanted, values, owners)
     known.append((wanted, result))
     return result
 
