@@ -369,9 +369,34 @@ def check_process_group(rank: int) -> None:
         copy.deepcopy(part)
 
 
+def check_noise_of_partitions(rank: int) -> None:
+    """Processes with equal seeds draw different noise for their parts: within ZeroRedundancyOptimizer that of the whole."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    one, parted = model(), model()
+    torch.manual_seed(5)
+    zero = ZeroRedundancyOptimizer(parted.parameters(), upgd.UPGD, lr=0.1, sigma=0.5)
+    train(parted, zero, steps=3)
+    seed = zero.optim.param_groups[0]["seed"]
+    train(one, upgd.UPGD(one.parameters(), lr=0.1, sigma=0.5, seed=seed), steps=3)
+    assert_same(one, parted)
+
+    moved = nn.Parameter(torch.zeros(100))
+    moved.grad = torch.zeros(100)
+    upgd.UPGD([moved], lr=1.0, sigma=1.0, process_group=torch.distributed.group.WORLD).step()
+    parts = [torch.empty(100) for _ in range(WORLD)]
+    torch.distributed.all_gather(parts, moved.detach())
+    assert abs(float(torch.corrcoef(torch.stack(parts))[0, 1])) < 0.5
+
+
+def check_partitions(rank: int) -> None:
+    check_zero(rank)
+    check_process_group(rank)
+    check_noise_of_partitions(rank)
+
+
 def test_partitions_compare_utilities_with_those_of_other_processes() -> None:
-    in_processes(check_zero)
-    in_processes(check_process_group)
+    in_processes(check_partitions)
 
 
 def test_a_process_group_is_one() -> None:
@@ -426,6 +451,23 @@ def test_one_optimizer_per_parameter_in_backward_is_warned_of() -> None:
     network = model()
     with pytest.warns(UserWarning, match=r"several UPGD optimizers step during one backward pass.*scaling='local'"):
         step_in_backward(network, *([param] for param in network.parameters()))
+
+
+def test_torchs_optimizers_in_backward_need_local_scaling() -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    for scaling in ("local", "global"):
+        network, (x, y) = model(), batches(1)[0]
+        _apply_optimizer_in_backward(upgd.UPGD, network.parameters(), {"scaling": scaling, "sigma": 0.0, "lr": 0.1})
+        loss = nn.functional.cross_entropy(network(x), y)
+        if scaling == "global":
+            with pytest.raises(RuntimeError, match=r"scaling='global' compares.*pass scaling='local', or let one UPGD"):
+                loss.backward()
+            continue
+        loss.backward()
+        one = model()
+        train(one, upgd.UPGD(one.parameters(), scaling="local", sigma=0.0, lr=0.1), steps=1)
+        assert_same(one, network)
 
 
 @pytest.mark.parametrize("scaling", ["global", "local"])

@@ -204,7 +204,7 @@ class BaseOptimizer(Optimizer):
         return drawn
 
     def _numbering(self) -> dict[Tensor, int]:
-        """The place of each parameter among all of them."""
+        """The place of each parameter among all of them, which tells its noise from that of the others."""
         return {param: number for number, param in enumerate(p for group in self.param_groups for p in group["params"])}
 
     def _draw(self, param: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Optimizers that hold only part of a model's parameters, while global scaling needs the largest utility of all of them.
 
 Where the other parts are in other processes, and the process group is known, the maximum is reduced over it. Where each
-parameter has an optimizer of its own that steps during the backward pass, the other utilities are not known yet: we warn.
+parameter has an optimizer of its own that steps during the backward pass, the other utilities are not known yet: we warn, or
+refuse.
 """
 
 import sys
@@ -86,6 +87,10 @@ def _introduce(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         part = optimizer.optim
         if hasattr(part, "_peers"):
             part._peers = Peers(optimizer.process_group, optimizer.param_groups[0]["params"][0].device)
+            part._places = {
+                param: place
+                for place, param in enumerate(p for group in optimizer.param_groups for p in group["params"])
+            }
 
 
 #: The backward pass during which an optimizer stepped last, and that optimizer.
@@ -93,11 +98,19 @@ _last_step: tuple[int, "weakref.ref[Optimizer]"] | None = None
 
 
 def warn_if_one_of_several(optimizer: Optimizer) -> None:
-    """Warn if a second optimizer steps with global scaling during one backward pass."""
+    """Warn if a second optimizer steps with global scaling during one backward pass; refuse if torch has made them so."""
     global _last_step
     backward = torch._C._current_graph_task_id()
     if backward < 0 or not any(group["scaling"] == "global" for group in optimizer.param_groups):
         return
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    if any(optimizer in getattr(param, "_in_backward_optimizers", ()) for param in params):
+        name = type(optimizer).__name__
+        raise RuntimeError(
+            "scaling='global' compares the utilities of all parameters, which are not known while the backward pass steps "
+            f"one parameter after the other; pass scaling='local', or let one {name} with all parameters step after "
+            "backward()."
+        )
     if _last_step is not None and _last_step[0] == backward and _last_step[1]() is not optimizer:
         name = type(optimizer).__name__
         warnings.warn(

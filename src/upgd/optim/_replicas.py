@@ -59,12 +59,15 @@ class ReplicaNoise:
 
 
 def of_the_first(optimizer: Optimizer, number: int) -> int:
-    """The number that the first process has, of those with shards or replicas of the optimizer's parameters."""
+    """The number that the first process has, of those with shards, replicas or other partitions of the parameters."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return number
     params = [param for group in optimizer.param_groups for param in group["params"]]
     meshes = [param.device_mesh for param in params if is_sharded(param)]
-    if meshes:
+    peers = getattr(optimizer, "_peers", None)
+    if peers is not None:
+        groups, device = [peers.group], peers.device
+    elif meshes:
         mesh = max(meshes, key=lambda mesh: int(mesh.size()))
         groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
         device = torch.device(mesh.device_type)

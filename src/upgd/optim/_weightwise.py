@@ -29,6 +29,8 @@ class WeightwiseOptimizer(BaseOptimizer):
     _adaptive = False
     #: Who holds the other parameters, if this optimizer has only part of a model's.
     _peers: partitions.Peers | None = None
+    #: The places of all parameters of the model, if this optimizer has only part of them and knows.
+    _places: dict[Tensor, int] | None = None
     #: The largest utility of all parts at the last step.
     _largest: Tensor | None = None
 
@@ -68,6 +70,18 @@ class WeightwiseOptimizer(BaseOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         # A process group cannot be pickled, and says so: a copy without it would compare utilities within its part alone.
         return super().__getstate__() | ({} if self._peers is None else {"_peers": self._peers})
+
+    def _needs_seed(self) -> bool:
+        return super()._needs_seed() or self._peers is not None
+
+    def _numbering(self) -> dict[Tensor, int]:
+        if self._places is not None:
+            return self._places
+        numbers = super()._numbering()
+        if self._peers is None:
+            return numbers
+        first = torch.distributed.get_rank(self._peers.group) << 20
+        return {param: first + number for param, number in numbers.items()}
 
     def _has_gates(self, group: dict[str, Any]) -> bool:
         """Whether the parameters of a group have utility; if not, their rule is that without gates (ū = 0)."""
