@@ -179,7 +179,7 @@ def test_networks_of_shapes_alone() -> None:
         (lambda: MLP((784,)), "sizes must be two or more positive integers"),
         (lambda: MLP((784, 0, 10)), "sizes"),
         (lambda: MLP((784, 2.5)), "sizes"),
-        (lambda: MLP((4, 2), "gelu"), "activation must be one of relu, leaky_relu, tanh, identity, not 'gelu'"),
+        (lambda: MLP((4, 2), "gelu"), "activation must be one of relu, leaky_relu, tanh, identity, crelu, not 'gelu'"),
         (lambda: ConvNet((8, 8), 10), "at least 16 pixels"),
         (lambda: ConvNet((1, 2, 32, 32), 10), "input_shape"),
         (lambda: ConvNet(outputs=0), "sizes"),
@@ -234,6 +234,15 @@ def test_the_initial_weights_of_any_module_are_the_same_alone_and_among_others()
     stacked = initial_parameters(network, [1, 2])
     reset(network, 2)
     assert all(torch.equal(stacked[name][1], parameter) for name, parameter in network.named_parameters())
+
+
+def test_crelu_doubles_what_enters_the_next_layer() -> None:
+    network = MLP((4, 5, 6, 2), "crelu")
+    assert [layer.in_features for layer in network.layers if isinstance(layer, nn.Linear)] == [4, 10, 12]
+    x = torch.randn(3, 4)
+    first = network.layers[0](x)
+    assert torch.equal(network.layers[1](first), torch.cat([first.clamp(min=0), (-first).clamp(min=0)], 1))
+    assert ConvNet((1, 28, 28), 10, "crelu")(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
 def test_layer_norm_stands_before_each_activation() -> None:

@@ -12,13 +12,12 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.hooks import RemovableHandle
 
 from upgd.curvature._backward import if_compiled, transform_level
 from upgd.curvature._hooks import Hooks
-from upgd.networks import ACTIVATION_MODULES, LAYERS
+from upgd.networks import ACTIVATION_MODULES, LAYERS, NORMS
 from upgd.utility._model import function_before
 
 __all__ = [
@@ -40,7 +39,6 @@ __all__ = [
 #: From this share of gates near ½ on, a summary says what that means; and it says how to get others where all gates together
 #: change the step by less than this.
 _NEARLY_ALL, _HARDLY = 0.95, 0.1
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 #: What snapshots can contain.
 _FIGURES = (
     "dormant_share",
@@ -451,7 +449,7 @@ class Monitor:
         # A function that works in place changes what we keep, too: there is nothing to say about it.
         if inputs and isinstance(inputs[0], Tensor) and inputs[0]._version == 0:
             modules = self.model.modules()
-            norms = {p for m in modules if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
+            norms = {p for m in modules if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
             owners: dict[Tensor, str] = {
                 p: name for name, watched in self._watched.items() for p in watched.parameters(recurse=False)
             }

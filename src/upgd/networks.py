@@ -20,18 +20,19 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from itertools import pairwise
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from upgd import plugins
+from upgd.activations import CReLU
 from upgd.noise import Purpose, uniforms
 
 __all__ = [
     "ACTIVATIONS",
     "MLP",
+    "CReLU",
     "ConvNet",
     "Linear",
     "initial_bounds",
@@ -47,12 +48,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "leaky_relu": nn.LeakyReLU,
     "tanh": nn.Tanh,
     "identity": nn.Identity,
+    "crelu": CReLU,
 }
 
 #: What counts as an activation in anybody's network: behind it are the hidden features of the layer before.
 ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
     *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
     *(nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softsign),
+    CReLU,
 )
 
 #: Activations that are called as functions, by the names of autograd, without "Backward0".
@@ -65,6 +68,9 @@ ACTIVATION_FUNCTIONS = frozenset(
 
 #: What has weights that enter units or channels.
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+
+#: What has weights and biases that begin with 1 and 0.
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 #: How many random words are in the making at once: what fits a core's cache, or what keeps a GPU busy.
 _WORDS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
@@ -85,7 +91,8 @@ class MLP(nn.Module):
 
     Args:
         sizes: the numbers of units from the inputs to the outputs, such as ``(784, 300, 150, 10)``.
-        activation: ``"relu"``, ``"leaky_relu"``, ``"tanh"`` or ``"identity"`` (a deep linear network).
+        activation: ``"relu"``, ``"leaky_relu"``, ``"tanh"``, ``"identity"`` (a deep linear network), or ``"crelu"``
+            (:class:`upgd.activations.CReLU`), with which the next layer has twice as many inputs.
         layer_norm: whether an ``nn.LayerNorm`` stands before each activation.
         seed: what the initial weights are a function of.
 
@@ -173,11 +180,13 @@ class ConvNet(nn.Module):
         self.activation = _checked_activation(activation)
         self.conv_activation = conv_activation
         channels, height, width = self._image = _checked_image(self.input_shape, self._smallest_side())
-        after_convolution = ACTIVATIONS[activation if conv_activation else "identity"]
+        after_convolution = activation if conv_activation else "identity"
         layers: list[nn.Module] = []
         for filters in self.CHANNELS:
-            layers += [nn.Conv2d(channels, filters, self.KERNEL), after_convolution(), nn.MaxPool2d(self.POOL)]
-            channels, height, width = filters, self._after_pooling(height), self._after_pooling(width)
+            convolution = nn.Conv2d(channels, filters, self.KERNEL)
+            layers += [convolution, _activation(after_convolution, dim=-3), nn.MaxPool2d(self.POOL)]
+            channels = filters * _outputs_per_unit(after_convolution)
+            height, width = self._after_pooling(height), self._after_pooling(width)
         #: The units of the fully connected part, from the flattened feature maps to the outputs.
         self.sizes = _checked_sizes((channels * height * width, *self.HIDDEN, outputs))
         self.layers = nn.Sequential(*layers, nn.Flatten(-3), *_dense_layers(self.sizes, activation))
@@ -351,20 +360,24 @@ def _generator_at(seed: int) -> Iterator[None]:
         yield
 
 
-def initial_bounds(network: nn.Module) -> dict[str, float]:
-    """The bound b of each parameter's initial distribution, which is uniform on [−b, b]: 1/√fan-in.
+def initial_bounds(network: nn.Module) -> dict[str, float | None]:
+    """The bound b of each parameter's initial distribution, which is uniform on [−b, b]: 1/√fan-in. None for the parameters
+    of normalization layers, which begin with a constant.
 
     Example:
         >>> initial_bounds(MLP((4, 3, 2)))["layers.0.bias"]
         0.5
     """
     fan_ins, _ = _fan_ins(network)
-    if others := [name for name, _ in network.named_parameters() if name not in fan_ins]:
-        module = network.get_submodule(others[0].rpartition(".")[0])
-        raise TypeError(
-            f"the initial distribution of {others[0]!r}, of a {type(module).__name__}, has no bound that is known"
-        )
-    return {name: 1 / math.sqrt(fan_in) for name, fan_in in fan_ins.items()}
+    bounds: dict[str, float | None] = {}
+    for name, _ in network.named_parameters():
+        module = network.get_submodule(name.rpartition(".")[0])
+        if name not in fan_ins and not isinstance(module, NORMS):
+            raise TypeError(
+                f"the initial distribution of {name!r}, of a {type(module).__name__}, has no bound that is known"
+            )
+        bounds[name] = 1 / math.sqrt(fan_ins[name]) if name in fan_ins else None
+    return bounds
 
 
 def _initial(parameter: Tensor, number: int, fan_in: int, seeds: Sequence[int] | Tensor) -> Tensor:
@@ -415,10 +428,20 @@ def _initialises_itself(module: nn.Module) -> bool:
 
 def _dense_layers(sizes: Sequence[int], activation: str, *, layer_norm: bool = False) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes[:-1]):
-        norm = [nn.LayerNorm(outputs)] if layer_norm else []
-        layers += [nn.Linear(inputs, outputs), *norm, ACTIVATIONS[activation]()]
-    return [*layers, nn.Linear(sizes[-2], sizes[-1])]
+    inputs, *hidden, outputs = sizes
+    for units in hidden:
+        norm = [nn.LayerNorm(units)] if layer_norm else []
+        layers += [nn.Linear(inputs, units), *norm, _activation(activation, dim=-1)]
+        inputs = units * _outputs_per_unit(activation)
+    return [*layers, nn.Linear(inputs, outputs)]
+
+
+def _activation(name: str, dim: int) -> nn.Module:
+    return CReLU(dim) if name == "crelu" else ACTIVATIONS[name]()
+
+
+def _outputs_per_unit(activation: str) -> int:
+    return 2 if activation == "crelu" else 1
 
 
 def _flat(x: Tensor, inputs: int) -> Tensor:

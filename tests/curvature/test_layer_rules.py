@@ -11,6 +11,7 @@ from naive_hesscale import hessian_diagonal, naive_diagonals
 from torch import nn
 from torch.func import functional_call
 
+from upgd.activations import CReLU
 from upgd.curvature import Gate, HesScale, Residual
 
 ACTIVATIONS = {
@@ -30,6 +31,7 @@ ACTIVATIONS = {
 DENSE = {
     **{name: [nn.Linear(3, 4), activation, nn.Linear(4, 3)] for name, activation in ACTIVATIONS.items()},
     "no bias": [nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 3, bias=False)],
+    "crelu": [nn.Linear(3, 4), CReLU(), nn.Linear(8, 3)],
     "deep": [nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)],
     "layer norm": [nn.Linear(3, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)],
     "layer norm, no weights": [nn.Linear(3, 5), nn.LayerNorm(5, elementwise_affine=False), nn.Linear(5, 3)],

@@ -152,8 +152,8 @@ def test_perturbations_have_the_scale_of_the_initial_weights() -> None:
 
 @pytest.mark.parametrize("method", ["weight-clipping", "shrink-and-perturb-init"])
 def test_a_network_without_initial_distribution_is_refused(method: str) -> None:
-    network = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 3))
+    network = nn.Sequential(nn.Linear(6, 4), nn.PReLU(), nn.Linear(4, 3))
     settings = {"sigma": 0.1, "weight_decay": 0.1} if method.startswith("shrink") else {}
     stacked = {name: p.detach()[None] for name, p in network.named_parameters()}
-    with pytest.raises(ValueError, match="LayerNorm"):
+    with pytest.raises(ValueError, match="PReLU"):
         Population(network, [Learner(method=method, lr=0.1, **settings)], backend="torch", parameters=stacked)

@@ -6,7 +6,7 @@ import torch
 from plain_loop import Counters
 from torch import nn
 
-from upgd.networks import MLP, ConvNet, Linear
+from upgd.networks import MLP, ConvNet, CReLU, Linear
 from upgd.population import Learner, Population
 from upgd.population.chain import Chain
 from upgd.population.network import Activation, Convolution, Dense, Flatten, MaxPool, NotAChain, read
@@ -73,6 +73,14 @@ class Own(MLP):
         (nn.Sequential(nn.Flatten(2), nn.Linear(4, 3)), "layer '0' is a Flatten"),
         (nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(6, 2)), "Flatten '1' comes behind a Linear layer"),
         (nn.Sequential(nn.Linear(4, 4), *[nn.Linear(4, 4)] * 2), "one layer twice"),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2)),
+            "not stand right behind a Linear",
+        ),
+        (
+            nn.Sequential(nn.Linear(4, 4), CReLU(-3), nn.Linear(8, 2)),
+            "CReLU '1' with dim=-3 does not stand right behind",
+        ),
         (tied(), "one parameter in two layers"),
     ],
 )

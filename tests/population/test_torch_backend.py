@@ -43,6 +43,7 @@ NETWORKS = {
     **{name: (network, Counters((6,), 3)) for name, network in MLPS.items()},
     "regression": (MLP((6, 7, 5, 2), "tanh"), Counters((6,), 2, loss="mse", scale=0.5)),
     "convolution": (SmallConvNet((2, 10, 10), 3), IMAGES),
+    "two outputs for each channel": (SmallConvNet((2, 10, 10), 3, "crelu"), IMAGES),
     "convolution without activation": (SmallConvNet((2, 10, 10), 3, "leaky_relu", conv_activation=False), IMAGES),
     "pool before activation": (
         nn.Sequential(

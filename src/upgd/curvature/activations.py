@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from upgd.activations import CReLU
 from upgd.curvature._registry import elementwise, layer
 from upgd.curvature._sweep import Call
 
@@ -13,6 +14,14 @@ from upgd.curvature._sweep import Call
 def relu(module: nn.ReLU, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
     # σ' is 0 or 1 and σ'' is 0, so that curvature passes as gradient does: by torch's own kernel.
     return torch.ops.aten.threshold_backward(h, call.input, 0) if call.needs_input else None
+
+
+@layer(CReLU)
+def crelu(module: CReLU, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
+    if not call.needs_input:
+        return None
+    positive, negative = h.chunk(2, module.dim)
+    return torch.where(call.input > 0, positive, 0) + torch.where(call.input < 0, negative, 0)
 
 
 @elementwise(nn.LeakyReLU)

@@ -175,7 +175,7 @@ def layer_norm(module: nn.LayerNorm, call: Call, h: Tensor, g: Tensor) -> Tensor
         return None
     if module.weight is not None:
         h, g = h * module.weight.square(), g * module.weight
-    return _through_normalization(x, inverse, h, g, dims)
+    return through_normalization(x, inverse, h, g, dims)
 
 
 @layer(nn.GroupNorm)
@@ -193,7 +193,7 @@ def group_norm(module: nn.GroupNorm, call: Call, h: Tensor, g: Tensor) -> Tensor
     if module.weight is not None:
         weight = module.weight.view([1, -1] + [1] * (h.ndim - 2))
         h, g = h * weight.square(), g * weight
-    return _through_normalization(x, inverse, h.reshape(groups), g.reshape(groups), [-1]).view(whole)
+    return through_normalization(x, inverse, h.reshape(groups), g.reshape(groups), [-1]).view(whole)
 
 
 def _normalized(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor]:
@@ -203,7 +203,7 @@ def _normalized(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor]
     return (x - mean) * inverse, inverse
 
 
-def _through_normalization(x: Tensor, inverse: Tensor, h: Tensor, g: Tensor, dims: list[int]) -> Tensor:
+def through_normalization(x: Tensor, inverse: Tensor, h: Tensor, g: Tensor, dims: list[int]) -> Tensor:
     """From the curvature of x̂, given as ``x``, to that of the input of a normalization over n entries.
 
     ``n·s·∂x̂_k/∂x_i = n·[k = i] − 1 − x̂_k·x̂_i`` and ``n·s²·∂²x̂_k/∂x_i² = −2·x̂_i·D_ki − x̂_k·D_ii`` with ``D = s·∂x̂/∂x``; the

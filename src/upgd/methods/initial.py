@@ -52,14 +52,15 @@ class ShrinkAndPerturbInit(Descent):
     ``w ← w − lr·(g + σ·s₀·ξ + λ·w)``, where s₀ is the standard deviation of the layer's initial weights.
 
     Initial weights and biases are uniform on [−b, b] with ``b = 1/√fan-in``, so ``s₀ = b/√3``. The noise ξ is normal.
+    Normalization layers begin with a constant, and get no noise.
     """
 
     name, label = "shrink-and-perturb-init", "Shrink & Perturb, initial scale"
     colour, dark_colour = "#A0522D", "#e09a6c"
     weight_decay: Any = Descent.weight_decay.but(grid=(0.001,))
 
-    def update(self, w: "Tensor", g: "Tensor", h: Any, noise: Any, bound: float) -> "Tensor":  # type: ignore[override]
-        scaled = noise * (bound / 3**0.5)
+    def update(self, w: "Tensor", g: "Tensor", h: Any, noise: Any, bound: float | None) -> "Tensor":  # type: ignore[override]
+        scaled = 0.0 if bound is None else noise * (bound / 3**0.5)
         return upgd.rules.update(w, g, 0.0, scaled, lr=h.lr, sigma=h.sigma, weight_decay=h.weight_decay, p=0.0, q=0.0)
 
 
@@ -68,7 +69,7 @@ class WeightClipping(Optimized):
     """Weight clipping (Elsayed et al., 2024): a step of SGD or Adam, then ``w ← clip(w, −κ·b, κ·b)``, where b is the bound
     of the layer's initial distribution, ``1/√fan-in``.
 
-    Weights and biases of all layers are clipped.
+    Weights and biases of all layers are clipped, but not those of normalization layers, which begin with a constant.
     """
 
     name, label = "weight-clipping", "Weight clipping"
@@ -82,7 +83,9 @@ class WeightClipping(Optimized):
         help="Largest weight, as a multiple of the largest initial weight.",
     )
 
-    def update(self, w: "Tensor", g: "Tensor", s: Any, h: Any, t: Any, bound: float) -> tuple["Tensor", Changes]:
+    def update(self, w: "Tensor", g: "Tensor", s: Any, h: Any, t: Any, bound: float | None) -> tuple["Tensor", Changes]:
         stepped, changes = self.stepped(w, g, s, h, t)
+        if bound is None:
+            return stepped, changes
         limit = h.clip * stepped.new_full(stepped.shape, bound)
         return stepped.clamp(-limit, limit), changes

@@ -119,7 +119,8 @@ class Method:
     ``noise``      (update) standard normal noise, white or anticorrelated
     ``curvature``  the diagonal of the loss's Hessian, estimated by HesScale
     ``unit``       (update) state and reductions of the hidden unit that the weight enters; ``None`` in the output layer
-    ``bound``      (update) the bound b of the uniform distribution on [−b, b] that the parameter began with, a number
+    ``bound``      (update) the bound b of the uniform distribution on [−b, b] that the parameter began with, a number;
+                   ``None`` for normalization layers, which begin with a constant
     =============  =====================================================================================================
 
     - ``observe(...)`` returns the state that changes (a dict) and the values to reduce (a dict with the names of

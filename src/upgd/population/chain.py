@@ -24,7 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from upgd.methods.units import Units
+from upgd.curvature.layers import through_normalization
+from upgd.methods.units import Units, by_unit, outgoing
 from upgd.population import network as net
 from upgd.population.backend import Loss
 
@@ -66,7 +67,7 @@ class _Layer(Protocol):
 
 
 class Chain:
-    """A network that is a chain of Linear, Conv2d, activation, MaxPool2d and Flatten layers.
+    """A network that is a chain of Linear, Conv2d, LayerNorm, activation, MaxPool2d and Flatten layers.
 
     Args:
         network: :class:`upgd.networks.MLP`, :class:`upgd.networks.ConvNet`, or an ``nn.Sequential`` of such layers.
@@ -83,9 +84,12 @@ class Chain:
         #: Weight by weight, where its features can be seen: behind the activation before the next weights, if there is one.
         self._gates: dict[int, str] = {}
         self._owners: dict[str | None, str] = {}
+        self._outputs_per_unit: dict[str, int] = {}
         for at, layer in enumerate(self._layers):
             if isinstance(layer, _Dense | _Convolution):
-                self._gates[_activation_of(at, self._layers)] = layer.weight
+                seen = _activation_of(at, self._layers)
+                self._gates[seen] = layer.weight
+                self._outputs_per_unit[layer.weight] = 2 if isinstance(self._layers[seen], _Doubling) else 1
                 self._owners |= {layer.weight: layer.weight, layer.bias: layer.weight}
         self.output_weight = self._gates.pop(max(self._gates))  # the output layer has no features
         weighted = [layer for layer in self._layers if isinstance(layer, _Dense | _Convolution)]
@@ -105,14 +109,13 @@ class Chain:
         """The weights that enter hidden features, first layer first."""
         return tuple(self._gates.values())
 
-    def owner(self, parameter: str) -> str:
-        """The weight of the layer that the parameter (that weight, or the bias) belongs to."""
-        return self._owners[parameter]
+    def owner(self, parameter: str) -> str | None:
+        """The weight of the layer that the parameter (that weight, or the bias) belongs to; None for normalization."""
+        return self._owners.get(parameter)
 
     def units(self, weight: str, parameters: Parameters, found: Derivatives) -> Units:
         """The hidden units that a weight enters."""
         bias, activation = self._biases[weight], found.features[weight]
-        leaving = parameters[self._next[weight].weight]
         return Units(
             activation=activation,
             gradient=found.feature_gradient[weight],
@@ -120,8 +123,14 @@ class Chain:
             gate_curvature=found.gate_curvature.get(weight),
             incoming=parameters[weight].flatten(2),
             bias=None if bias is None else parameters[bias],
-            outgoing=leaving.reshape(*leaving.shape[:2], activation.shape[1], -1),
+            outgoing=outgoing(
+                parameters[self._next[weight].weight], activation.shape[1], self._outputs_per_unit[weight]
+            ),
         )
+
+    def outputs_per_unit(self, weight: str) -> int:
+        """How many numbers each of the units that a weight enters puts out: 2 behind CReLU."""
+        return self._outputs_per_unit[weight]
 
     def around(self, weight: str) -> tuple[str | None, str, str | None]:
         """Of the units that a weight enters: their bias, and weight and bias of the next layer."""
@@ -162,6 +171,9 @@ class Chain:
         return x.flatten(1) if isinstance(self._layers[0], _Dense) else x.unsqueeze(1) if x.ndim == 3 else x
 
     def _look_at_gates(self, weight: str, features: int, h: Tensor, back: Back, into: Derivatives) -> None:
+        if (each := self._outputs_per_unit[weight]) > 1:  # they count like positions
+            h, *others = (by_unit(one, features, each) for one in (h, back.gradient, back.curvature) if one is not None)
+            back = Back(others[0], others[1] if len(others) > 1 else None)
         into.features[weight] = h.reshape(len(h), features, -1)
         into.feature_gradient[weight] = back.gradient.reshape(len(h), features, -1)
         into.gate_gradient[weight] = _over_positions(back.gradient * h, features)
@@ -296,6 +308,59 @@ class _Activation:
 
 
 @dataclass(frozen=True)
+class _Doubling:
+    """CReLU."""
+
+    dim: int
+
+    def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
+        return torch.cat([F.relu(x), F.relu(-x)], self.dim), (x,)
+
+    def backward(self, parameters: Parameters, memory: Memory, back: Back, into: Derivatives) -> Back:
+        (x,) = memory
+        positive, negative = back.gradient.chunk(2, self.dim)
+        gradient = torch.where(x > 0, positive, 0) - torch.where(x < 0, negative, 0)
+        curvature = None
+        if back.curvature is not None:
+            positive, negative = back.curvature.chunk(2, self.dim)
+            curvature = torch.where(x > 0, positive, 0) + torch.where(x < 0, negative, 0)
+        return Back(gradient, curvature)
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """LayerNorm over the units of a Linear layer: ``x̂·w + b`` with ``x̂ = (x − mean)/s``."""
+
+    weight: str | None
+    bias: str | None
+    eps: float
+
+    def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
+        centred = x - x.mean(-1, keepdim=True)
+        inverse = ((centred**2).mean(-1, keepdim=True) + self.eps).rsqrt()
+        normalized = centred * inverse
+        out = normalized if self.weight is None else normalized * parameters[self.weight]
+        return (out if self.bias is None else out + parameters[self.bias]), (normalized, inverse)
+
+    def backward(self, parameters: Parameters, memory: Memory, back: Back, into: Derivatives) -> Back:
+        (x, inverse), (gradient, curvature) = memory, back
+        if self.bias is not None:
+            into.gradient[self.bias] = gradient
+            if curvature is not None:
+                into.curvature[self.bias] = curvature
+        if self.weight is not None:
+            into.gradient[self.weight] = gradient * x
+            gradient = gradient * parameters[self.weight]
+            if curvature is not None:
+                into.curvature[self.weight] = curvature * x**2
+                curvature = curvature * parameters[self.weight] ** 2
+        if curvature is not None:
+            curvature = through_normalization(x, inverse, curvature, gradient, [-1])
+        along = x * (gradient * x).mean(-1, keepdim=True)
+        return Back((gradient - gradient.mean(-1, keepdim=True) - along) * inverse, curvature)
+
+
+@dataclass(frozen=True)
 class _MaxPool:
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -384,7 +449,7 @@ def _over_positions(x: Tensor, features: int) -> Tensor:
 def _activation_of(at: int, layers: Sequence[_Layer]) -> int:
     """Where the activation of a weighted layer is, perhaps behind a pool; the layer itself if it has none."""
     for behind in range(at + 1, len(layers)):
-        if isinstance(layers[behind], _Activation):
+        if isinstance(layers[behind], _Activation | _Doubling):
             return behind
         if isinstance(layers[behind], _Dense | _Convolution):
             break
@@ -403,6 +468,10 @@ def _layers(described: Sequence[net.Layer]) -> list[_Layer]:
             layers.append(_Convolution(layer.weight, layer.bias, first, *geometry))
         elif isinstance(layer, net.Activation):
             layers.append(_Activation(None if layer.kind == "tanh" else layer.slope))
+        elif isinstance(layer, net.Doubling):
+            layers.append(_Doubling(layer.dim))
+        elif isinstance(layer, net.Norm):
+            layers.append(_Norm(layer.weight, layer.bias, layer.eps))
         elif isinstance(layer, net.MaxPool):
             geometry = layer.kernel_size, layer.stride, layer.padding, layer.dilation
             layers.append(_MaxPool(*geometry, nn.MaxPool2d(*geometry, return_indices=True, ceil_mode=layer.ceil_mode)))

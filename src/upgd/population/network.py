@@ -16,16 +16,18 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-from upgd.networks import MLP, ConvNet
+from upgd.networks import MLP, ConvNet, CReLU
 
 __all__ = [
     "Activation",
     "Convolution",
     "Dense",
+    "Doubling",
     "Flatten",
     "Layer",
     "MaxPool",
     "Network",
+    "Norm",
     "NotAChain",
     "read",
     "torch_name",
@@ -82,6 +84,24 @@ class Activation:
 
 
 @dataclass(frozen=True)
+class Doubling:
+    """CReLU: two outputs for each unit, those of all units for positive inputs first."""
+
+    name: str
+    dim: int  #: along which units lie
+
+
+@dataclass(frozen=True)
+class Norm:
+    """LayerNorm over the units of a Linear layer."""
+
+    name: str
+    weight: str | None
+    bias: str | None
+    eps: float
+
+
+@dataclass(frozen=True)
 class MaxPool:
     """A two-dimensional max pooling."""
 
@@ -100,7 +120,7 @@ class Flatten:
     name: str
 
 
-Layer: TypeAlias = Dense | Convolution | Activation | MaxPool | Flatten
+Layer: TypeAlias = Dense | Convolution | Activation | Doubling | Norm | MaxPool | Flatten
 
 
 @dataclass(frozen=True)
@@ -119,7 +139,8 @@ def read(network: nn.Module) -> Network:
 
     Args:
         network: :class:`upgd.networks.MLP`, :class:`upgd.networks.ConvNet`, or an ``nn.Sequential`` (of ``nn.Sequential``)
-            of Linear, Conv2d, ReLU, LeakyReLU, Tanh, Identity, MaxPool2d and Flatten layers that ends with a Linear layer.
+            of Linear, Conv2d, ReLU, LeakyReLU, Tanh, Identity, CReLU, LayerNorm, MaxPool2d and Flatten layers that ends with
+            a Linear layer.
 
     Raises:
         NotAChain: the network is something else.
@@ -139,6 +160,14 @@ def read(network: nn.Module) -> Network:
                 f"the network's Flatten {layer.name!r} comes behind a Linear layer, which must be for samples of several "
                 "vectors"
             )
+    for before, layer in zip((None, *layers), layers, strict=False):
+        if isinstance(layer, Norm) and not isinstance(before, Dense):
+            raise NotAChain(f"the network's LayerNorm {layer.name!r} does not stand right behind a Linear layer")
+        if isinstance(layer, Doubling) and not isinstance(before, Dense | Norm if layer.dim == -1 else Convolution):
+            raise NotAChain(
+                f"the network's CReLU {layer.name!r} with dim={layer.dim} does not stand right behind a Linear layer, for "
+                "dim=-1, or a convolution, for dim=-3"
+            )
     # An activation may serve several layers. A parameter may not: it would have several names, and several gradients.
     parameters = [parameter for _, module in modules for parameter in module.parameters()]
     if len({id(parameter) for parameter in parameters}) < len(parameters):
@@ -150,9 +179,17 @@ def read(network: nn.Module) -> Network:
 def torch_name(layer: Layer) -> str:
     """The layer as PyTorch calls it, for messages."""
     if isinstance(layer, Activation):
-        names = {"relu": "ReLU", "leaky_relu": f"LeakyReLU({layer.slope:g})", "tanh": "Tanh", "identity": "Identity"}
-        return names[layer.kind]
-    return {Dense: "Linear", Convolution: "Conv2d", MaxPool: "MaxPool2d", Flatten: "Flatten"}[type(layer)]
+        kinds = {"relu": "ReLU", "leaky_relu": f"LeakyReLU({layer.slope:g})", "tanh": "Tanh", "identity": "Identity"}
+        return kinds[layer.kind]
+    names: dict[type[Layer], str] = {
+        Dense: "Linear",
+        Convolution: "Conv2d",
+        Doubling: "CReLU",
+        Norm: "LayerNorm",
+        MaxPool: "MaxPool2d",
+        Flatten: "Flatten",
+    }
+    return names[type(layer)]
 
 
 def _modules(sequential: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
@@ -185,6 +222,11 @@ def _layer(name: str, module: nn.Module) -> Layer:
         return Activation(name, "tanh", 0.0)
     if type(module) is nn.Identity:
         return Activation(name, "identity", 1.0)
+    if type(module) is CReLU and module.dim in (-1, -3):
+        return Doubling(name, module.dim)
+    if type(module) is nn.LayerNorm and len(module.normalized_shape) == 1:
+        weight, bias = (None if own is None else f"{name}.{part}" for part, own in _affine(module))
+        return Norm(name, weight, bias, module.eps)
     if type(module) is nn.MaxPool2d:
         size, stride = _pair(module.kernel_size), _pair(module.stride)
         return MaxPool(name, size, stride, _pair(module.padding), _pair(module.dilation), module.ceil_mode)
@@ -192,8 +234,13 @@ def _layer(name: str, module: nn.Module) -> Layer:
         return Flatten(name)
     raise NotAChain(
         f"the network's layer {name!r} is a {type(module).__name__}, and only Linear, Conv2d, ReLU, LeakyReLU, Tanh, "
-        "Identity, MaxPool2d and Flatten are known"
+        "Identity, CReLU, LayerNorm, MaxPool2d and Flatten are known"
     )
+
+
+def _affine(module: nn.LayerNorm) -> Iterator[tuple[str, nn.Parameter | None]]:
+    yield "weight", module.weight
+    yield "bias", module.bias
 
 
 def _bias(name: str, module: nn.Linear | nn.Conv2d) -> str | None:

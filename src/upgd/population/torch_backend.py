@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from upgd import noise, normalization
 from upgd.methods._scalars import Scalar, Scalars, evaluate
 from upgd.methods.reductions import reduced
+from upgd.methods.units import leaves
 from upgd.methods.utility import Utility, gate_of
 from upgd.networks import initial_bounds
 from upgd.noise import Purpose
@@ -234,11 +235,13 @@ class TorchBackend:
         index = torch.arange(weight[0].numel(), dtype=torch.int32, device=weight.device)
         bound = weight[0, 0].numel() ** -0.5
         fresh = (2 * noise.uniforms_at(keys, index).to(self._dtype) - 1).mul(bound).view_as(weight)
-        self._write_units(name, mask, fresh, 0)
+        self._write(name, _of_learners(mask, weight), fresh)
         if bias is not None:
-            self._write_units(bias, mask, torch.zeros_like(self._parameters[bias]), 0)
+            self._write(bias, mask, torch.zeros_like(self._parameters[bias]))
         if reset.outgoing:
-            self._write_units(following, mask, torch.zeros_like(self._parameters[following]), 1)
+            leaving = self._parameters[following]
+            where = leaves(mask, leaving, self._model.outputs_per_unit(name))
+            self._write(following, where, torch.zeros_like(leaving))
         if reset.next_bias is not None and next_bias is not None:
             moved = self._parameters[next_bias] + reset.next_bias
             self._parameters[next_bias] = self._unless_diverged(moved, self._parameters[next_bias])
@@ -247,16 +250,9 @@ class TorchBackend:
                 fresh_state = _beginning(begins_as, self._state[part][name])
                 self._state[part][name] = torch.where(mask, fresh_state, self._state[part][name])
 
-    def _write_units(self, name: str, mask: Tensor, fresh: Tensor, side: int) -> None:
-        """Put fresh values where the units selected by a mask enter (side 0) or leave (side 1) a parameter, and let the
-        method's state of these entries begin again."""
-        old = self._parameters[name]
-        if side == 0:
-            where = mask.view(*mask.shape, *(1,) * (old.ndim - 2))
-        else:
-            where = mask.unsqueeze(1).repeat_interleave(old.shape[2] // mask.shape[1], 2)
-            where = where.view(*where.shape, *(1,) * (old.ndim - 3))
-        self._parameters[name] = torch.where(where, fresh, old)
+    def _write(self, name: str, where: Tensor, fresh: Tensor) -> None:
+        """Put fresh values into some entries of a parameter, and let the method's state of these begin again."""
+        self._parameters[name] = torch.where(where, fresh, self._parameters[name])
         for part, begins_as in self._method.state.items():
             state = self._state[part][name]
             self._state[part][name] = torch.where(where, _beginning(begins_as, fresh), state)
@@ -299,7 +295,7 @@ class TorchBackend:
         if not of_units:
             return None
         assert isinstance(self._model, Chain)
-        unit = of_units.get(self._model.owner(name))
+        unit = of_units.get(self._model.owner(name) or "")
         if unit is None:
             return None
         ndim = self._parameters[name].ndim

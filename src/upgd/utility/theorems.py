@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from upgd.networks import ACTIVATION_MODULES
+from upgd.networks import ACTIVATION_MODULES, CReLU
 from upgd.utility._derivatives import hessian_diagonal
 from upgd.utility._model import Call, Criterion, calls
 
@@ -182,7 +182,7 @@ def _chain(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -> tupl
 def _check_chain(order: list[Call], outputs: Tensor) -> None:
     allowed = (nn.Linear, nn.Identity, nn.Flatten, *ACTIVATION_MODULES)
     for call, following in zip(order, [*order[1:], None], strict=True):
-        if not isinstance(call.module, allowed) or isinstance(call.module, nn.PReLU):
+        if not isinstance(call.module, allowed) or isinstance(call.module, nn.PReLU | CReLU):
             raise ValueError(
                 f"the module {call.name!r} is a {type(call.module).__name__}, but utility is propagated through Linear"
                 " layers and element-wise activations only"

@@ -1,6 +1,7 @@
 """Networks by name, so that a result can say which one it used and another process can make the same.
 
-``"300-150"`` is an MLP with hidden layers of 300 and 150 units, ``"300-150:identity"`` one with another activation,
+``"300-150"`` is an MLP with hidden layers of 300 and 150 units, ``"300-150:identity"`` one with another activation
+(``"300-150:crelu"`` has two outputs for each unit),
 ``"300-150:layernorm"`` or ``"300-150:tanh:layernorm"`` one with an ``nn.LayerNorm`` before each activation,
 ``"linear"`` a single layer, ``"conv"`` the paper's convolutional network, and ``"conv-authors"`` the same without activations
 after the convolutions, as in the authors' public code. :func:`upgd.networks.register` adds others. Inputs and outputs are
@@ -13,7 +14,6 @@ the problem's.
 
 import math
 import re
-from itertools import pairwise
 
 from torch import nn
 
@@ -49,7 +49,8 @@ def network(name: str, stream: Stream) -> nn.Module:
         return ConvNet(stream.input_shape, stream.outputs, activation, conv_activation=body == "conv")
     sizes = (inputs, *(int(size) for size in body.split("-")), stream.outputs)
     # Counted before it is made: some systems promise memory that they do not have, and end the process later.
-    parameters = sum((before + 1) * after for before, after in pairwise(sizes))
+    entering = (inputs, *(size * (2 if activation == "crelu" else 1) for size in sizes[1:-1]))
+    parameters = sum((before + 1) * after for before, after in zip(entering, sizes[1:], strict=True))
     if parameters > _MOST_PARAMETERS:
         raise ValueError(
             f"network={name!r} has {parameters:,} parameters, more than {_MOST_PARAMETERS:,}; use smaller hidden layers"
