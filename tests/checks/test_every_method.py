@@ -3,8 +3,6 @@
 import copy
 import functools
 import itertools
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,16 @@ import upgd
 import upgd.noise
 from upgd.methods import METHODS
 from upgd.networks import MLP, reset
+from upgd.noise import Purpose, learner_normals
+from upgd.optim._base import BaseOptimizer
+from upgd.optim.unit_method import UnitMethodOptimizer
 from upgd.population import Learner, Population
 from upgd.streams import make
 
-sys.path.append(str(Path(__file__).parents[1] / "population"))
-from plain_loop import CounterNoise
-
 STREAM = make("output-permuted-digits", task_length=15)
 NETWORK = MLP((64, 7, 6, 10), "leaky_relu")
+#: What the compiled loops do not know: two outputs for each unit, and weights that enter no unit.
+OTHER_NETWORK = MLP((64, 7, 6, 10), "crelu", layer_norm=True)
 STEPS = 25
 #: Values for the settings that would otherwise have next to no effect within so few steps.
 VALUES = {"lr": 0.02, "sigma": 0.05, "weight_decay": 0.1, "beta_utility": 0.8, "betas": (0.5, 0.9)}
@@ -78,15 +78,16 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], **tolerance: f
 
 
 class EvenFeatureSearch:
-    """The control of feature-wise search by hand: noise for hidden layers, gradient descent for the last one."""
+    """The control of feature-wise search by hand: noise for hidden layers, gradient descent for all others."""
 
     def __init__(self, model: nn.Module, learner: Learner) -> None:
-        *hidden, weight, bias = model.parameters()
-        self.hidden = hidden
+        *hidden, _ = (layer for layer in model.layers if isinstance(layer, nn.Linear))
+        self.hidden = hidden = [param for layer in hidden for param in layer.parameters()]
+        others = [param for param in model.parameters() if all(param is not own for own in hidden)]
         anticorrelated = learner.noise == "anticorrelated"
         noise = "anticorrelated" if anticorrelated else "white"
         self.search = upgd.PGD(hidden, learner.lr, sigma=learner.sigma, noise=noise)
-        self.descent = torch.optim.SGD([weight, bias], learner.lr)
+        self.descent = torch.optim.SGD(others, learner.lr)
 
     def step(self) -> None:
         for param in self.hidden:
@@ -101,11 +102,16 @@ def optimizer_of(model: nn.Module, criterion: nn.Module, learner: Learner) -> An
     if settings.get("granularity") == "feature":
         if learner.method == "ups-even":
             return EvenFeatureSearch(model, learner)
+        if settings.get("profile") == "authors":
+            return upgd.methods.optimizer(learner.method, model, curvature=curvature, **settings)
         del settings["granularity"]
         settings.pop("profile", None)
         if learner.method == "ups":
             return upgd.FeatureUPS(model, curvature=curvature, **settings)
         return upgd.FeatureUPGD(model, protect_gradient=learner.method == "upgd", curvature=curvature, **settings)
+    method = METHODS[learner.method]
+    if hasattr(method, "reset_units") or method.needs("bound"):
+        return upgd.methods.optimizer(learner.method, model, **settings)
     output = list(model.layers[-1].parameters())
     hidden = [param for name, param in model.named_parameters() if all(param is not other for other in output)]
     groups = [{"params": hidden}, {"params": output}]
@@ -114,18 +120,36 @@ def optimizer_of(model: nn.Module, criterion: nn.Module, learner: Learner) -> An
     return upgd.methods.optimizer(learner.method, groups, curvature=curvature, **settings)
 
 
-def plain(patch: pytest.MonkeyPatch, learner: Learner) -> tuple[list[float], dict[str, Tensor]]:
+def plain(
+    patch: pytest.MonkeyPatch, learner: Learner, network: nn.Module = NETWORK
+) -> tuple[list[float], dict[str, Tensor]]:
     """Losses and final parameters of a learner that is nothing but a loop, in float64."""
-    model = reset(copy.deepcopy(NETWORK).double(), learner.seed)
+    model = reset(copy.deepcopy(network).double(), learner.seed)
     criterion = nn.CrossEntropyLoss()
     optimizer = optimizer_of(model, criterion, learner)
     norm = upgd.OnlineNorm(STREAM.input_shape, learner.normalize).double() if learner.normalize else nn.Identity()
-    noise = CounterNoise(learner.seed, STEPS, model)
-    patch.setattr(upgd.noise, "white_", noise)
+    sizes = [param.numel() for param in model.parameters()]
+    normals = learner_normals(learner.seed, torch.arange(1, STEPS + 1), sum(sizes), dtype=torch.float64)
+
+    def draw(_: object, param: Tensor) -> Tensor:
+        """The learner's noise for a parameter at this step, in whatever order an optimizer asks for it."""
+        pieces = zip(model.parameters(), normals[step - 1].split(sizes), strict=True)
+        return next(piece for own, piece in pieces if own is param).view_as(param)
+
+    patch.setattr(BaseOptimizer, "_draw", draw)
+    weights = [param for param in model.parameters() if param.ndim > 1]
+
+    def fresh(_: object, weight: Tensor) -> Tensor:
+        """What the population's counters give the incoming weights of units that are reset."""
+        layer = next(number for number, own in enumerate(weights) if own is weight)
+        keys = upgd.noise.words(torch.tensor([learner.seed]), Purpose.RESET, step, 4 * (layer + 1))[:, -4:]
+        index = torch.arange(weight.numel(), dtype=torch.int32)
+        return upgd.noise.uniforms_at(keys.to(torch.int32), index).double().view_as(weight)
+
+    patch.setattr(UnitMethodOptimizer, "_uniform", fresh)
     chunk = STREAM.chunk([learner.seed], 0, STEPS)
     losses = []
-    for step, (x, y) in enumerate(zip(chunk.inputs()[0].double(), chunk.targets[0], strict=True), start=1):
-        noise.begin(step)
+    for step, (x, y) in enumerate(zip(chunk.inputs()[0].double(), chunk.targets[0], strict=True), start=1):  # noqa: B007
         model.zero_grad()
         getattr(optimizer, "zero_grad", model.zero_grad)()
         loss = criterion(model(norm(x[None])), y[None])
@@ -138,15 +162,39 @@ def plain(patch: pytest.MonkeyPatch, learner: Learner) -> tuple[list[float], dic
 @every_variant
 def test_equals_a_plain_loop_in_float64(name, monkeypatch):
     learner = LEARNERS[name]
-    method = METHODS[learner.method]
-    if hasattr(method, "reset_units") or method.needs("bound"):
-        pytest.skip("needs to know layers, which an optimizer does not see; tests/methods has loops written by hand")
-    if learner.granularity == "feature" and learner.profile == "authors":
-        pytest.skip("FeatureUPGD follows the paper alone; tests/methods has a loop of the authors' rule")
     losses, parameters = plain(monkeypatch, learner)
     population = crowd(torch.float64)
     np.testing.assert_allclose(population.result().loss[:, place(name)], losses, rtol=1e-10, atol=1e-10)
     assert_same(population.parameters(place(name)), parameters, rtol=1e-10, atol=1e-10)
+
+
+SIMPLE = {
+    name: learner
+    for name, learner in LEARNERS.items()
+    if not learner.normalize
+    and (learner.gated or "all") == "all"
+    and (learner.profile or "paper") == "paper"
+    and (learner.scaling or "global") == "global"
+    and (learner.noise or "white") == "white"
+}
+
+
+@functools.cache
+def other_crowd(dtype: torch.dtype) -> Population:
+    population = Population(OTHER_NETWORK, list(SIMPLE.values()), backend="torch", dtype=dtype)
+    population.run(STREAM, STEPS, window=1)
+    return population
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_equals_a_plain_loop_with_layer_norm_and_crelu(name, monkeypatch):
+    losses, parameters = plain(monkeypatch, SIMPLE[name], OTHER_NETWORK)
+    population, at = other_crowd(torch.float64), list(SIMPLE).index(name)
+    np.testing.assert_allclose(population.result().loss[:, at], losses, rtol=1e-9, atol=1e-9)
+    assert_same(population.parameters(at), parameters, rtol=1e-9, atol=1e-9)
+    alone = Population(OTHER_NETWORK, [SIMPLE[name]], backend="torch")
+    alone.run(STREAM, STEPS, window=1)
+    assert_same(alone.parameters(0), other_crowd(torch.float32).parameters(at))
 
 
 # ----------------------------------------------------------------------------------------------- what backends promise

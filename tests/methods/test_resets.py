@@ -11,8 +11,11 @@ import torch
 from by_hand import PROBLEMS, assert_learned, fresh, learned_by_hand, population_of
 from torch import Tensor, nn
 
+import upgd
+from upgd.activations import CReLU
 from upgd.methods.resets import ContinualBackprop
 from upgd.methods.units import Units
+from upgd.optim.unit_method import UnitMethodOptimizer
 from upgd.population import Learner, Population
 from upgd.population.graphed import GraphedBackend
 
@@ -203,3 +206,35 @@ def test_a_replacement_leaves_the_mean_output_of_the_next_layer_alone() -> None:
     gone = int(reset.units.nonzero()[0, 1])
     wanted = activation[0, gone].mean() * outgoing[0, :, gone].sum(-1)
     torch.testing.assert_close(reset.next_bias[0], wanted)
+
+
+DOUBLED = nn.Sequential(
+    *(nn.Conv2d(2, 4, 3), CReLU(-3), nn.MaxPool2d(2), nn.Conv2d(8, 3, 2), CReLU(-3)),
+    *(nn.Flatten(), nn.Linear(24, 5), nn.LayerNorm(5), CReLU(), nn.Linear(10, 3)),
+)
+
+
+@pytest.mark.parametrize("problem", ["images", "doubled"])
+@pytest.mark.parametrize(("method", "optimizer"), CASES)
+def test_the_optimizer_of_a_model_does_what_the_population_does(method, optimizer, problem, monkeypatch):
+    """With convolutions, LayerNorm and CReLU; fresh weights come from the same counters."""
+    monkeypatch.setitem(PROBLEMS, "doubled", (DOUBLED, PROBLEMS["images"][1]))
+    settings = settings_of(method, optimizer)[0]
+    resets = []
+
+    def step(model: nn.Module, t: int) -> None:
+        weights = [param for param in model.parameters() if param.ndim > 1]
+
+        def uniform(_: object, weight: Tensor) -> Tensor:
+            layer = next(number for number, own in enumerate(weights) if own is weight)
+            return (fresh(0, t, layer, weight.shape) * weight[0].numel() ** 0.5 + 1) / 2
+
+        monkeypatch.setattr(UnitMethodOptimizer, "_uniform", uniform)
+        resets[0].step()
+
+    def begin(model: nn.Module) -> None:
+        resets.append(upgd.methods.optimizer(method, model, **settings))
+
+    assert_learned(
+        population_of(problem, method, [settings], STEPS), 0, learned_by_hand(problem, 0, step, STEPS, begin)
+    )

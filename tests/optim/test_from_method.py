@@ -8,6 +8,7 @@ from torch import nn
 import upgd
 from upgd.methods import METHODS, Method, Setting
 from upgd.optim.from_method import MethodOptimizer
+from upgd.optim.unit_method import UnitMethodOptimizer
 
 PUBLIC = {
     "sgd": (upgd.PGD, {}),
@@ -231,12 +232,17 @@ def test_repr_names_the_method() -> None:
         ("sgdw", {"lr": 0.1}, r"method='sgdw' needs weight_decay; give it a value, such as weight_decay=0\.01"),
         ("upgd", {"normalize": 0.99}, r"put upgd\.OnlineNorm\(shape, rate\) in front of the model"),
         ("upgd", {"gated": "hidden"}, r"gated='hidden' names layers.*\"gated\": False"),
-        ("upgd", {"granularity": "feature"}, r"granularity='feature' needs the model.*upgd\.FeatureUPGD\(model"),
+        ("upgd", {"granularity": "feature"}, r"works on hidden units, so it needs the model.*optimizer\('upgd', model"),
         ("upgd", {"order": 2}, r"order=2 needs curvature; pass curvature=upgd\.HesScale"),
         ("sgd", {"lr": 0.1, "curvature": upgd.HesScale(network(), nn.CrossEntropyLoss())}, "does not use curvature"),
         ("adamw", {"generator": torch.Generator()}, "generator is no option of AdamW, which method='adamw' is"),
         ("ups-even", {}, r"method='ups-even' needs lr; give it a value, such as lr=1\.0"),
-        ("ups-even", {"lr": 1.0, "granularity": "feature"}, "works on hidden units.*Population"),
+        ("ups-even", {"lr": 1.0, "granularity": "feature"}, "works on hidden units, so it needs the model"),
+        ("redo", {"lr": 1.0}, r"use upgd\.methods\.optimizer\('redo', model"),
+        ("weight-clipping", {"lr": 1.0}, r'pass the model and not its parameters, or groups.*"bound": 0\.05'),
+        ("weight-clipping", {"lr": 1.0, "bound": 0}, "bound must be a positive number, or None"),
+        ("sgd", {"lr": 1.0, "bound": 0.1}, r"bound=0\.1 has no meaning for method='sgd'"),
+        ("sgd", {"lr": 1.0, "features": {}}, "features is no option of PGD"),
         ("ups-even", {"lr": 1.0, "foreach": True}, "foreach is no option of an optimizer for method='ups-even'"),
     ],
 )
@@ -248,7 +254,7 @@ def test_mistakes(name: str, settings: dict, sentence: str) -> None:
 
 def test_methods_that_an_optimizer_cannot_run() -> None:
     params = list(network().parameters())
-    with pytest.raises(ValueError, match="works on hidden units, which an optimizer does not see"):
+    with pytest.raises(ValueError, match="works on hidden units, so it needs the model"):
         MethodOptimizer(params, Resetting, lr=0.1)
     with pytest.raises(ValueError, match=r"needs curvature; pass curvature=upgd\.HesScale"):
         MethodOptimizer(params, Newton, lr=0.1)
@@ -283,3 +289,125 @@ def test_a_checkpoint_of_another_shape_is_refused() -> None:
     optimizer.step()
     with pytest.raises(ValueError, match=r"of shape \(2, 2\) for a parameter of shape \(2, 3\).*same model"):
         MethodOptimizer(large.parameters(), Example, lr=0.1).load_state_dict(optimizer.state_dict())
+
+
+# ------------------------------------------------------------------------------------------------ what needs the model
+
+
+def test_the_bound_is_that_of_the_model_or_of_a_group() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 2))
+    optimizer = upgd.methods.optimizer("weight-clipping", model, lr=1.0, clip=0.5)
+    assert sorted((group["bound"] or 0, len(group["params"])) for group in optimizer.param_groups) == [
+        (0, 2),  # LayerNorm begins with a constant, and is not clipped
+        (0.5, 2),
+        (pytest.approx(3**-0.5), 2),
+    ]
+    for param in model.parameters():
+        param.grad = torch.full_like(param, -10.0)
+    optimizer.step()
+    assert model[0].weight.unique().item() == model[0].bias.unique().item() == 0.25
+    assert model[3].weight.unique().item() == pytest.approx(0.5 * 3**-0.5)
+    assert model[1].weight.unique().item() == 11
+    again = upgd.methods.optimizer("weight-clipping", model, lr=1.0, clip=0.5)
+    again.load_state_dict(optimizer.state_dict())
+
+    table = nn.Embedding(5, 2)
+    with pytest.raises(ValueError, match=r"of 'weight', of a Embedding, has no bound.*\"bound\": 0\.05"):
+        upgd.methods.optimizer("weight-clipping", table, lr=0.1)
+    optimizer = upgd.methods.optimizer("weight-clipping", [{"params": table.parameters(), "bound": 0.1}], lr=1.0)
+    table.weight.grad = torch.ones(5, 2) * 10
+    optimizer.step()
+    assert torch.equal(table.weight, torch.full((5, 2), -0.2))
+
+
+def test_noise_at_the_scale_of_the_initial_distribution() -> None:
+    model = nn.Sequential(nn.Linear(100, 100), nn.LayerNorm(100))
+    optimizer = upgd.methods.optimizer("shrink-and-perturb-init", model, lr=1.0, sigma=1.0, weight_decay=1.0)
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+    optimizer.step()  # only the noise is left
+    assert model[0].weight.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.05)
+    assert not model[1].weight.any()
+
+
+@pytest.mark.parametrize("scaling", ["global", "local"])
+@pytest.mark.parametrize("name", ["upgd", "ups"])
+def test_units_by_the_rule_are_those_of_the_public_class(name: str, scaling: str) -> None:
+    """Batches of several samples; noise and all."""
+    models = network(torch.float64), network(torch.float64)
+    settings = {"lr": 0.1, "sigma": 0.1, "scaling": scaling, "beta_utility": 0.9}
+    public = upgd.methods.optimizer(name, models[0], granularity="feature", **settings)
+    assert type(public) is (upgd.FeatureUPS if name == "ups" else upgd.FeatureUPGD)
+    derived = UnitMethodOptimizer(models[1], METHODS[name], granularity="feature", **settings)
+    for model, optimizer in zip(models, (public, derived), strict=True):
+        for step in range(5):
+            optimizer.zero_grad()
+            backward(model, seed=step)
+            torch.manual_seed(step)
+            optimizer.step()
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    ours = [derived.gates()[feature.params[0]] for feature in derived.features]
+    for one, other in zip(ours, public.gates().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_gates_of_the_authors_are_those_of_the_step() -> None:
+    """w = −2 + lr·(1 − ū) for a gradient of −1, with ū compared with a maximum that has no bias correction."""
+    param = nn.Parameter(torch.tensor([[-2.0, 1.0]], dtype=torch.float64))
+    optimizer = upgd.methods.optimizer("upgd", [param], lr=1.0, sigma=0.0, beta_utility=0.9, profile="authors")
+    for step in (1, 2):
+        before = param.detach().clone()
+        param.grad = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
+        optimizer.step()
+        (gate,) = optimizer.gates().values()
+        torch.testing.assert_close(before + 1 - gate, param.detach(), rtol=0, atol=1e-12, msg=f"step {step}")
+
+
+def test_state_of_units_survives_a_checkpoint_and_16_bits() -> None:
+    model = network(torch.bfloat16)
+    settings = {"lr": 0.1, "replacement_rate": 0.5, "maturity": 2}
+    optimizer = upgd.methods.optimizer("continual-backprop", model, **settings)
+    train(model, optimizer, 2)
+    resumed = upgd.methods.optimizer("continual-backprop", model, **settings)
+    resumed.load_state_dict(optimizer.state_dict())
+    for feature in resumed.features:
+        own, saved = (one.state[feature.params[0]] for one in (resumed, optimizer))
+        assert own["age"].unique().item() == 2
+        assert own["contribution"].dtype == torch.float32
+        assert torch.equal(own["contribution"], saved["contribution"])
+        assert own["due"].shape == (1,)
+    train(model, resumed, 2)
+    assert any((resumed.state[feature.params[0]]["age"] == 0).any() for feature in resumed.features)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.act1, self.act2 = nn.ReLU(), nn.ReLU()
+
+    def forward(self, x):
+        h = self.act1(self.first(x))
+        return self.last(h + self.act2(self.second(h)))
+
+
+def test_units_that_enter_several_layers_are_refused_unless_left_out() -> None:
+    model = Residual()
+    optimizer = upgd.methods.optimizer("redo", model, lr=0.1)
+    model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"outgoing weights of the features of 'first'.*2 layers take them"):
+        optimizer.step()
+    optimizer = upgd.methods.optimizer("redo", model, lr=0.1, features={"second": "act2"})
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+
+
+def test_a_step_without_activations_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = upgd.methods.optimizer("redo", model, lr=0.1)
+    optimizer.step()  # nothing to do
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    with pytest.raises(RuntimeError, match="no hidden units were seen since the last step"):
+        optimizer.step()

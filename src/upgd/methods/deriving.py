@@ -11,13 +11,14 @@ from upgd.methods.method import Method, Setting
 from upgd.methods.registry import get, register
 
 if TYPE_CHECKING:
+    from torch.nn import Module
     from torch.optim import Optimizer
     from torch.optim.optimizer import ParamsT
 
 __all__ = ["TorchMethod", "from_torch", "optimizer"]
 
 
-def optimizer(name: str, params: "ParamsT", **settings: Any) -> "Optimizer":
+def optimizer(name: str, params: "ParamsT | Module", **settings: Any) -> "Optimizer":
     """A torch optimizer that runs a method, made from the method's class.
 
     Methods with a public optimizer class, such as ``upgd``, give that class. All others give an optimizer that runs the
@@ -26,9 +27,13 @@ def optimizer(name: str, params: "ParamsT", **settings: Any) -> "Optimizer":
 
     Args:
         name: one of :data:`upgd.methods.METHODS`.
-        params: parameters, named parameters or parameter groups, as for every torch optimizer.
+        params: parameters, named parameters or parameter groups, as for every torch optimizer; or the model. A method that
+            works on hidden units needs the model, and finds them as :class:`upgd.FeatureUPGD` does; ``optimizer.features``
+            shows what was found. So does a method whose rule asks for ``bound``, such as weight clipping, unless every
+            group has its own: ``{"params": …, "bound": 0.05}``.
         settings: the method's settings by name; and ``maximize``, ``capturable``, ``generator`` and ``curvature``, as for
-            :class:`upgd.UPGD`.
+            :class:`upgd.UPGD`. For a method that works on hidden units, ``features`` and ``scaler``, as for
+            :class:`upgd.FeatureUPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -37,6 +42,9 @@ def optimizer(name: str, params: "ParamsT", **settings: Any) -> "Optimizer":
         >>> optimizer = upgd.methods.optimizer("ups-even", model.parameters(), lr=1.0, sigma=0.01)
         >>> model(torch.ones(1, 4)).sum().backward()
         >>> optimizer.step()
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> upgd.methods.optimizer("continual-backprop", model, lr=0.01).features
+        [Feature(8 units of Linear '0', put out by ReLU '1')]
     """
     # The optimizers are built on the methods, and so are imported only when one is asked for.
     made: Optimizer = importlib.import_module("upgd.optim.from_method").optimizer(get(name), params, **settings)

@@ -1,7 +1,8 @@
 """The methods as torch optimizers.
 
 ``upgd``, ``ada_upgd``, ``ups`` and ``pgd`` compare weights, ``feature_upgd`` hidden units, which ``features`` finds
-in a model. ``from_method`` makes an optimizer of any other method. Modules with an underscore have what they share.
+in a model. ``from_method`` makes an optimizer of any other method, ``unit_method`` of one that acts
+on hidden units. Modules with an underscore have what they share.
 """
 
 from upgd.optim.ada_upgd import AdaUPGD

@@ -10,7 +10,6 @@ from upgd.curvature._backward import if_compiled
 from upgd.optim import features as hidden
 from upgd.optim._arguments import check_dense
 from upgd.optim._phases import global_scales, on, utility_dtype
-from upgd.optim._sharded import is_flattened, is_sharded
 from upgd.optim._weightwise import WeightwiseOptimizer, step_device
 
 
@@ -22,7 +21,7 @@ class FeatureCurvature(Protocol):
     def watch(self, *modules: nn.Module) -> None: ...
 
 
-class FeaturewiseOptimizer(WeightwiseOptimizer):
+class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
     """One step of the rule where units have utility, not weights."""
 
     _gated = True
@@ -37,13 +36,8 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
         scaler: "torch.amp.GradScaler | None",
         generator: torch.Generator | None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"model must be a torch.nn.Module, but it is a {type(model).__name__}; features belong to a network, so pass "
-                "the model and not its parameters."
-            )
+        hidden.check_model(model)
         _check_curvature(curvature)
-        _check_not_sharded(model)
         super().__init__(list(model.named_parameters()), defaults, curvature=curvature, generator=generator)
         self._hidden = hidden.Features(model, features, scaler)
         if curvature is not None:
@@ -53,46 +47,8 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
                 self.remove()
                 raise
 
-    @property
-    def features(self) -> list[hidden.Feature]:
-        """The hidden features that were found, or guessed from the order of modules before the first forward pass.
-
-        Example:
-            >>> upgd.FeatureUPGD(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))).features
-            [Feature(5 units of Linear '0', put out by ReLU '1')]
-        """
-        return self._hidden.known
-
-    def remove(self) -> None:
-        """Take the hooks off the model while the optimizer is still there. They go with the optimizer in any case."""
-        self._hidden.remove()
-
-    def __repr__(self) -> str:
-        return super().__repr__().removesuffix(")") + "".join(f"{feature}\n" for feature in self.features) + ")"
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, which get plain gradient descent; see :meth:`torch.optim.Optimizer.add_param_group`."""
-        if isinstance(param_group, dict) and self.param_groups:
-            # The model's parameters have names, and torch wants names for all or for none.
-            given = param_group.get("params")
-            params = [given] if isinstance(given, Tensor) else list(given or ())
-            known = sum(len(group["params"]) for group in self.param_groups)
-            names = (f"added.{number}" for number in range(known, known + len(params)))
-            named = [one if isinstance(one, tuple) else (next(names), one) for one in params]
-            param_group = {**param_group, "params": named}
-        super().add_param_group(param_group)
-
     def _fits(self, value: Tensor, param: Tensor, name: str) -> bool:
         return value.shape == param.shape[:1] if name == "utility" else super()._fits(value, param, name)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of parameters and gates."""
-        super().zero_grad(set_to_none)
-        for feature in self._hidden.all:
-            feature.zero_grad(set_to_none)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_hidden": self._hidden}
 
     def _advance(self) -> None:
         groups = {param: group for group in self.param_groups for param in group["params"]}
@@ -169,7 +125,7 @@ class FeaturewiseOptimizer(WeightwiseOptimizer):
                     f"curvature cannot tell the features of {feature.name!r} from others, because {feature.module_name!r} is "
                     "called more than once; give each layer an activation module of its own, or leave curvature out."
                 )
-            curvature = self.curvature.feature_diagonal(feature.module).to(gradient.dtype)  # type: ignore[attr-defined]
+            curvature = feature.curvature_by(self.curvature).to(gradient.dtype)
         utility = rules.utility(torch.ones_like(gradient), gradient, curvature)
         return -utility if group["maximize"] else utility
 
@@ -283,15 +239,6 @@ def _check_curvature(curvature: Any) -> None:
         raise TypeError(
             f"curvature must have the methods feature_diagonal(module) and watch(module), but it is {curvature!r}; pass "
             "upgd.HesScale(model, criterion), or leave it out for first-order utility."
-        )
-
-
-def _check_not_sharded(model: nn.Module) -> None:
-    name = next((name for name, param in model.named_parameters() if is_sharded(param) or is_flattened(param)), None)
-    if name is not None:
-        raise TypeError(
-            f"model must have its parameters in one piece, but {name!r} is sharded over processes, and the utility of units "
-            "is not known across them; use the weight-wise optimizer."
         )
 
 

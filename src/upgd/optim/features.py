@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.optim import Optimizer
 
 from upgd.curvature._backward import add_as_grad, any_nonzero, sum_by_unit, transform_level
 from upgd.curvature._hooks import Hooks
-from upgd.networks import ACTIVATION_FUNCTIONS, ACTIVATION_MODULES, is_leaf
+from upgd.networks import ACTIVATION_FUNCTIONS, ACTIVATION_MODULES, CReLU, is_leaf
+from upgd.optim._sharded import is_flattened, is_sharded
 
 #: What to pass as ``features``: the activation's name or module for each layer's.
 Pairs = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
@@ -50,7 +52,12 @@ class Feature:
     """
 
     def __init__(
-        self, name: str, layer: nn.Module, module: nn.Module | None, scaler: "torch.amp.GradScaler | None"
+        self,
+        name: str,
+        layer: nn.Module,
+        module: nn.Module | None,
+        scaler: "torch.amp.GradScaler | None",
+        keeps_outputs: bool = False,
     ) -> None:
         self.name = name
         self.layer = layer
@@ -64,6 +71,10 @@ class Feature:
         self._sum: tuple[int, Tensor] | None = None
         self._is_used = False  # since the last backward pass
         self._channel_dim = 1  # of the layer's output, if it is a convolution
+        #: The layers that the features enter, each with the operations in between.
+        self.followers: dict[nn.Module, frozenset[str]] = {}
+        self._keeps_outputs = keeps_outputs
+        self._outputs: list[tuple[Tensor, Tensor]] = []  # since the last step
 
     def __repr__(self) -> str:
         module = "unknown" if self.module is None else f"{type(self.module).__name__} {self.module_name!r}"
@@ -102,8 +113,37 @@ class Feature:
         self._is_used = True
         return total
 
+    @property
+    def follower(self) -> Any:
+        """The one layer that the features enter, whose weights are the outgoing ones."""
+        found = list(self.followers.items())
+        if len(found) == 1:
+            layer: Any = found[0][0]
+            if found[0][1] <= _KEEP_UNITS and layer.weight.shape[1] % (self.units * self.outputs_per_unit) == 0:
+                return layer
+        why = {0: "no Linear or Conv layer takes them", 1: "they are rearranged before the next layer takes them"}
+        raise RuntimeError(
+            f"the outgoing weights of the features of {self.name!r} cannot be found, because "
+            f"{why.get(len(found), f'{len(found)} layers take them')}; leave the layer out with features={{...}}, or use a "
+            "method that works on weights."
+        )
+
+    def curvature_by(self, curvature: Any) -> Tensor:
+        """The curvature of the gates, one for each unit, according to HesScale."""
+        by_output: Tensor = curvature.feature_diagonal(self.module)
+        return by_output.view(self.outputs_per_unit, -1).sum(0)
+
+    def take_outputs(self) -> tuple[Tensor, Tensor] | None:
+        """The features and the loss's gradient by them, each ``(units, samples · positions)``, of all backward passes since
+        this was called last; None if there was none."""
+        taken, self._outputs = self._outputs, []
+        if not taken:
+            return None
+        return torch.cat([one for one, _ in taken], 1), torch.cat([gradient for _, gradient in taken], 1)
+
     def zero_grad(self, set_to_none: bool) -> None:
         """Reset the gradient of the gates."""
+        self._outputs = []
         if self._sum is not None:
             self._sum = None if set_to_none else (-1, torch.zeros_like(self._sum[1]))
 
@@ -112,10 +152,15 @@ class Feature:
         if not isinstance(self.layer, nn.Linear):
             self._channel_dim = output.ndim - 1 - len(self.layer.kernel_size)  # type: ignore[arg-type]
 
-    def unit_dim(self, output: Tensor) -> int | None:
+    @property
+    def outputs_per_unit(self) -> int:
+        """How many numbers each unit puts out: 2 behind CReLU."""
+        return 2 if isinstance(self.module, CReLU) else 1
+
+    def unit_dim(self, output: Tensor, each: int = 1) -> int | None:
         """The dimension of an activation's output along which units or channels lie; None if they cannot be told apart."""
         dim = output.ndim - 1 if isinstance(self.layer, nn.Linear) else self._channel_dim
-        return dim if dim < output.ndim and output.shape[dim] == self.units else None
+        return dim if dim < output.ndim and output.shape[dim] == each * self.units else None
 
     def capture(self, output: Tensor) -> None:
         """Have the backward pass add to the gates' gradient what comes through this output of the activation."""
@@ -123,7 +168,8 @@ class Feature:
         trainable = [param for param in self.params if param.requires_grad]
         if not trainable:
             return  # a frozen layer needs no gates
-        features, version, dim = output.detach(), output._version, self.unit_dim(output)
+        features, version, each = output.detach(), output._version, self.outputs_per_unit
+        dim = self.unit_dim(output, each)
         if dim is None:
             raise RuntimeError(
                 f"the features of {self.name!r} are its {self.units} units or channels, but its {type(self.module).__name__} "
@@ -139,9 +185,12 @@ class Feature:
                 )
             with torch.no_grad():
                 wide = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
-                by_unit = sum_by_unit(grad.to(wide) * features, dim)
+                grad = grad.to(wide)
                 if self._scaler is not None:
-                    by_unit = by_unit / self._scaler.scale(by_unit.new_ones(()))
+                    grad = grad / self._scaler.scale(grad.new_ones(()))
+                if self._keeps_outputs:
+                    self._outputs.append((_by_unit(features.to(wide), dim, each), _by_unit(grad, dim, each)))
+                by_unit = sum_by_unit(grad * features, dim).view(each, -1).sum(0)
                 self._sum = add_as_grad(self._sum, by_unit, trainable)
                 self._is_used = False
 
@@ -157,16 +206,25 @@ class Features:
         model: the network.
         pairs: the layers and the modules that put out their features; None to find them.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
+        keeps_outputs: whether features keep what the activations put out, and look for the layers that they enter.
 
     Attributes:
         all: one for each layer that may have features.
         modules: the activations that may put them out.
     """
 
-    def __init__(self, model: nn.Module, pairs: Pairs | None, scaler: "torch.amp.GradScaler | None") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        pairs: Pairs | None,
+        scaler: "torch.amp.GradScaler | None",
+        *,
+        keeps_outputs: bool = False,
+    ) -> None:
         self._finds = pairs is None
+        self._keeps_outputs = keeps_outputs
         found = _guessed_pairs(model) if pairs is None else _given_pairs(model, pairs)
-        self.all = [Feature(name, layer, module, scaler) for name, layer, module in found]
+        self.all = [Feature(name, layer, module, scaler, keeps_outputs) for name, layer, module in found]
         self._of_layer = {feature.layer: feature for feature in self.all}
         self._names = {module: name for name, module in model.named_modules()}
         self.modules = list(dict.fromkeys(feature.module for feature in self.all if feature.module is not None))
@@ -177,6 +235,7 @@ class Features:
             _check_own_weight(feature)
             feature.module_name = self._names.get(feature.module, "")
         self._key = object()  # what nodes are signed with
+        self._features_key = object()  # … and where activations note whose features they put out
         self._looked: set[nn.Module] = set()  # the layers that have shown what they are called with
         self._hooks = Hooks(self)
         for module in self._names:
@@ -210,6 +269,8 @@ class Features:
             self._of_layer[layer].note_channel_dim(output)
         if self._finds and layer not in self._looked:
             self._look_for_functions(layer, args)
+        if self._keeps_outputs and args and isinstance(args[0], Tensor) and args[0].grad_fn is not None:
+            self._follow(layer, args[0].grad_fn)
         node: Any = output.grad_fn  # whose annotations are wrong
         node.metadata[self._key] = layer
 
@@ -224,33 +285,48 @@ class Features:
                 continue
             if feature.module is not module and self._finds and not feature.is_seen and path <= _KEEP_UNITS:
                 # A better guess than the order of modules, or the first one.
-                if feature.unit_dim(output) is None:
+                if feature.unit_dim(output, 2 if isinstance(module, CReLU) else 1) is None:
                     continue
                 feature.module, feature.module_name, feature.is_shared = module, self._names[module], False
             if feature.module is module:
                 feature.capture(output)
+                node.metadata.setdefault(self._features_key, []).append(feature)
         for feature in self.all:
             if feature.module is module and feature.layer not in origins:
                 feature.is_shared = True
         node.metadata.setdefault(self._key, module)
 
+    def _follow(self, layer: nn.Module, node: Any) -> None:
+        """Note which features enter a layer, given the node of its input."""
+        for signed, path in self._signed(node):
+            operations = path if signed is node else path | {_operation(node)}
+            for feature in signed.metadata.get(self._features_key, ()):
+                feature.followers[layer] = operations
+
     def _origins(self, node: Any) -> dict[nn.Module, frozenset[str]]:
         """The layers that come first on the ways back from a node, and the operations in between, beside the node's own."""
         origins: dict[nn.Module, frozenset[str]] = {}
+        for signed, path in self._signed(node):
+            layer = signed.metadata[self._key]
+            if isinstance(layer, _LAYERS):
+                origins[layer] = origins.get(layer, frozenset()) | path
+        return origins
+
+    def _signed(self, node: Any) -> list[tuple[Any, frozenset[str]]]:
+        """The first signed nodes on the ways back from a node, and the operations in between, beside the node's own."""
+        found: list[tuple[Any, frozenset[str]]] = []
         known = {node}
         todo: list[tuple[Any, frozenset[str]]] = [(node, frozenset())]
         for current, path in todo:
-            signed_by = current.metadata.get(self._key)
-            if isinstance(signed_by, _LAYERS):
-                origins[signed_by] = origins.get(signed_by, frozenset()) | path
-            if signed_by is not None:
+            if current.metadata.get(self._key) is not None:
+                found.append((current, path))
                 continue
             longer = path if current is node else path | {_operation(current)}
             for before, _ in current.next_functions:
                 if before is not None and before not in known:
                     known.add(before)
                     todo.append((before, longer))
-        return origins
+        return found
 
     def _look_for_functions(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
         """Warn of activations that are called as functions, between a layer and this one, because hooks do not see them."""
@@ -266,6 +342,71 @@ class Features:
                     "the layer gets plain gradient descent; write activations as modules, such as nn.ReLU() for F.relu",
                     stacklevel=2,
                 )
+
+
+class SeesFeatures(Optimizer):
+    """What optimizers that know the hidden features of a model have in common, in front of another base class."""
+
+    _hidden: Features
+
+    @property
+    def features(self) -> list[Feature]:
+        """The hidden features that were found, or guessed from the order of modules before the first forward pass.
+
+        Example:
+            >>> upgd.FeatureUPGD(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))).features
+            [Feature(5 units of Linear '0', put out by ReLU '1')]
+        """
+        return self._hidden.known
+
+    def remove(self) -> None:
+        """Take the hooks off the model while the optimizer is still there. They go with the optimizer in any case."""
+        self._hidden.remove()
+
+    def __repr__(self) -> str:
+        return super().__repr__().removesuffix(")") + "".join(f"{feature}\n" for feature in self.features) + ")"
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, whose units are not known; see :meth:`torch.optim.Optimizer.add_param_group`."""
+        if isinstance(param_group, dict) and self.param_groups:
+            # The model's parameters have names, and torch wants names for all or for none.
+            given = param_group.get("params")
+            params = [given] if isinstance(given, Tensor) else list(given or ())
+            known = sum(len(group["params"]) for group in self.param_groups)
+            names = (f"added.{number}" for number in range(known, known + len(params)))
+            named = [one if isinstance(one, tuple) else (next(names), one) for one in params]
+            param_group = {**param_group, "params": named}
+        super().add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of parameters and gates."""
+        super().zero_grad(set_to_none)
+        for feature in self._hidden.all:
+            feature.zero_grad(set_to_none)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_hidden": self._hidden}
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no model, or has its parameters in several processes."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module, but it is a {type(model).__name__}; features belong to a network, so pass "
+            "the model and not its parameters."
+        )
+    name = next((name for name, param in model.named_parameters() if is_sharded(param) or is_flattened(param)), None)
+    if name is not None:
+        raise TypeError(
+            f"model must have its parameters in one piece, but {name!r} is sharded over processes, and the utility of units "
+            "is not known across them; use the weight-wise optimizer."
+        )
+
+
+def _by_unit(values: Tensor, dim: int, each: int) -> Tensor:
+    """``(units, …)``; the ``each`` outputs of a unit count like positions."""
+    units = values.shape[dim] // each
+    return values.movedim(dim, 0).reshape(each, units, -1).transpose(0, 1).reshape(units, -1)
 
 
 def _operation(node: Any) -> str:

@@ -1,13 +1,15 @@
 """A torch optimizer for every method: the public class where there is one, else one that runs the method's rule."""
 
+import importlib
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from upgd import noise, rules
@@ -16,16 +18,18 @@ from upgd.methods.deriving import TorchMethod
 from upgd.methods.method import Reduction
 from upgd.methods.reductions import reduced
 from upgd.methods.utility import Utility, gate_of
+from upgd.networks import initial_bounds
 from upgd.optim._arguments import check_dense, check_gated, check_lr, with_plain_seed
 from upgd.optim._base import BaseOptimizer, Curvature, step_device
 from upgd.optim._phases import on, utility_dtype
 from upgd.optim._sharded import local, placed, reduced_across
 from upgd.optim.ada_upgd import AdaUPGD
+from upgd.optim.feature_upgd import FeatureUPGD, FeatureUPS
 from upgd.optim.pgd import PGD, ShrinkAndPerturb
 from upgd.optim.upgd import UPGD
 from upgd.optim.ups import UPS
 
-__all__ = ["MethodOptimizer", "optimizer"]
+__all__ = ["MethodOptimizer", "Work", "beginning", "groups_of", "optimizer"]
 
 #: The methods that have an optimizer of their own, and the options that make it this method.
 _PUBLIC: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
@@ -40,38 +44,57 @@ _PUBLIC: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {}),
     "adaupgd": (AdaUPGD, {}),
 }
+#: The same for features.
+_FEATURE_WISE: dict[type[Optimizer], type[Optimizer]] = {UPGD: FeatureUPGD, UPS: FeatureUPS}
 #: What optimizers take beside the settings of a method.
 _OPTIONS = ("maximize", "foreach", "capturable", "curvature", "generator", "seed", "process_group")
+#: … if it needs the bounds of initial distributions; if it works on hidden units.
+_BOUND, _OF_UNITS = "bound", ("features", "scaler")
 #: Names in a parameter's state that are not the method's.
 _RESERVED = ("step", "previous_noise")
 
 
-def optimizer(method: type[Method], params: ParamsT, **settings: Any) -> Optimizer:
+def optimizer(method: type[Method], params: ParamsT | nn.Module, **settings: Any) -> Optimizer:
     """See :func:`upgd.methods.optimizer`."""
-    params = params if isinstance(params, Tensor) else list(params)  # type: ignore[assignment]
+    model = params if isinstance(params, nn.Module) else None
     cls, fixed = _PUBLIC.get(method.name, (None, {}))
     settings = _for_optimizer(method, settings)
+    switches = {name: value for name, value in settings.items() if name in method.settings}
+    works_on_units = method(**switches).uses_units
+    if works_on_units and model is None:
+        raise ValueError(_needs_model(method))
+    given: Any = params if model is None else groups_of(model, method, **settings)
+    given = given if isinstance(given, Tensor) else list(given)
     for name, setting in method.settings.items():
         if setting.default is ... and name not in settings and not (cls is not None and name == "lr"):
-            _check_groups_bring(method, name, setting, params)
+            _check_groups_bring(method, name, setting, given)
     if issubclass(method, TorchMethod):
-        return _adapted(method, params, settings)
+        return _adapted(method, given, settings)
     if cls is None or settings.get("profile", "paper") != "paper":
-        return MethodOptimizer(params, method, **settings)
+        if not works_on_units:
+            return MethodOptimizer(given, method, **settings)
+        # It is built on this module.
+        made: Optimizer = importlib.import_module("upgd.optim.unit_method").UnitMethodOptimizer(
+            model, method, **settings
+        )
+        return made
+    if works_on_units:
+        cls, given = _FEATURE_WISE[cls], model
     # A public class has a `curvature` in the place of the order, and another class for features.
     settings = {name: value for name, value in settings.items() if name not in ("granularity", "order", "profile")}
     known = inspect.signature(cls).parameters
-    for name in [name for name in _OPTIONS if name in settings and name not in known]:
+    for name in [name for name in (*_OPTIONS, *_OF_UNITS) if name in settings and name not in known]:
         if settings.pop(name) is not None:
             raise ValueError(f"{name} is no option of {cls.__name__}, which method={method.name!r} is; leave it out")
-    return cls(params, **fixed, **settings)
+    return cls(given, **fixed, **settings)
 
 
 def _for_optimizer(method: type[Method], settings: dict[str, Any]) -> dict[str, Any]:
     """The settings, without those that a model or parameter groups stand for; a ValueError for those that are wrong."""
     settings = {name: value for name, value in settings.items() if value is not None}
+    options = (*_OPTIONS, *((_BOUND,) if method.needs("bound") else ()), *_OF_UNITS)
     for name, value in settings.items():
-        if name not in method.settings and name not in _OPTIONS:
+        if name not in method.settings and name not in options:
             takes = ", ".join(own for own in method.settings if own not in ("normalize", "gated"))
             raise ValueError(
                 f"{name}={value!r} has no meaning for method={method.name!r}, which takes {takes}; leave it out"
@@ -85,11 +108,6 @@ def _for_optimizer(method: type[Method], settings: dict[str, Any]) -> dict[str, 
             f"gated={gated!r} names layers, which an optimizer does not know; put the parameters of the other layers into a "
             'group {"params": …, "gated": False}'
         )
-    if method.name in _PUBLIC and settings.get("granularity") == "feature":
-        raise ValueError(
-            "granularity='feature' needs the model and not its parameters; use upgd.FeatureUPGD(model, …) or "
-            "upgd.FeatureUPS(model, …)"
-        )
     if settings.get("curvature") is not None:
         if "order" in method.settings:
             settings.setdefault("order", 2)
@@ -98,6 +116,13 @@ def _for_optimizer(method: type[Method], settings: dict[str, Any]) -> dict[str, 
     elif settings.get("order") == 2:
         raise ValueError("order=2 needs curvature; pass curvature=upgd.HesScale(model, criterion)")
     return settings
+
+
+def _needs_model(method: type[Method]) -> str:
+    return (
+        f"method={method.name!r} with these settings works on hidden units, so it needs the model and not its parameters; "
+        f"use upgd.methods.optimizer({method.name!r}, model, …)"
+    )
 
 
 def _adapted(method: type[TorchMethod], params: ParamsT, settings: dict[str, Any]) -> Optimizer:
@@ -112,13 +137,31 @@ def _adapted(method: type[TorchMethod], params: ParamsT, settings: dict[str, Any
     return made
 
 
+def groups_of(model: nn.Module, method: type[Method], **options: Any) -> list[Any]:
+    """The named parameters of a model; in groups with one ``bound`` each, if the method needs it and nobody gave one."""
+    named = list(model.named_parameters())
+    if not method.needs("bound") or _BOUND in options:
+        return named
+    try:
+        bounds = initial_bounds(model)
+    except TypeError as error:
+        raise ValueError(
+            f"method={method.name!r} needs the bound of every parameter's initial distribution, and {error}; pass parameter "
+            'groups with their own, such as {"params": …, "bound": 0.05}'
+        ) from None
+    groups: dict[float | None, list[tuple[str, Tensor]]] = {}
+    for name, param in named:
+        groups.setdefault(bounds[name], []).append((name, param))
+    return [{"params": params, _BOUND: bound} for bound, params in groups.items()]
+
+
 def _check_groups_bring(method: type[Method], name: str, setting: Setting, params: Any) -> None:
     if not isinstance(params, list) or not params or not all(isinstance(g, dict) and name in g for g in params):
         raise ValueError(f"method={method.name!r} needs {name}; give it a value, such as {name}={setting.example!r}")
 
 
 @dataclass
-class _Work:
+class Work:
     """One parameter group's part in one step; lists have an entry for each parameter that has a gradient."""
 
     group: dict[str, Any]
@@ -144,8 +187,13 @@ class MethodOptimizer(BaseOptimizer):
             ``"gated": False`` has none.
         method: the method.
         curvature, maximize, capturable, generator, seed: as for :class:`upgd.UPGD`.
+        bound: for a method that needs it, the bound b of the uniform distribution on [−b, b] that the parameters began with,
+            or ``None`` if they began with a constant; a group may have its own.
         settings: the method's settings by name.
     """
+
+    #: Whether the model is known, and its hidden units with it.
+    _sees_units = False
 
     def __init__(
         self,
@@ -157,6 +205,7 @@ class MethodOptimizer(BaseOptimizer):
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
+        bound: Any = ...,
         **settings: Any,
     ) -> None:
         self.method = method
@@ -173,6 +222,8 @@ class MethodOptimizer(BaseOptimizer):
         }
         if "gated" in method.settings:
             defaults["gated"] = True
+        if bound is not ...:
+            defaults[_BOUND] = bound
         defaults |= {"maximize": maximize, "capturable": capturable, "seed": seed}
         super().__init__(params, defaults, curvature=curvature, generator=generator)
 
@@ -196,24 +247,25 @@ class MethodOptimizer(BaseOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters with options of its own; see :meth:`torch.optim.Optimizer.add_param_group`."""
         if isinstance(param_group, dict):
-            self._check_variant(self._variant({**self.defaults, **param_group}))
+            self._check_variant(self._variant(group := {**self.defaults, **param_group}), group)
         super().add_param_group(param_group)
 
-    def _check_variant(self, method: Method) -> None:
+    def _check_variant(self, method: Method, group: Mapping[str, Any]) -> None:
         name = self.method.name
-        if method.uses_units:
+        if method.uses_units and not self._sees_units:
+            raise ValueError(_needs_model(self.method))
+        if method.needs("bound") and _BOUND not in group:
             raise ValueError(
-                f"method={name!r} with these settings works on hidden units, which an optimizer does not see; run it in a "
-                "upgd.population.Population"
+                f"method={name!r} needs the bound of every parameter's initial distribution; pass the model and not its "
+                'parameters, or groups with their own, such as {"params": …, "bound": 0.05}'
             )
-        if method.needs("bound"):
+        if (bound := group.get(_BOUND)) is not None and not (isinstance(bound, float | int) and 0 < bound < math.inf):
             raise ValueError(
-                f"method={name!r} must know the fan-in of every parameter, which an optimizer does not see; run it in a "
-                "upgd.population.Population"
+                f"bound must be a positive number, or None for parameters that began with a constant, not {bound!r}"
             )
         if method.uses_curvature and self.curvature is None:
             raise ValueError(f"method={name!r} needs curvature; pass curvature=upgd.HesScale(model, criterion)")
-        if taken := [part for part in method.state if part in _RESERVED]:
+        if taken := [part for part in (*method.state, *method.unit_state) if part in _RESERVED]:
             raise ValueError(
                 f"method={name!r} has a state named {taken[0]!r}, which optimizers use; give it another name"
             )
@@ -234,6 +286,7 @@ class MethodOptimizer(BaseOptimizer):
 
     def _advance(self) -> None:
         work = [self._gather(group) for group in self.param_groups]
+        units = self._observe_units(work)
         for one in work:
             self._observe(one)
         observed = {f"{k}.{i}": values for k, one in enumerate(work) for i, values in enumerate(one.observed)}
@@ -242,9 +295,17 @@ class MethodOptimizer(BaseOptimizer):
         for k, one in enumerate(work):
             reductions = _reductions(one.method, observed, owners if self._has_shards else None, known)
             for i in range(len(one.params)):
-                self._update(one, i, reductions.get(f"{k}.{i}"))
+                self._update(one, i, reductions.get(f"{k}.{i}"), units.get(one.owners[i]))
+        self._reset_units(work)
 
-    def _observe(self, work: _Work) -> None:
+    def _observe_units(self, work: list[Work]) -> dict[Tensor, SimpleNamespace]:
+        """What the method says of the hidden units, by the parameters that enter them."""
+        return {}
+
+    def _reset_units(self, work: list[Work]) -> None:
+        """Let the method reset hidden units."""
+
+    def _observe(self, work: Work) -> None:
         """Run the first phase for a group."""
         if not hasattr(work.method, "observe") or not work.group.get("gated", True):
             return
@@ -265,7 +326,9 @@ class MethodOptimizer(BaseOptimizer):
                 values = work.method.call("measure", s=SimpleNamespace(**work.states[i]), h=h, t=t)
             work.observed.append(values)
 
-    def _update(self, work: _Work, i: int, reductions: Mapping[str, Tensor] | None) -> None:
+    def _update(
+        self, work: Work, i: int, reductions: Mapping[str, Tensor] | None, unit: SimpleNamespace | None
+    ) -> None:
         """Run the second phase for a parameter."""
         result = work.method.call(
             "update",
@@ -278,7 +341,8 @@ class MethodOptimizer(BaseOptimizer):
             r=None if reductions is None else SimpleNamespace(**reductions),
             noise=self._noise(work, i),
             curvature=work.curvatures[i],
-            unit=None,
+            unit=unit,
+            bound=work.group.get(_BOUND),
         )
         updated, changed = result if isinstance(result, tuple) else (result, {})
         self._keep(work.states[i], changed if isinstance(changed, Mapping) else {})
@@ -295,7 +359,7 @@ class MethodOptimizer(BaseOptimizer):
         for part, value in values.items():
             state[part].copy_(value)
 
-    def _noise(self, work: _Work, i: int) -> Tensor | float:
+    def _noise(self, work: Work, i: int) -> Tensor | float:
         if self._noise_of(work.method, work.group) == "none":
             return 0.0
         if work.group["seed"] is not None:
@@ -326,7 +390,7 @@ class MethodOptimizer(BaseOptimizer):
             numbers["lr"] = on(numbers["lr"], device)
         return SimpleNamespace(**numbers)
 
-    def _gather(self, group: dict[str, Any]) -> _Work:
+    def _gather(self, group: dict[str, Any]) -> Work:
         method = self._variant(group)
         parts = list(method.state)
         params: list[Tensor] = []
@@ -343,7 +407,7 @@ class MethodOptimizer(BaseOptimizer):
         counted: list[float | Tensor] = [step if on_device else step.item() for step in steps]
         # Maximizing a loss is minimizing its negative.
         sign = -1.0 if group["maximize"] else 1.0
-        return _Work(
+        return Work(
             group=group,
             method=method,
             params=own,
@@ -398,7 +462,7 @@ class MethodOptimizer(BaseOptimizer):
                 previous_noises.append(state["previous_noise"])
             for (part, begins_as), tensors in zip(method.state.items(), lists, strict=True):
                 if part not in state:
-                    state[part] = _beginning(begins_as, param)
+                    state[part] = beginning(begins_as, param)
                 tensors.append(state[part])
 
     @torch.no_grad()
@@ -407,26 +471,24 @@ class MethodOptimizer(BaseOptimizer):
         if not issubclass(self.method, Utility):
             return {}
         observed: dict[str, dict[str, Tensor]] = {}
-        found: dict[str, tuple[Tensor, Utility]] = {}
+        found: dict[str, tuple[Tensor, Utility, SimpleNamespace, float]] = {}
         for group in self.param_groups:
             for param in group["params"] if group.get("gated", True) else ():
                 state = self.state.get(param, {})
                 if "utility" in state and param.numel():
-                    beta = self._numbers(group, param.device).beta_utility
+                    h, t = self._numbers(group, param.device), state["step"].item()
                     key = str(len(found))
-                    observed[key] = {"scale": rules.unbiased(local(state["utility"]), beta, state["step"].item())}
+                    observed[key] = {"scale": rules.unbiased(local(state["utility"]), h.beta_utility, t)}
                     method = self._variant(group)
                     assert isinstance(method, Utility)
-                    found[key] = param, method
+                    found[key] = param, method, h, t
         known: list[tuple[dict[str, Reduction], dict[str, dict[str, Tensor]]]] = []
-        owners = {key: param for key, (param, _) in found.items()} if self._has_shards else None
-        return {
-            param: placed(
-                gate_of(method, observed[key]["scale"], _reductions(method, observed, owners, known)[key]["scale"]),
-                param,
-            )
-            for key, (param, method) in found.items()
-        }
+        owners = {key: param for key, (param, *_) in found.items()} if self._has_shards else None
+        gates: dict[Tensor, Tensor] = {}
+        for key, (param, method, h, t) in found.items():
+            own, reduced_to = observed[key]["scale"], _reductions(method, observed, owners, known)[key]["scale"]
+            gates[param] = placed(gate_of(method, own, method.scale_of(own, reduced_to, h, t)), param)
+        return gates
 
 
 def _reductions(
@@ -439,7 +501,7 @@ def _reductions(
 
     ``owners`` are the parameters, if some of them are sharded.
     """
-    wanted = dict(method.reductions)
+    wanted = dict(method.reductions or method.unit_reductions)
     for reductions, result in known:
         if reductions == wanted:
             return result
@@ -449,9 +511,9 @@ def _reductions(
     return result
 
 
-def _beginning(begins_as: str, param: Tensor) -> Tensor:
+def beginning(begins_as: str, param: Tensor) -> Tensor:
     """The initial state of that kind, in 32 bits where the parameter has 16."""
-    if begins_as not in ("zeros", "parameter"):
+    if begins_as not in ("zeros", "parameter", "layer"):
         raise ValueError(f"state begins as 'zeros' or as a copy of the 'parameter', not as {begins_as!r}")
     if begins_as == "parameter":
         return param.detach().to(utility_dtype(param), copy=True, memory_format=torch.preserve_format)
