@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import upgd.data
+import upgd.experiments
 from upgd.data import DataError, registry
 from upgd.streams import make
 
@@ -43,9 +44,9 @@ def test_what_the_function_returns_is_checked():
     upgd.data.register("one")(lambda: arrays()[0])
     with pytest.raises(DataError, match=r"the function of the data set 'one' must return \(images, labels\)"):
         upgd.data.load("one")
-    upgd.data.register("floats")(lambda: (np.zeros((3, 4, 4)), [0, 1, 0]))
-    with pytest.raises(DataError, match="the data set 'floats': images must be unsigned bytes"):
-        upgd.data.load("floats")
+    upgd.data.register("integers")(lambda: (np.zeros((3, 4, 4), int), [0, 1, 0]))
+    with pytest.raises(DataError, match="the data set 'integers': images must be unsigned bytes"):
+        upgd.data.load("integers")
     upgd.data.register("good")(arrays)
     with pytest.raises(DataError, match="split must be 'train' for the registered data set 'good', not 'test'"):
         upgd.data.load("good", "test")
@@ -58,3 +59,32 @@ def test_it_is_listed(capsys, tmp_path, monkeypatch):
     upgd.data.register("mine")(arrays)
     list_command(False, False)
     assert "registered by a plugin" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("family", ["stationary", "input-permuted", "output-permuted", "random-label", "class-pairs"])
+def test_feature_vectors_and_float_images_are_used_without_scaling(family):
+    draw = np.random.default_rng(1)
+    vectors, labels = 100 * draw.normal(size=(40, 6)), np.repeat([0, 300], 20)
+    upgd.data.register("vectors")(lambda: (vectors, labels))
+    upgd.data.register("pictures")(lambda: (vectors.reshape(40, 2, 3), labels))
+    stream = make(f"{family}-vectors")
+    assert stream.input_shape == (6,)
+    assert stream.outputs == (2 if family == "class-pairs" else 301)
+    seen = stream.chunk([3], 5, 7)
+    ordered = np.sort(vectors.astype(np.float32), 1)
+    for row in seen.inputs()[0].numpy():
+        assert (np.sort(row) == ordered).all(1).sum() == 1
+    as_pictures = make(f"{family}-pictures").chunk([3], 5, 7)
+    assert np.array_equal(as_pictures.inputs()[0].flatten(1), seen.inputs()[0])
+    assert np.array_equal(as_pictures.targets, seen.targets)
+
+
+def test_learners_of_feature_vectors_and_drift():
+    draw = np.random.default_rng(1)
+    upgd.data.register("vectors")(lambda: (draw.normal(size=(40, 6)), np.arange(40) % 3))
+    for backend in ("torch", "kernel"):
+        settings = {"seeds": 1, "steps": 30, "options": {"task_length": 10, "drift": 5}, "network": "5"}
+        (record,) = upgd.experiments.run(
+            "input-permuted-vectors", {"sgd": {"lr": 0.1}}, backend=backend, **settings
+        ).records
+        assert np.isfinite(record.loss).all()

@@ -51,11 +51,11 @@ def test_a_stream_can_be_sent_to_another_process(folder) -> None:
             "must hold a float32 array of shape (n, features), not float64 of shape (30, 4)",
         ),
         ("features", np.zeros((30, 4, 1), np.float32), "not float32 of shape (30, 4, 1)"),
-        ("features", np.zeros((29, 4), np.float32), "has 29 features but 30 labels"),
-        ("features", np.full((30, 4), np.inf, np.float32), "contains NaN or infinite values"),
+        ("features", np.zeros((29, 4), np.float32), "images and labels must have the same length, not 29 and 30"),
+        ("features", np.full((30, 4), np.inf, np.float32), "contain NaN or infinite values"),
         ("features", np.asfortranarray(np.zeros((30, 4), np.float32)), "is stored in Fortran order"),
-        ("labels", np.zeros(30), "must hold a 1-D integer array, not float64"),
-        ("labels", np.arange(30) - 1, "must have labels from 0 to 999,999, not -1 to 28"),
+        ("labels", np.zeros(30), "labels must be a 1-D integer array, not float64"),
+        ("labels", np.arange(30) - 1, "labels must be from 0 to 999,999, not from -1 to 28"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(folder, name: str, array, message: str) -> None:
@@ -81,5 +81,7 @@ def test_files_never_run_code(folder) -> None:
 
 
 def test_the_folder_must_be_named() -> None:
-    with pytest.raises(TypeError, match="missing a required argument: 'folder'; its options are: folder, task_length"):
+    with pytest.raises(
+        TypeError, match="missing a required argument: 'folder'; its options are: folder, task_length, drift"
+    ):
         make("label-permuted-features")

@@ -1,4 +1,4 @@
-"""Labelled images stored as bytes, and their validation."""
+"""Labelled images or feature vectors, and their validation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import numpy.typing as npt
 
 __all__ = ["Bytes", "DataError", "Dataset", "from_arrays"]
 
-#: Arrays are stored as unsigned bytes and converted only where they are used.
+#: Images are stored as unsigned bytes and converted only where they are used.
 Bytes = npt.NDArray[np.uint8]
+#: More classes are a mistake.
+_MOST_CLASSES = 1_000_000
+#: Rows that are checked at once, so that a memory-mapped file is not read as a whole.
+_ROWS = 4096
 
 
 class DataError(ValueError):
@@ -20,15 +24,17 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images, stored as bytes.
+    """Labelled images or feature vectors.
 
-    Pixels are scaled to [−1, 1] only where they are used, as ``(x / white − 0.5) / 0.5``. Data sets in the cache are
-    memory-mapped: opening one takes milliseconds, and all processes on a machine share one copy.
+    Bytes are scaled to [−1, 1] only where they are used, as ``(x / white − 0.5) / 0.5``. Floating-point inputs are used
+    without scaling. Data sets in the cache are memory-mapped: opening one takes milliseconds, and all processes on a machine
+    share one copy.
 
     Args:
         name: The name shown in tables and reports.
-        images: uint8, ``(n, height, width)`` for grey images or ``(n, channels, height, width)`` for colour.
-        labels: uint8, ``(n,)``, from 0 to ``classes − 1``.
+        images: uint8 or float32; ``(n, height, width)`` for grey images, ``(n, channels, height, width)`` for colour,
+            ``(n, features)`` for feature vectors.
+        labels: Integers, ``(n,)``, from 0 to ``classes − 1``.
         classes: The number of classes.
         white: The largest possible pixel value: 255, or 16 for the embedded digits.
         transposed: Whether rows and columns of the images are swapped, as in the EMNIST files; see :meth:`upright`.
@@ -41,8 +47,8 @@ class Dataset:
     """
 
     name: str
-    images: Bytes
-    labels: Bytes
+    images: npt.NDArray[Any]
+    labels: npt.NDArray[Any]
     classes: int
     white: int = 255
     transposed: bool = False
@@ -52,7 +58,8 @@ class Dataset:
 
     def __repr__(self) -> str:
         shape = "×".join(str(n) for n in self.images.shape[1:])
-        return f"Dataset({self.name!r}: {len(self):,} images of {shape}, {self.classes} classes)"
+        kind = "vectors" if self.images.ndim == 2 else "images"
+        return f"Dataset({self.name!r}: {len(self):,} {kind} of {shape}, {self.classes} classes)"
 
     def upright(self) -> Dataset:
         """Return the data set with upright images, swapping the axes if the files store them transposed.
@@ -72,8 +79,10 @@ def from_arrays(
 
     Args:
         name: The name of the data set.
-        images: uint8, ``(n, height, width)`` or ``(n, channels, height, width)``; an array or array-like.
-        labels: ``(n,)`` integers from 0 to ``classes − 1``; at most 256 classes.
+        images: ``(n, height, width)``, ``(n, channels, height, width)`` or, for feature vectors, ``(n, features)``; an array
+            or array-like. Images may be bytes (uint8), which are scaled to [−1, 1]. Floating-point numbers are converted to
+            float32 and used without scaling.
+        labels: ``(n,)`` integers from 0 to ``classes − 1``.
         classes: The number of classes. Default: the largest label plus one.
         white: The largest possible pixel value. Default: 255.
         transposed: Whether rows and columns of the images are swapped, as in EMNIST. Default: False.
@@ -86,31 +95,42 @@ def from_arrays(
         >>> import upgd.data
         >>> upgd.data.from_arrays("noise", np.zeros((3, 4, 4), np.uint8), [0, 1, 1])
         Dataset('noise': 3 images of 4×4, 2 classes)
+        >>> upgd.data.from_arrays("points", [[0.5, -1.0], [0.0, 2.5]], [0, 1])
+        Dataset('points': 2 vectors of 2, 2 classes)
     """
     images, labels = _checked_images(images, white), _checked_labels(labels)
     if len(images) != len(labels):
         raise DataError(f"images and labels must have the same length, not {len(images):,} and {len(labels):,}.")
     found = int(labels.max()) + 1
     classes = found if classes is None else classes
-    if not found <= classes <= 256:
-        raise DataError(f"classes must be from {found} (the largest label plus one) to 256, not {classes}.")
+    if not found <= classes <= _MOST_CLASSES:
+        raise DataError(
+            f"classes must be from {found} (the largest label plus one) to {_MOST_CLASSES:,}, not {classes}."
+        )
     return Dataset(name, _read_only(images), _read_only(labels), classes, white, transposed)
 
 
-def _checked_images(images: Any, white: int) -> Bytes:
+def _checked_images(images: Any, white: int) -> npt.NDArray[Any]:
     array = np.asarray(images)
-    if array.dtype != np.uint8:
+    is_float = np.issubdtype(array.dtype, np.floating)
+    if array.dtype != np.uint8 and not is_float:
         raise DataError(
-            f"images must be unsigned bytes (uint8) from 0 to white={white}, not {array.dtype}: "
-            "scale and round them first, e.g. (255 * images).round().astype('uint8')."
+            f"images must be unsigned bytes (uint8) from 0 to white={white}, or floating-point numbers, not {array.dtype}; "
+            "convert them with .astype('uint8') or .astype('float32')."
         )
-    if array.ndim not in (3, 4) or 0 in array.shape:
+    if array.ndim not in ((2, 3, 4) if is_float else (3, 4)) or 0 in array.shape:
+        vectors = "or, for floating-point numbers, (n, features) " if is_float or array.ndim == 2 else ""
         raise DataError(
-            "images must have the shape (n, height, width) or (n, channels, height, width) without zero-sized dimensions, "
-            f"not {array.shape}."
+            f"images must have the shape (n, height, width) or (n, channels, height, width) {vectors}without zero-sized "
+            f"dimensions, not {array.shape}."
         )
     if array.ndim == 4 and array.shape[-1] in (1, 3) and array.shape[1] not in (1, 3):
         raise DataError(f"images of shape {array.shape} have their channels last; pass images.transpose(0, 3, 1, 2).")
+    if is_float:
+        array = array.astype(np.float32, copy=False)
+        if not all(np.isfinite(array[i : i + _ROWS]).all() for i in range(0, len(array), _ROWS)):
+            raise DataError("images contain NaN or infinite values; replace them or remove their rows.")
+        return array
     if not 1 <= white <= 255:
         raise DataError(f"white must be from 1 to 255, the largest possible pixel value, not {white}.")
     if white < 255 and array.max() > white:
@@ -120,16 +140,16 @@ def _checked_images(images: Any, white: int) -> Bytes:
     return array
 
 
-def _checked_labels(labels: Any) -> Bytes:
+def _checked_labels(labels: Any) -> npt.NDArray[Any]:
     array = np.asarray(labels)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise DataError(f"labels must be a 1-D integer array, not {array.dtype} of shape {array.shape}.")
-    if len(array) and not 0 <= array.min() <= array.max() <= 255:
-        raise DataError(f"labels must be from 0 to 255, not from {array.min()} to {array.max()}.")
-    return array.astype(np.uint8, copy=False)
+    if len(array) and not 0 <= array.min() <= array.max() < _MOST_CLASSES:
+        raise DataError(f"labels must be from 0 to {_MOST_CLASSES - 1:,}, not from {array.min()} to {array.max()}.")
+    return array.astype(np.uint8 if not len(array) or array.max() <= 255 else np.int32, copy=False)
 
 
-def _read_only(array: Bytes) -> Bytes:
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     view = array.view()
     view.flags.writeable = False
     return view

@@ -22,8 +22,8 @@ def register(name: str) -> Callable[[AnyFunction], AnyFunction]:
 
     With ``@upgd.data.register("my-data")``, ``stationary-my-data``, ``input-permuted-my-data``,
     ``output-permuted-my-data`` and the other problem families become available. The function is called once per process,
-    when the data set is first used. It returns two arrays as accepted by :func:`from_arrays` (uint8 images and integer
-    labels), or a :class:`Dataset`.
+    when the data set is first used. It returns two arrays as accepted by :func:`from_arrays` (images as bytes or floats,
+    or feature vectors; and integer labels), or a :class:`Dataset`.
 
     Example:
         >>> import numpy as np

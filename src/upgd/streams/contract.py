@@ -106,8 +106,13 @@ class Chunk:
         return self.source.flatten(1)[self.index[:, steps]]
 
     def scaled(self, pixels: Tensor) -> Tensor:
-        """Scale flattened pixels to [−1, 1] and restore the image shape: ``(…, *input_shape)`` float32."""
+        """Scale flattened pixels to [−1, 1] and restore the image shape: ``(…, *input_shape)`` float32.
+
+        Floating-point inputs are not scaled.
+        """
         assert self.source is not None
+        if self.source.is_floating_point():
+            return pixels.view(*pixels.shape[:-1], *self.source.shape[1:])
         # Divide by a tensor: GPUs replace division by a Python number with multiplication by its rounded reciprocal.
         white = torch.full((), self.white, dtype=torch.float32, device=pixels.device)
         scaled = pixels.float().mul_(2).sub_(self.white).div_(white)

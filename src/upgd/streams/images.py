@@ -67,7 +67,10 @@ class ImageStream:
         tasks = torch.arange(first, (start + length - 1) // self.task_length + 1, device=steps.device)
         index, targets = self._drawn(seeds, start, task, tasks)
         chunk = Chunk(start=start, targets=targets, source=source, index=index, task=task, white=self.data.white)
-        return self._changed(chunk, seeds.to(device)[:, None], tasks)
+        chunk = self._changed(chunk, seeds.to(device)[:, None], tasks)
+        if source.is_floating_point() and chunk.dense is None:  # kernels look up bytes only
+            return Chunk(start=start, targets=chunk.targets, dense=chunk.inputs(), task=task)
+        return chunk
 
     def _drawn(self, seeds: Tensor, start: int, task: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
         """Return image indices and targets, each ``(seeds, length)``; ``task`` is the row of ``tasks`` at each step."""
