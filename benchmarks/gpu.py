@@ -20,6 +20,18 @@ from upgd.streams import make
 
 UPGD = {"method": "upgd", "lr": 0.01, "sigma": 0.1, "beta_utility": 0.9999, "weight_decay": 0.01}
 
+#: Methods whose kernels are made from their rules.
+GENERATED = {
+    "UPGD, second order": {**UPGD, "order": 2},
+    "UPGD, feature-wise": {**UPGD, "granularity": "feature"},
+    "UPGD, gates in the output layer": {**UPGD, "gated": "output"},
+    "UPGD, normalized inputs": {**UPGD, "normalize": 0.99},
+    "AdamW": {"method": "adamw", "lr": 1e-4},
+    "AdaUPGD": {"method": "adaupgd", "lr": 1e-4},
+    "L2 Init": {"method": "l2-init", "lr": 0.01},
+    "streaming EWC": {"method": "s-ewc", "lr": 0.01, "kappa": 1.0},
+}
+
 
 def rate(network, learners: Sequence[Learner], stream, seconds: float = 1.0, backend: str = "auto") -> float:
     """Learner-steps per second, once everything is compiled and the networks have begun to learn."""
@@ -87,9 +99,30 @@ def on_chip(kind: str):
     yield "UPGD, not protecting, 150", paper, upgd_learners(150, method="upgd-nonprotecting"), stream
     yield "SGD, 150", paper, [Learner(method="sgd", lr=0.001, seed=s) for s in range(150)], stream
     yield "PGD, 150", paper, [Learner(method="pgd", lr=0.001, sigma=0.1, seed=s) for s in range(150)], stream
+    for name, settings in GENERATED.items():
+        yield f"{name}, 150", paper, [Learner(seed=seed, **settings) for seed in range(150)], stream
     yield "784-300-150-47, UPGD, 150", MLP((784, 300, 150, 47)), upgd_learners(150), images(kind, 47)
     toy = [Learner(method="upgd", lr=0.001, sigma=0.001, seed=s) for s in range(150)]
-    yield "16-300-150-1 (toy), UPGD, 150", MLP((16, 300, 150, 1), "identity"), toy, make("toy-changing-inputs")
+    small, changing = MLP((16, 300, 150, 1), "identity"), make("toy-changing-inputs")
+    yield "16-300-150-1 (toy), UPGD, 150", small, toy, changing
+    yield "16-300-150-1 (toy), UPGD, second order, 150", small, [own.but(order=2) for own in toy], changing
+    yield (
+        "16-300-150-1 (toy), UPGD, feature-wise, 150",
+        small,
+        [own.but(granularity="feature") for own in toy],
+        changing,
+    )
+    yield "UPGD, 24", paper, upgd_learners(24), stream
+    mixed = [
+        own
+        for settings in ({}, {"scaling": "local"}, {"noise": "anticorrelated"})
+        for own in upgd_learners(8, **settings)
+    ]
+    yield "UPGD, local scaling, anticorrelated noise, 8 each", paper, mixed, stream
+    some = [
+        Learner(seed=s, **settings) for settings in (UPGD, GENERATED["AdamW"], GENERATED["L2 Init"]) for s in range(8)
+    ]
+    yield "UPGD, AdamW, L2 Init, 8 each", paper, some, stream
 
 
 def general(kind: str):
@@ -117,7 +150,7 @@ def main(kind: str = "random", which: str = "both", path: str | None = None) -> 
 
     def tell(part: str, name: str, speed: float) -> None:
         rates[part][name] = round(speed)
-        print(f"{part:8} {name:32} {speed:12,.0f}", flush=True)
+        print(f"{part:8} {name:52} {speed:12,.0f}", flush=True)
 
     labels = (np.arange(500) % 10).astype(np.uint8)
     colour = make("output-permuted", data=(np.zeros((500, 3, 32, 32), np.uint8), labels))

@@ -223,6 +223,8 @@ MIXED = [
         ("upgd", {"wise": "feature", "sigma": 0.0, "scaling": "local"}),
         ("adamw", {"eps": 1e-3, "weight_decay": 0.1}),
         ("upgd", {"sigma": 0.05, "beta_utility": 0.9}),
+        ("redo", {}),
+        ("weight-clipping", {}),
     )
 ]
 
@@ -261,6 +263,8 @@ def a_diverged_learner_stays_alone(device: str) -> str:
     kinds: list[tuple[str, str, Settings]] = [
         ("kernel", "sgd", {"lr": 3.0}),
         ("kernel", "upgd", {"lr": 30.0, "sigma": 0.0}),
+        ("kernel", "momentum", {"lr": 3.0}),
+        ("kernel", "upgd", {"lr": 30.0, "sigma": 0.0, "order": 2}),
         ("torch", "sgd", {"lr": 3.0}),
         ("torch", "upgd", {"lr": 30.0, "sigma": 0.0, "order": 2}),
         ("torch", "adamw", {"lr": 1e13}),

@@ -181,8 +181,8 @@ def on_the_device(problem: Problem, learners: Sequence[Learner], steps: int, dev
 
 
 #: What a part may be off by, even where the CPU's float32 is not: the kernel's noise is the hardware's (see docs/gpu.md).
-_GRANTED = {"parameters": 5e-6, "moved": 3e-5, "utility": 5e-6, "first_moment": 5e-6, "second_moment": 5e-6}
-_PARTS = {"plain": (), "utility": ("utility",), "adamw": ("first_moment", "second_moment")}
+_GRANTED = 5e-6
+_GRANTED_MOVES = 3e-5
 
 
 def parts(run: Run) -> dict[str, dict[int, list[Tensor]]]:
@@ -191,9 +191,9 @@ def parts(run: Run) -> dict[str, dict[int, list[Tensor]]]:
     population, now = run.population, run.population.state()
     found: dict[str, dict[int, list[Tensor]]] = {}
     for number, (group, own) in enumerate(groups(population.learners, [0] * len(population.learners))):
-        for part in ("parameters", *_PARTS[group.kind.rule]):
+        for part in ("parameters", *group.method.state, *group.method.unit_state):
             names = [name for name in now if name.startswith(f"group.{number}.{part}.")]
-            assert names or (part == "utility" and group.kind.granularity == "feature"), f"no {part} of {group.kind}"
+            assert names or part in group.method.unit_state, f"no {part} of {group.kind}"
             for row, learner in enumerate(own):
                 found.setdefault(part, {})[learner] = [now[name][row].double() for name in names]
                 if part == "parameters":
@@ -229,19 +229,20 @@ def compared(truth: Run, rounded: Run, there: Run) -> str:
     usual, found = distances(truth, rounded), distances(truth, there)
     words, wrong = [], []
     for part, of_learners in found.items():
+        granted = _GRANTED_MOVES if part == "moved" else _GRANTED
         worst, cpu = sorted(of_learners.values(), reverse=True), sorted(usual[part].values(), reverse=True)
         counted = min(exempt, len(worst) - 1)
         words.append(f"{part} {worst[0]:.1e} ({cpu[0]:.1e} on the CPU)")
         # A learner that is let off must still be one of them; the CPU's own float32 may go over the same kink.
         sane = max(0.01 if part == "parameters" else 1, 2 * cpu[0])
-        if not worst[counted] < _GRANTED[part] + 5 * cpu[counted] or not worst[0] < sane:
+        if not worst[counted] < granted + 5 * cpu[counted] or not worst[0] < sane:
             wrong.append(f"{part} {worst[: counted + 1]}, but {cpu[: counted + 1]} on the CPU")
         if not cpu[counted] < 0.01:
             wrong.append(f"{part}: no measure, since the CPU's own float32 is off by {cpu[counted]:.1e}")
         for label in {_label(learners[i]) for i in of_learners}:
             own = [i for i in of_learners if _label(learners[i]) == label]
             middle, expected = (_middle([table[part][i] for i in own]) for table in (found, usual))
-            if not middle < _GRANTED[part] + 5 * expected:
+            if not middle < granted + 5 * expected:
                 wrong.append(f"{part} of {label}: {middle:.1e} ({expected:.1e} on the CPU)")
     loss, usual_loss = (abs(run.result.loss / truth.result.loss - 1).max() for run in (there, rounded))
     words.append(f"loss {loss:.1e}")

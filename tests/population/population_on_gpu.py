@@ -5,7 +5,7 @@
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -37,7 +37,8 @@ from upgd.population import Learner, Population
 from upgd.population.cuda import backend as on_chip
 from upgd.population.cuda.compiler import compiled
 from upgd.population.cuda.network import dense_layers
-from upgd.population.cuda.planner import fastest
+from upgd.population.cuda.planner import fastest, source
+from upgd.population.spec import groups
 
 STEPS = 100
 #: Where noise is looked at, too: compiling takes its time.
@@ -52,6 +53,26 @@ OTHER_CLUSTERS: dict[int, Settings | None] = dict(zip((2, 4, 16), NOISES, strict
 #: More learners than an H200 has room for clusters of eight: some wait for others.
 MANY = [Learner(method="upgd", lr=0.01, sigma=0.1, seed=seed) for seed in range(10, 22)]
 EVERY_RULE = [learner for noise in NOISES for learner in rule_learners(noise)]
+_UPGD: Settings = {"method": "upgd", "sigma": 0.1, "beta_utility": 0.99}
+#: Methods whose kernels are made from their rules, and what can be had besides: each in some settings.
+GENERATED: dict[str, Settings] = {
+    "one number": {"method": "l2-init"},
+    "two numbers": {"method": "adamw", "eps": 1e-3},
+    "three numbers": {"method": "adaupgd", "sigma": 0.1, "eps": 1e-3},
+    "second order": {**_UPGD, "order": 2},
+    "second order, local": {**_UPGD, "order": 2, "scaling": "local", "noise": "anticorrelated"},
+    "features": {**_UPGD, "granularity": "feature"},
+    "features, second order": {**_UPGD, "granularity": "feature", "order": 2, "scaling": "local"},
+    "normalized": {**_UPGD, "normalize": 0.99},
+    "normalized, gates in some layers": {**_UPGD, "normalize": 0.9, "order": 2, "gated": "hidden"},
+    "gates in some layers": {**_UPGD, "gated": "output"},
+    "sums": {"method": "obgd"},
+}
+ON_THE_PAPERS_NETWORK = ("two numbers", "three numbers", "second order", "features", "normalized")
+
+
+def generated_learners(names: Iterable[str] = tuple(GENERATED)) -> list[Learner]:
+    return [Learner(lr=lr, seed=seed, **GENERATED[name]) for name in names for seed, lr in enumerate((0.01, 0.003))]
 
 
 @contextmanager
@@ -76,6 +97,9 @@ def kernels_to_come() -> Iterator[tuple[Problem, Sequence[Learner], int | None]]
         yield problem, [*EVERY_RULE, *MANY], size
     for size, noise in OTHER_CLUSTERS.items():
         yield NETWORKS["five layers"], rule_learners(noise), size
+    yield NETWORKS["five layers"], generated_learners(), None
+    yield NETWORKS["784-300-150-10"], generated_learners(ON_THE_PAPERS_NETWORK), None
+    yield SMALL[8], generated_learners(), 8
     long_learners = [Learner(**settings) for settings in long_runs.ON_CHIP.values()]
     for size in (None, 8):
         yield (long_runs.NETWORK, long_runs.STREAM), long_learners, size
@@ -85,14 +109,14 @@ def texts(device: torch.device) -> set[str]:
     """The kernels' texts."""
     found = set()
     for (network, stream), learners, size in kernels_to_come():
-        layers = dense_layers(network)
-        assert not isinstance(layers, str), layers
         indexed = stream.chunk([0], 0, 1).index is not None
         with clusters_of(size):
-            for kind in {learner.kind for learner in learners}:
-                chosen = fastest(on_chip._plans(tuple(layers), kind, device))
+            for group, _ in groups(learners, [0] * len(learners)):
+                layers = dense_layers(network, group.kind.gated)
+                assert not isinstance(layers, str), layers
+                chosen = fastest(on_chip._plans(tuple(layers), group.kind, on_chip._program(group), device))
                 assert size in (None, chosen.cluster)
-                found.add(on_chip._text(chosen, stream.loss, indexed))
+                found.add(source(chosen, stream.loss, indexed, on_chip.parts()))
     return found
 
 
@@ -150,6 +174,47 @@ def same_answers_with_noise(device: str) -> str:
     )
 
 
+def _generating(device: str) -> str:
+    """The backend that runs all of them: the kernel of the CPU knows fewer."""
+    return "kernel" if device == "cuda" else "torch"
+
+
+@check_with_kernels
+def same_answers_of_generated_rules(device: str) -> str:
+    """Kernels made from the rules: moments, second order, features, normalization, gates by layer."""
+    few = generated_learners(ON_THE_PAPERS_NETWORK)
+    return "\n".join(
+        f"{name}, {steps} steps: {compared(*both(NETWORKS[name], learners, steps, device, _generating(device)))}"
+        for name, learners, steps in (("five layers", generated_learners(), 40), ("784-300-150-10", few, 10))
+    )
+
+
+@check_with_kernels
+def generated_rules_agree_in_every_bit(device: str) -> str:
+    """Twice the same; in blocks of other lengths; alone and among others of other kinds; restored."""
+    network, stream = NETWORKS["784-300-150-10"]
+    learners = [own.but(seed=seed) for seed in range(4) for own in generated_learners(ON_THE_PAPERS_NETWORK)[::2]]
+    steps = 1_000 if device == "cuda" else 20
+
+    def run(which: list[Learner], *lengths: int, begin: dict[str, Tensor] | None = None) -> Population:
+        population = Population(network, which, device=device, backend=_generating(device))
+        if begin is not None:
+            population.restore(begin)
+        for length in lengths:
+            population.run(stream, length, window=10_000)
+        return population
+
+    once = run(learners, steps)
+    assert (once.result().diverged_at < 0).all()
+    assert_same_bits(bits(once), bits(run(learners, steps)), "again")
+    parted = run(learners, 1, 9)
+    assert_same_bits(bits(once), bits(run(learners, steps - 10, begin=parted.state())), "in blocks, restored")
+    for place in range(len(ON_THE_PAPERS_NETWORK)):
+        alone = run(learners[place : place + 1], steps)
+        assert_same_learner(of_learner(once, place), of_learner(alone, 0), learners[place])
+    return f"{len(learners)} learners of {len(ON_THE_PAPERS_NETWORK)} kinds, {steps} steps"
+
+
 @check_with_kernels
 def every_path_in_few_steps(device: str) -> str:
     """Clusters of one and of eight, computed inputs and images, both losses, every rule, every noise."""
@@ -157,6 +222,9 @@ def every_path_in_few_steps(device: str) -> str:
     for size, problem in SMALL.items():
         with clusters_of(size):
             lines.append(f"clusters of {size}: {compared(*both(problem, [*EVERY_RULE, *MANY], 12, device, 'kernel'))}")
+            if size == 8:
+                runs = both(problem, generated_learners(), 12, device, _generating(device))
+                lines.append(f"generated, clusters of {size}: {compared(*runs)}")
     return "\n".join(lines)
 
 

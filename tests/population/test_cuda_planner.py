@@ -13,11 +13,12 @@ from torch import nn
 
 from upgd.networks import MLP, ConvNet, Linear
 from upgd.population import Learner
-from upgd.population.backend import Kind
+from upgd.population.backend import Group, Kind
 from upgd.population.choose import choose
 from upgd.population.cuda import backend, compiler, planner, unsupported
+from upgd.population.cuda.generated import program
 from upgd.population.cuda.network import dense_layers
-from upgd.population.cuda.planner import CLUSTERS, THREADS, Dense
+from upgd.population.cuda.planner import CLUSTERS, THREADS, Dense, Program
 from upgd.population.cuda.schedule import TELLS, WAITS, schedule
 from upgd.population.graphed import GraphedBackend
 from upgd.population.spec import groups
@@ -30,6 +31,21 @@ KINDS = [
     UPGD,
     Kind("utility", scaling="local", noise="white"),
 ]
+
+
+def group_of(**settings: object) -> Group:
+    ((group, _),) = groups([Learner(**settings)], [0])
+    return group
+
+
+#: Rules of which kernels are made, and those written by hand.
+GENERATED = [
+    group_of(method="adamw", lr=0.1),
+    group_of(method="upgd", lr=0.1, order=2, scaling="local"),
+    group_of(method="upgd", lr=0.1, granularity="feature", order=2, normalize=0.9),
+    group_of(method="adaupgd", lr=0.1),
+]
+RULES = [*((kind, None) for kind in KINDS), *((group.kind, program(group.method)) for group in GENERATED)]
 PAPER = [Dense(784, 300, True, "RELU"), Dense(300, 150, True, "RELU"), Dense(150, 10, True, "IDENTITY")]
 
 sizes = st.lists(st.integers(1, 90), min_size=2, max_size=6)
@@ -69,9 +85,11 @@ def covered(plan: planner.ChipPlan) -> np.ndarray:
 
 
 @settings(deadline=None, max_examples=40)
-@given(widths=sizes, cluster=st.sampled_from(CLUSTERS), bias=st.booleans(), kind=st.sampled_from(KINDS))
-def test_every_parameter_has_one_place(widths: list[int], cluster: int, bias: bool, kind: Kind) -> None:
-    plan = planner.plan(layers_of(widths, bias), kind, cluster, H200)
+@given(widths=sizes, cluster=st.sampled_from(CLUSTERS), bias=st.booleans(), rule=st.sampled_from(RULES))
+def test_every_parameter_has_one_place(
+    widths: list[int], cluster: int, bias: bool, rule: tuple[Kind, Program | None]
+) -> None:
+    plan = planner.plan(layers_of(widths, bias), rule[0], cluster, H200, rule[1])
     assert plan is not None
     assert (covered(plan) == 1).all()
 
@@ -83,23 +101,24 @@ def test_the_papers_network_has_one_place_each() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(widths=sizes, cluster=st.sampled_from(CLUSTERS), kind=st.sampled_from(KINDS))
-def test_nothing_overlaps_in_shared_memory(widths: list[int], cluster: int, kind: Kind) -> None:
-    plan = planner.plan(layers_of(widths), kind, cluster, H200)
+@given(widths=sizes, cluster=st.sampled_from(CLUSTERS), rule=st.sampled_from(RULES))
+def test_nothing_overlaps_in_shared_memory(widths: list[int], cluster: int, rule: tuple[Kind, Program | None]) -> None:
+    plan = planner.plan(layers_of(widths), rule[0], cluster, H200, rule[1])
     assert plan is not None
-    spans = []
+    spans = set()  # a buffer that is used twice in a step is there once
     for layer in plan.layers:
         for block in layer.blocks:
-            spans.append((block.w, block.shared_floats))
-            if kind.rule == "utility":
-                spans.append((block.u, block.shared_floats))
+            spans.add((block.shared, plan.words * block.shared_floats))
         vector = layer.padded if layer.turned else layer.rows
-        spans += [(plan.offsets[f"{name}.{layer.number}"], vector) for name in ("H", "D")]
-        spans.append((plan.offsets[f"BIAS_W.{layer.number}"], -(-layer.dense.outputs // cluster)))
-        for name in ("FORWARD_BUFFER", "BACKWARD_BUFFER", "NORM_BUFFER"):
+        vectors = ("D", "H") if layer.number + 1 < len(plan.layers) else ("D",)
+        spans |= {(plan.offsets[f"{name}.{layer.number}"], vector) for name in vectors}
+        spans.add((plan.offsets[f"BIAS_WORDS.{layer.number}"], plan.words * -(-layer.dense.outputs // cluster)))
+        for name in ("FORWARD_BUFFER", "BACKWARD_BUFFER", "BEND_BUFFER", "NORM_BUFFER", "UNITS_0_BUFFER"):
             if f"{name}.{layer.number}" in plan.offsets:
-                spans.append((plan.offsets[f"{name}.{layer.number}"], cluster * layer.padded))
-    spans.append((plan.offsets["PART"], max(planner._scratch(layer) for layer in plan.layers)))
+                spans.add((plan.offsets[f"{name}.{layer.number}"], cluster * layer.padded))
+    joined = [name for name in ("SCALE", "REDUCTION_0", "UNIT_REDUCTION_0") if name in plan.barriers]
+    spans |= {(plan.offsets[f"{name}_BUFFER"], plan.barriers[name] // 4) for name in joined}
+    spans.add((plan.offsets["PART"], max(planner._scratch(layer) for layer in plan.layers)))
     spans = sorted(span for span in spans if span[1])
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
     assert spans[-1][0] + spans[-1][1] <= plan.floats
@@ -187,17 +206,37 @@ def test_other_networks_are_refused_with_a_reason(network: nn.Module, words: str
     assert words in reason
 
 
+def test_layers_know_whether_they_have_gates() -> None:
+    layers = dense_layers(MLP((4, 3, 5, 2)), "hidden")
+    assert [layer.gated for layer in layers] == [True, True, False]
+
+
 def test_the_cpu_is_refused() -> None:
-    reason = unsupported(MLP((4, 3, 2)), UPGD, torch.device("cpu"), torch.float32)
+    reason = unsupported(MLP((4, 3, 2)), GENERATED[0], torch.device("cpu"), torch.float32)
     assert reason is not None
     assert "CUDA" in reason
 
 
-@pytest.mark.parametrize("kind", [Kind("adamw"), Kind("utility", granularity="feature"), Kind("utility", order=2)])
-def test_other_rules_are_refused(kind: Kind) -> None:
-    reason = unsupported(MLP((4, 3, 2)), kind, torch.device("cuda"), torch.float32)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "weight-clipping"}, "weight-clipping: its rule asks for the bound"),
+        ({"method": "redo"}, "redo: it resets hidden units"),
+        ({"method": "upgd", "scaling": "local", "profile": "authors"}, r"its rule uses \.sum of a tensor"),
+    ],
+)
+def test_rules_that_cannot_become_kernels_are_refused(settings: dict, words: str) -> None:
+    reason = unsupported(MLP((4, 3, 2)), group_of(lr=0.1, **settings), torch.device("cuda"), torch.float32)
     assert reason is not None
-    assert "weight-wise first-order" in reason
+    assert re.search(words, reason)
+
+
+def test_four_words_for_each_weight_of_the_papers_network_fit_on_sixteen_multiprocessors() -> None:
+    three, four = (planner.plan(PAPER, g.kind, 16, H200, program(g.method)) for g in (GENERATED[0], GENERATED[3]))
+    assert three is not None
+    assert four is not None
+    assert (three.words, four.words) == (3, 4)
+    assert planner.plan(PAPER, GENERATED[0].kind, 8, H200, program(GENERATED[0].method)) is None
 
 
 # ------------------------------------------------------------------------------------------------------ what is compiled
@@ -217,35 +256,34 @@ def test_settings_are_those_of_the_rule() -> None:
 
 def test_structures_have_the_fields_of_the_kernel_in_order() -> None:
     """Python and CUDA must agree on the layout of what is passed."""
-    text = backend.template()
+    text = backend.parts()["basics.cuh"]
     settings = re.search(r"struct Settings \{(.*?)\};", text).group(1)
     assert re.findall(r"\w+(?=[,;])", settings) == list(backend._SETTINGS.names)
     arguments = re.sub(r"//.*", "", re.search(r"struct Arguments \{(.*?)\};", text, re.DOTALL).group(1))
     assert re.findall(r"(\w+)(?=[,;])", arguments) == [name for name, _ in backend._Arguments._fields_]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cluster", [1, 8])
-def test_constants_are_written_for_every_layer(kind: Kind, cluster: int) -> None:
-    plan = planner.plan(PAPER if cluster == 8 else layers_of([5, 7, 3]), kind, cluster, H200)
+@pytest.mark.parametrize(("kind", "made"), RULES)
+@pytest.mark.parametrize("cluster", [1, 16])
+def test_constants_are_written_for_every_layer(kind: Kind, made: Program | None, cluster: int) -> None:
+    plan = planner.plan(PAPER if cluster == 16 else layers_of([5, 7, 3]), kind, cluster, H200, made)
     assert plan is not None
-    text = planner.source(plan, "cross_entropy", True, "// template")
-    assert text.endswith("// template")
+    text = planner.source(plan, "cross_entropy", True, backend.parts())
+    assert text.endswith(backend.parts()["onchip.cu"])
     assert len(re.findall(r"template <> struct Layer<", text)) == len(plan.layers)
-    assert f"RULE = {kind.rule.upper()}" in text
+    assert f"RULE = {kind.rule.upper() if made is None else 'GENERATED'}" in text
     assert f"PARAMETERS = {plan.parameters}," in text
     assert text.count("{") == text.count("}")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "made"), RULES)
 @pytest.mark.parametrize("widths", [[784, 300, 150, 10], [5, 7, 3], [9, 4], [33, 21, 18, 7, 9, 4]])
-def test_it_compiles(kind: Kind, widths: list[int]) -> None:
-    cluster = 8 if widths[0] == 784 else 1
-    plan = planner.plan(layers_of(widths), kind, cluster, H200)
+def test_it_compiles(kind: Kind, made: Program | None, widths: list[int]) -> None:
+    plan = planner.plan(layers_of(widths), kind, 16 if widths[0] == 784 else 1, H200, made)
     assert plan is not None
-    assert len(compiler._by_nvcc(backend._text(plan, "cross_entropy", True), "sm_90")) > 1000
+    assert len(compiler._by_nvcc(planner.source(plan, "cross_entropy", True, backend.parts()), "sm_90")) > 1000
 
 
 def test_a_compiled_kernel_is_kept(tmp_path, monkeypatch) -> None:
@@ -265,10 +303,10 @@ def test_a_compiled_kernel_is_kept(tmp_path, monkeypatch) -> None:
 
 def test_what_does_not_fit_on_chip_goes_to_graphs_and_one_line_says_why(caplog) -> None:
     network, cuda = MLP((4, 3, 2)), torch.device("cuda")
-    ((group, _),) = groups([Learner(method="adamw", lr=0.1)], [0])
+    group = group_of(method="redo", lr=0.1)
     with caplog.at_level("INFO", "upgd.population"):
         assert choose("auto", network, group, cuda, torch.float32) == ("torch", GraphedBackend)
     assert len(caplog.records) == 1
-    assert "weight-wise first-order methods alone" in caplog.text
-    with pytest.raises(ValueError, match="backend='kernel' cannot be used, because it runs the weight-wise"):
+    assert "it resets hidden units" in caplog.text
+    with pytest.raises(ValueError, match="backend='kernel' cannot be used, because no kernel can be made of redo"):
         choose("kernel", network, group, cuda, torch.float32)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from upgd.methods import METHODS, Method, Setting, registry
-from upgd.methods.tracing import CannotTrace, traced
+from upgd.methods.tracing import CannotTrace, traced, traced_parts
 from upgd.networks import MLP, ConvNet
 from upgd.noise import Purpose, normals, words
 from upgd.population import Learner, Population
@@ -199,3 +199,30 @@ def test_a_file_that_somebody_else_has_written_is_not_run(tmp_path, monkeypatch)
     path = generated._written("rule_test.py", text)
     path.write_text("raise SystemExit('not ours')")
     assert generated._written("rule_test.py", text).read_text() == text
+
+
+def test_a_rule_without_gates_keeps_its_utilities_and_reduces_nothing():
+    gated, other = traced_parts(METHODS["upgd"](order=2))
+    assert (gated.reductions, other.reductions) == ((("max", "learner"),), ())
+    assert gated.new_state != (None,)
+    assert other.new_state == (None,)
+    assert gated.scalars == other.scalars
+    same = traced_parts(METHODS["obgd"]())
+    assert same[0] is same[1]
+
+
+def test_a_rule_of_hidden_units_is_traced_with_them_and_in_the_output_layer_without():
+    hidden, output = traced_parts(METHODS["upgd"](granularity="feature", order=2))
+    assert hidden.unit_state == ("utility",)
+    assert hidden.unit_reductions == (("max", "learner"),)
+    assert hidden.new_unit_state != (None,)
+    assert len(hidden.unit_observed) == 1
+    assert {"gate_gradient", "gate_curvature", "unit_observed", "unit_reduced"} <= {node[0] for node in hidden.nodes}
+    assert output.new_weight != hidden.new_weight
+    with pytest.raises(CannotTrace, match="resets hidden units"):
+        traced_parts(METHODS["redo"]())
+
+
+def test_what_a_symbol_does_not_have_is_named():
+    with pytest.raises(CannotTrace, match=r"its rule uses \.sum of a tensor"):
+        traced(METHODS["upgd"](scaling="local", profile="authors"))

@@ -11,7 +11,7 @@ from a table. A rule that does something for which there is no symbol raises :cl
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from upgd.methods._scalars import Scalar, Scalars
 from upgd.methods.method import Method, Reduction
 
-__all__ = ["CannotTrace", "Rule", "Symbol", "traced"]
+__all__ = ["CannotTrace", "Rule", "Symbol", "traced", "traced_parts"]
 
 Node = tuple[Any, ...]
 
@@ -132,6 +132,11 @@ class Symbol:
     def __bool__(self) -> bool:
         raise CannotTrace("its rule branches on the value of an entry; torch.where does not")
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise CannotTrace(f"its rule uses .{name} of a tensor, which kernels do not know")
+
     def sqrt(self) -> "Symbol":
         return self._with("sqrt")
 
@@ -197,13 +202,16 @@ class Rule:
 
     Attributes:
         nodes: the operations in order; arguments are places in this list. Inputs are ``("w",)``, ``("g",)``,
-            ``("curvature",)``, ``("noise",)``, ``("state", number)``, ``("reduced", number)``, ``("scalar", number)``.
+            ``("curvature",)``, ``("noise",)``, ``("state", number)``, ``("reduced", number)``, ``("scalar", number)``; and of
+            hidden units ``("gate_gradient",)``, ``("gate_curvature",)``, ``("unit_state", number)``,
+            ``("unit_observed", number)``, ``("unit_reduced", number)``.
         state: the names of the state tensors.
         scalars: per-learner expressions.
         reductions: what is reduced, by the number of the reduction.
         observed: where the values to be reduced are, likewise.
         new_state: where the new value of each state tensor is; ``None`` where it does not change.
         new_weight: where the new parameter is.
+        unit_state, unit_reductions, unit_observed, new_unit_state: the same of hidden units.
     """
 
     nodes: tuple[Node, ...]
@@ -213,6 +221,10 @@ class Rule:
     observed: tuple[int, ...]
     new_state: tuple[int | None, ...]
     new_weight: int
+    unit_state: tuple[str, ...] = ()
+    unit_reductions: tuple[Reduction, ...] = ()
+    unit_observed: tuple[int, ...] = ()
+    new_unit_state: tuple[int | None, ...] = ()
 
     def uses(self, name: str) -> bool:
         """Whether an input of that kind occurs."""
@@ -223,38 +235,99 @@ def traced(method: Method) -> Rule:
     """Run a method's rule on symbols."""
     if method.uses_units:
         raise CannotTrace("it looks at hidden units")
+    return _rules(method, True)[0]
+
+
+def traced_parts(method: Method) -> tuple[Rule, Rule]:
+    """A method's rule where it has gates and hidden units, and where it has not: in layers that are not gated, and, if the
+    method looks at hidden units, in the output layer. Both have the same operations and scalars, by the same numbers."""
+    if not method.uses_units and "gated" not in method.settings:
+        (rule,) = _rules(method, True)
+        return rule, rule
+    first, second = _rules(method, True, False)
+    return first, second
+
+
+def _rules(method: Method, *gated: bool) -> list[Rule]:
+    if hasattr(method, "reset_units"):
+        raise CannotTrace("it resets hidden units")
     if method.needs("bound"):
         raise CannotTrace("its rule asks for the bound of the initial distribution")
-    tape, names = _Tape(), tuple(method.state)
+    tape = _Tape()
+    rules = [_traced(method, tape, with_gates) for with_gates in gated]
+    return [replace(rule, nodes=tuple(tape.nodes), scalars=tuple(tape.scalars)) for rule in rules]
+
+
+def _traced(method: Method, tape: _Tape, gated: bool) -> Rule:
+    names, unit_names = tuple(method.state), tuple(method.unit_state)
     h = Scalars(dict.fromkeys(_numbers(method), torch.zeros(1)), _no_tensor)
     w, g = tape.record("w"), tape.record("g")
     state = {name: tape.record("state", number) for number, name in enumerate(names)}
     known: dict[str, Any] = {"w": w, "g": g, "h": h, "t": h.step, "unit": None, "o": None, "r": None}
     known["curvature"] = tape.record("curvature") if method.uses_curvature else None
     known["noise"] = tape.record("noise") if method.needs("noise") else None
-    new, values = dict(state), {}
-    if hasattr(method, "observe"):
-        observation = method.call("observe", **known, s=SimpleNamespace(**state))
-        changed, values = observation if isinstance(observation, tuple) else (observation, {})
-        new |= changed
-        if hasattr(method, "measure"):
-            values = method.call("measure", **known, s=SimpleNamespace(**new))
-    reductions = dict(method.reductions)
-    known["o"] = SimpleNamespace(**values)
-    known["r"] = SimpleNamespace(**{name: tape.record("reduced", n) for n, name in enumerate(reductions)})
+    new: dict[str, Any] = dict(state)
+    values: Mapping[str, Any] = {}
+    unit_state = {name: tape.record("unit_state", number) for number, name in enumerate(unit_names)}
+    new_unit: dict[str, Any] = dict(unit_state)
+    unit_values: Mapping[str, Any] = {}
+    if method.uses_units and gated:
+        new_unit, unit_values = _observed(method, "observe_units", {**known, "units": _Unit(tape, method)}, unit_state)
+        seen = {name: tape.record("unit_observed", n) for n, name in enumerate(method.unit_reductions)}
+        reduced = {name: tape.record("unit_reduced", n) for n, name in enumerate(method.unit_reductions)}
+        known["unit"] = SimpleNamespace(
+            o=SimpleNamespace(**seen), r=SimpleNamespace(**reduced), s=SimpleNamespace(**unit_state)
+        )
+    reductions = dict(method.reductions) if gated else {}
+    if hasattr(method, "observe") and gated:
+        new, values = _observed(method, "observe", known, state)
+        known["o"] = SimpleNamespace(**values)
+        known["r"] = SimpleNamespace(**{name: tape.record("reduced", n) for n, name in enumerate(reductions)})
     result = method.call("update", **known, s=SimpleNamespace(**new))
     weight, changed = result if isinstance(result, tuple) else (result, {})
     if isinstance(changed, Mapping):
         new |= changed
+
+    def places(after: Mapping[str, Any], before: Mapping[str, Symbol]) -> tuple[int | None, ...]:
+        return tuple(None if after[n] is before[n] else tape.symbol(after[n]).place for n in before)
+
     return Rule(
-        nodes=tuple(tape.nodes),
+        nodes=(),
         state=names,
-        scalars=tuple(tape.scalars),
+        scalars=(),
         reductions=tuple(reductions.values()),
         observed=tuple(tape.symbol(values[name]).place for name in reductions),
-        new_state=tuple(None if new[n] is state[n] else tape.symbol(new[n]).place for n in names),
+        new_state=places(new, state),
         new_weight=tape.symbol(weight).place,
+        unit_state=unit_names,
+        unit_reductions=tuple(method.unit_reductions.values()),
+        unit_observed=tuple(tape.symbol(value).place for value in unit_values.values()),
+        new_unit_state=places(new_unit, unit_state),
     )
+
+
+def _observed(
+    method: Method, phase: str, known: Mapping[str, Any], state: Mapping[str, Symbol]
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """What the first phase makes of the state, and the values to be reduced."""
+    observation = method.call(phase, **known, s=SimpleNamespace(**state))
+    changed, values = observation if isinstance(observation, tuple) else (observation, {})
+    new = {**state, **changed}
+    if hasattr(method, "measure"):
+        values = method.call("measure", **known, s=SimpleNamespace(**new))
+    return new, values
+
+
+class _Unit:
+    """What a rule sees of a hidden unit."""
+
+    def __init__(self, tape: _Tape, method: Method) -> None:
+        self.ones = tape.symbol(1.0)
+        self.gate_gradient = tape.record("gate_gradient")
+        self.gate_curvature = tape.record("gate_curvature") if method.uses_curvature else None
+
+    def __getattr__(self, name: str) -> Any:
+        raise CannotTrace(f"it asks for units.{name}, which kernels do not know")
 
 
 def _numbers(method: Method) -> list[str]:

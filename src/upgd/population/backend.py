@@ -103,7 +103,8 @@ class Backend(Protocol):
 
         def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None
 
-    that gives ``None`` if the class can run this, or else the reason, to be read by the user after "because".
+    that gives ``None`` if the class can run this, or else the reason, to be read by the user after "because". The one for
+    GPUs takes the whole group in the place of its kind.
     """
 
     #: Whether ``advance`` leaves no room on the device for another group's.

@@ -91,9 +91,12 @@ def _kernel(
     """The class, or the reason why not. On the CPU, a rule without a kernel written by hand gets a generated one."""
     where = "cuda" if device.type == "cuda" else "kernel"
     module = importlib.import_module(f"upgd.population.{where}")
-    if where == "kernel" and group.kind.rule not in module.BY_HAND:
+    if where == "cuda":
+        reason = module.unsupported(network, group, device, dtype)
+        return (None, reason) if reason else (module.CudaBackend, None)
+    if group.kind.rule not in module.BY_HAND:
         reason = module.cannot_generate(network, group, device, dtype)
         return (None, reason) if reason else (module.GeneratedBackend, None)
     if reason := module.unsupported(network, group.kind, device, dtype):
         return None, reason
-    return module.CudaBackend if where == "cuda" else module.KernelBackend, None
+    return module.KernelBackend, None

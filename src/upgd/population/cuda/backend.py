@@ -10,10 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from upgd.methods._scalars import evaluate
+from upgd.methods.tracing import CannotTrace, traced_parts
 from upgd.population.backend import Group, Kind, Loss, Tally
 from upgd.population.cuda import compiler, driver
+from upgd.population.cuda.generated import program
 from upgd.population.cuda.network import dense_layers
-from upgd.population.cuda.planner import CLUSTERS, THREADS, ChipPlan, Dense, fastest, plan, source
+from upgd.population.cuda.planner import CLUSTERS, THREADS, ChipPlan, Dense, Program, fastest, plan, source
 from upgd.population.cuda.schedule import schedule
 from upgd.streams.contract import Chunk
 
@@ -23,7 +26,18 @@ __all__ = ["CudaBackend", "missing", "unsupported"]
 _CAPABILITY = (9, 0)
 _LAYERS = 12
 
-_PARTS = ("basics.cuh", "tiles.cuh", "network.cuh", "rule.cuh", "onchip.cu")
+_NORMALIZER = ("mean", "variance")
+#: The files of the kernel.
+_PARTS = (
+    "machine.cuh",
+    "basics.cuh",
+    "tiles.cuh",
+    "network.cuh",
+    "rule.cuh",
+    "by_hand.cuh",
+    "generated.cuh",
+    "onchip.cu",
+)
 
 #: ``Settings`` of basics.cuh.
 _SETTINGS = np.dtype(
@@ -31,6 +45,7 @@ _SETTINGS = np.dtype(
         *((name, np.float32) for name in ("lr_c", "decay", "noise", "beta", "rest", "p", "q")),
         ("row", np.int32),
         ("seed", np.int64),
+        ("rate", np.float64),
     ]
 )
 
@@ -43,7 +58,7 @@ class _Arguments(ctypes.Structure):
     """``Arguments`` of basics.cuh."""
 
     _fields_ = (
-        *_pointers("parameters utilities scales settings segments begins told"),
+        *_pointers("words scales scalars units inputs settings segments begins told"),
         ("telling", ctypes.c_int),
         *_pointers("source index permutation task pixel dense targets loss correct diverged_at"),
         ("start", ctypes.c_longlong),
@@ -52,27 +67,35 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
+def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the kernel cannot run this, to be read after "because"; ``None`` if it can."""
     if device.type != "cuda":
         return f"it runs on a CUDA device, not on {device}"
-    if kind.rule not in ("plain", "utility") or kind.granularity == "feature" or kind.order == 2:
-        return "it runs the weight-wise first-order methods alone"
-    if not kind.is_common:
-        return "it neither normalizes inputs nor gates single layers"
     if dtype != torch.float32:
         return f"it computes in torch.float32, not in {dtype}"
-    layers = dense_layers(network)
+    try:
+        program = _program(group)
+    except CannotTrace as why:
+        return f"no kernel can be made of {group.method.name}: {why}"
+    layers = dense_layers(network, group.kind.gated)
     if isinstance(layers, str):
         return layers
     if reason := missing(device):
         return reason
     if len(layers) > _LAYERS or layers[-1].outputs > THREADS:
         return f"it runs up to {_LAYERS} layers and {THREADS} outputs"
-    if not _plans(tuple(layers), kind, _indexed(device)):
-        numbers = sum(d.inputs * d.outputs for d in layers) * (2 if kind.rule == "utility" else 1)
+    if not _plans(tuple(layers), group.kind, program, _indexed(device)):
+        words = 1 + len(group.method.state)
+        numbers = words * sum(d.inputs * d.outputs for d in layers)
         return f"a learner, {4 * numbers / 1e6:.1f} MB, does not fit on {max(CLUSTERS)} multiprocessors"
     return None
+
+
+def _program(group: Group) -> Program | None:
+    """What the rule becomes on chip; ``None`` where there is a kernel written by hand."""
+    kind = group.kind
+    by_hand = kind.rule in ("plain", "utility") and kind.granularity == "weight" and kind.order == 1 and not kind.others
+    return None if by_hand else program(group.method)
 
 
 def missing(device: torch.device) -> str | None:
@@ -90,6 +113,8 @@ class CudaBackend:
     """
 
     fills_device = True
+    #: How many clusters it may take; None: all that there are.
+    clusters: int | None = None
 
     def __init__(
         self,
@@ -99,18 +124,33 @@ class CudaBackend:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        if reason := unsupported(network, group.kind, device, dtype):
+        if reason := unsupported(network, group, device, dtype):
             raise ValueError(f"the kernel cannot run this, because {reason}")
-        layers = dense_layers(network)
+        layers = dense_layers(network, group.kind.gated)
         assert not isinstance(layers, str)
         self._device = _indexed(device)
-        self._plan = fastest(_plans(tuple(layers), group.kind, self._device))
+        program = _program(group)
+        self._plan = fastest(_plans(tuple(layers), group.kind, program, self._device))
+        self.learners, self.cost, self.size = len(group), self._plan.cycles, self._plan.cluster
+        self.room = dict(_plans(tuple(layers), group.kind, program, self._device))[self._plan]
+        self._scalars = () if program is None else traced_parts(group.method)[0].scalars
+        self._values = {name: value.to(self._device).unsqueeze(1) for name, value in group.values.items()}
         self._shapes = {name: p.shape for name, p in network.named_parameters()}
-        self._parameters = torch.empty(len(group), self._plan.parameters, device=self._device)
-        for name, view in self._views(self._parameters).items():
+        #: The names of all words of an entry but the first.
+        self._state_names = tuple(group.method.state)
+        learners, made = len(group), self._plan
+        self._words = torch.zeros(learners, made.words, made.parameters, device=self._device)
+        for name, view in self._views(self._words[:, 0]).items():
             view.copy_(parameters[name])
-        self._utilities = torch.zeros_like(self._parameters) if group.kind.rule == "utility" else None
-        self._scales = torch.ones(len(group), device=self._device)
+        for number, begins_as in enumerate(group.method.state.values(), 1):
+            if begins_as == "parameter":
+                self._words[:, number] = self._words[:, 0]
+        self._scales = torch.ones(learners, device=self._device)
+        self._unit_names = tuple(group.method.unit_state)
+        self._units = torch.zeros(learners, len(self._unit_names), made.hidden, device=self._device)
+        self._inputs = torch.zeros(learners, 2, layers[0].inputs, device=self._device)
+        self._inputs[:, 1] = 1
+        self._input_shape: torch.Size | None = None  #: known from the first sample on
         self._settings = torch.from_numpy(_settings(group).view(np.uint8)).to(self._device)
         self._told = torch.zeros(len(group), dtype=torch.int32, device=self._device)
         self._telling = 0
@@ -120,12 +160,16 @@ class CudaBackend:
         with torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
             kernel = _kernel(self._plan, loss, chunk.index is not None, self._device)
-            segments, begins = _schedule(len(self._parameters), chunk.length, kernel.active, self._device)
+            clusters = kernel.active if self.clusters is None else self.clusters
+            segments, begins = _schedule(self.learners, chunk.length, clusters, self._device)
             self._telling += 1
+            self._input_shape = _input_shape(chunk)
             tensors = {
-                "parameters": self._parameters,
-                "utilities": self._utilities,
+                "words": self._words,
                 "scales": self._scales,
+                "scalars": self._table(chunk),
+                "units": self._units,
+                "inputs": self._inputs,
                 "settings": self._settings,
                 "segments": segments,
                 "begins": begins,
@@ -154,23 +198,56 @@ class CudaBackend:
 
     def parameters(self) -> dict[str, Tensor]:
         """The learners' parameters now."""
-        return self._views(self._parameters)
+        return self._views(self._words[:, 0])
 
     def state(self) -> dict[str, Tensor]:
         """Everything needed to go on; the names are those of the interface."""
-        state = {f"parameters.{name}": view.clone() for name, view in self._views(self._parameters).items()}
-        if self._utilities is not None:
-            utilities = self._utilities * self._scales.unsqueeze(1)
-            state |= {f"utility.{name}": view for name, view in self._views(utilities).items()}
+        parts = ("parameters", *self._state_names)
+        state = {
+            f"{part}.{name}": view.clone()
+            for number, part in enumerate(parts)
+            for name, view in self._views(self._word(number)).items()
+        }
+        for number, part in enumerate(self._unit_names):
+            state |= {f"{part}.{name}": view.clone() for name, view in self._unit_views(number).items()}
+        if self._plan.kind.normalize and self._input_shape is not None:
+            for n, name in enumerate(_NORMALIZER):
+                state[f"normalizer.{name}"] = self._inputs[:, n].reshape(-1, *self._input_shape).clone()
         return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what :meth:`state` gave."""
-        for part, tensor in (("parameters", self._parameters), ("utility", self._utilities)):
-            if tensor is not None:
-                for name, view in self._views(tensor).items():
-                    view.copy_(state[f"{part}.{name}"])
+        for number, part in enumerate(("parameters", *self._state_names)):
+            for name, view in self._views(self._words[:, number]).items():
+                view.copy_(state[f"{part}.{name}"])
+        for number, part in enumerate(self._unit_names):
+            for name, view in self._unit_views(number).items():
+                view.copy_(state[f"{part}.{name}"])
+        for n, name in enumerate(_NORMALIZER):
+            if f"normalizer.{name}" in state:
+                self._input_shape = state[f"normalizer.{name}"].shape[1:]
+                self._inputs[:, n] = state[f"normalizer.{name}"].flatten(1).to(self._inputs)
         self._scales.fill_(1)
+
+    def _word(self, number: int) -> Tensor:
+        """A word of all entries; by hand, utilities are kept as u / scale."""
+        word = self._words[:, number]
+        return word * self._scales.unsqueeze(1) if number and self._plan.program is None else word
+
+    def _table(self, chunk: Chunk) -> Tensor | None:
+        """The numbers of learners and steps that a generated rule needs, ``(learners, steps, numbers)``."""
+        if self._plan.program is None:
+            return None
+        steps = torch.arange(chunk.start + 1, chunk.start + chunk.length + 1, dtype=torch.float64, device=self._device)
+        like = torch.zeros(len(self._words), chunk.length, dtype=torch.float64, device=self._device)
+        known = {**self._values, "t": steps}
+        return torch.stack([evaluate(scalar, known, like).to(torch.float32) for scalar in self._scalars], -1)
+
+    def _unit_views(self, number: int) -> dict[str, Tensor]:
+        """A number of every hidden unit, by the weight that enters it."""
+        weights = [name for name, shape in self._shapes.items() if len(shape) == 2][:-1]
+        pieces = torch.split(self._units[:, number], [self._shapes[name][0] for name in weights], 1)
+        return dict(zip(weights, pieces, strict=True))
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """One vector per learner, taken apart into parameters."""
@@ -184,26 +261,28 @@ class CudaBackend:
 @functools.cache
 def _kernel(chosen: ChipPlan, loss: Loss, indexed: bool, device: torch.device) -> driver.Kernel:
     major, minor = torch.cuda.get_device_capability(device)
-    code = compiler.compiled(_text(chosen, loss, indexed), f"sm_{major}{minor}")
+    code = compiler.compiled(source(chosen, loss, indexed, parts()), f"sm_{major}{minor}")
     return driver.Kernel(code, b"advance", chosen.cluster, THREADS, chosen.shared_bytes)
 
 
-def _text(chosen: ChipPlan, loss: Loss, indexed: bool) -> str:
-    return source(chosen, loss, indexed, template())
-
-
-def template() -> str:
-    """The kernel's text, without the constants in front."""
+@functools.cache
+def parts() -> Mapping[str, str]:
+    """The texts of the kernel's files by name."""
     folder = resources.files("upgd.population.cuda")
-    return "\n".join(folder.joinpath(part).read_text(encoding="utf-8") for part in _PARTS)
+    return {part: folder.joinpath(part).read_text(encoding="utf-8") for part in _PARTS}
 
 
 @functools.cache
-def _plans(layers: tuple[Dense, ...], kind: Kind, device: torch.device) -> tuple[tuple[ChipPlan, int], ...]:
+def _plans(
+    layers: tuple[Dense, ...], kind: Kind, program: Program | None, device: torch.device
+) -> tuple[tuple[ChipPlan, int], ...]:
     """The cluster sizes that would do, with the number of clusters that the device runs at once."""
     limit = driver.shared_bytes(device)
-    plans = [p for cluster in CLUSTERS if (p := plan(layers, kind, cluster, limit))]
-    active = [(p, driver.active_clusters(device, p.cluster, THREADS, p.shared_bytes)) for p in plans]
+    plans = [p for cluster in CLUSTERS if (p := plan(layers, kind, cluster, limit, program))]
+    # A kernel leaves no registers for a second block on its multiprocessor; one that only asks must ask for as much.
+    active = [
+        (p, driver.active_clusters(device, p.cluster, THREADS, max(p.shared_bytes, limit // 2 + 1024))) for p in plans
+    ]
     return tuple((p, count) for p, count in active if count)
 
 
@@ -232,7 +311,15 @@ def _settings(group: Group) -> NDArray[np.void]:
     made["beta"], made["rest"] = beta, 1 - beta
     made["p"], made["q"] = p, q
     made["row"], made["seed"] = group.rows.numpy(), group.seeds.numpy()
+    made["rate"] = group.value("normalize").numpy()
     return made
+
+
+def _input_shape(chunk: Chunk) -> torch.Size:
+    if chunk.dense is not None:
+        return chunk.dense.shape[2:]
+    assert chunk.source is not None
+    return chunk.source.shape[1:]
 
 
 def _indexed(device: torch.device) -> torch.device:

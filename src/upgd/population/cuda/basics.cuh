@@ -1,16 +1,14 @@
-// What is passed, small functions, the learners' noise, and how the CTAs of a cluster talk to each other.
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
+// What is passed, small functions, and the learners' noise.
 
 // ------------------------------------------------------------------------------------------------------------ arguments
 
-struct Settings { float lr_c, decay, noise, beta, rest, p, q; int row; i64 seed; };  // decay: lr·wd; noise: 2·ln 2·(lr·σ)²; rest: 1 − β
+// decay: lr·wd; noise: 2·ln 2·(lr·σ)²; rest: 1 − β; rate: of the normalization.
+struct Settings { float lr_c, decay, noise, beta, rest, p, q; int row; i64 seed; double rate; };
 struct Segment { int learner, from, to, flags; };                                  // steps of the chunk; WAITS, TELLS
 enum { WAITS = 1, TELLS = 2 };
 struct Arguments {
-  float* parameters; float* utilities; float* scales;                 // (learners, PARAMETERS) twice, (learners)
+  float* words; float* scales; const float* scalars;  // (learners, WORDS, PARAMETERS), (learners), (learners, length, SCALARS)
+  float* units; float* inputs;                        // (learners, UNIT_STATES, HIDDEN), (learners, 2, inputs): mean and variance
   const Settings* settings; const Segment* segments; const int* begins;  // segments begins[i] … begins[i + 1] − 1 are cluster i's
   int* told; int telling;                                            // told[learner] = telling: its first part is done
   const unsigned char* source; const i64* index; const i64* permutation; const i64* task; const float* pixel;  // pixel: 256 values
@@ -21,13 +19,6 @@ struct Arguments {
 
 // -------------------------------------------------------------------------------------------------------- small functions
 
-#define INLINE __device__ __forceinline__
-INLINE float lg2(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-INLINE float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-INLINE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-INLINE float root(float x) { float y; asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-INLINE float sine(float x) { float y; asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-INLINE float cosine(float x) { float y; asm("cos.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 INLINE void get4(const float* p, float* v) { float4 a = *(const float4*)p; v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w; }
 INLINE void put4(float* p, const float* v) { *(float4*)p = make_float4(v[0], v[1], v[2], v[3]); }
 // Integers in the order of the floats, for maxima; NaN is beyond infinity.
@@ -87,30 +78,12 @@ INLINE void pair_noise(u32 j, const Noise& z, float& even, float& odd) {
   set_pair(j, z.now, z.size, even, odd);
   if constexpr (NOISE == ANTICORRELATED) add_pair(j, z.before, z.size_before, -1.f, even, odd);
 }
+INLINE Noise noise_of(i64 step, float size) {
+  const Keys* keys = (const Keys*)(memory + KEYS);
+  return {keys[0], keys[1], size, step > 1 ? size : 0.f};
+}
 INLINE float single_noise(u32 i, const Noise& z) {
   if constexpr (NOISE == NONE) return 0.f;
   float even, odd; pair_noise(i >> 1, z, even, odd);
   return i & 1 ? odd : even;
 }
-
-// ------------------------------------------------------------------------------------------------ talking to the cluster
-
-INLINE u32 shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-INLINE u32 at(u32 address, u32 rank) { u32 there; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank)); return there; }
-INLINE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
-INLINE void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
-INLINE void barrier_init(u64* b) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared(b)) : "memory"); }
-INLINE void barrier_expect(u64* b, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared(b)), "r"(bytes) : "memory"); }
-INLINE void barrier_wait(u64* b, u32 phase) {
-  asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN;\n}" ::"r"(shared(b)), "r"(phase) : "memory");
-}
-// Sending wakes the receiver's barrier. A cluster of one CTA writes to itself, and meets at a plain barrier (see receive).
-INLINE void send4(float* to, u64* barrier, u32 rank, const float* v) {
-  if constexpr (CLUSTER == 1) *(float4*)to = make_float4(v[0], v[1], v[2], v[3]);
-  else asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at(shared(to), rank)), "r"(__float_as_int(v[0])), "r"(__float_as_int(v[1])), "r"(__float_as_int(v[2])), "r"(__float_as_int(v[3])), "r"(at(shared(barrier), rank)) : "memory");
-}
-INLINE void send1(void* to, u64* barrier, u32 rank, int v) {
-  if constexpr (CLUSTER == 1) *(int*)to = v;
-  else asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(at(shared(to), rank)), "r"(v), "r"(at(shared(barrier), rank)) : "memory");
-}
-

@@ -6,7 +6,7 @@
 template <int l> INLINE void outputs_of_rows(Thread& me) {
   typedef Layer<l> L;
   rows_done<l>(me, [&](int row, int j, float sum) {
-    const float a = L::BIAS < 0 ? sum : sum + memory[L::BIAS_W + row];
+    const float a = L::BIAS < 0 ? sum : sum + memory[L::BIAS_WORDS + row];
     if constexpr (l + 1 < LAYERS) { if (j == 0) memory[L::H + row] = active<L::ACTIVATION>(a, L::SLOPE); }
     else for (int to = j; to < CLUSTER; to += 8) send1(memory + OUTPUTS_AT + me.first<l>() + row, barrier(GATHER), to, __float_as_int(a));
   });
@@ -38,7 +38,7 @@ INLINE Verdict judge(Thread& me, int target) {
   typedef Layer<LAYERS - 1> L;
   constexpr int EACH = (L::OUTPUTS + 31) / 32;
   const int lane = threadIdx.x & 31;
-  float v[EACH], delta[EACH];
+  float v[EACH], delta[EACH], bend[EACH];
   Verdict verdict;
 #pragma unroll
   for (int i = 0; i < EACH; ++i) v[i] = lane + 32 * i < L::OUTPUTS ? memory[OUTPUTS_AT + lane + 32 * i] : -3.402823466e38f;
@@ -58,23 +58,40 @@ INLINE Verdict judge(Thread& me, int target) {
     verdict.correct = __reduce_min_sync(~0u, place) == target;
     const float share = __fdividef(1.f, total);
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) delta[i] = fmaf(delta[i], share, lane + 32 * i == target ? -1.f : 0.f);
+    for (int i = 0; i < EACH; ++i) {
+      const float q = delta[i] * share;
+      delta[i] = fmaf(delta[i], share, lane + 32 * i == target ? -1.f : 0.f); bend[i] = q - q * q;
+    }
   } else {
     float total = 0.f;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       const int o = lane + 32 * i;
       const float error = o < L::OUTPUTS ? v[i] - memory[TARGETS_AT + o] : 0.f;
-      total = fmaf(error, error, total); delta[i] = error * (2.f / L::OUTPUTS);
+      total = fmaf(error, error, total); delta[i] = error * (2.f / L::OUTPUTS); bend[i] = 2.f / L::OUTPUTS;
     }
     verdict.loss = warp_sum(total) * (1.f / L::OUTPUTS); verdict.correct = false;
   }
   if (threadIdx.x < 32) {
     const int from = L::TURNED ? 0 : me.first<LAYERS - 1>(), count = L::TURNED ? L::OUTPUTS : me.rows<LAYERS - 1>();
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) if (u32(lane + 32 * i - from) < u32(count)) memory[L::D + lane + 32 * i - from] = delta[i];
+    for (int i = 0; i < EACH; ++i) if (u32(lane + 32 * i - from) < u32(count)) {
+      memory[L::D + lane + 32 * i - from] = delta[i];
+      if constexpr (CURVATURE) memory[L::C + lane + 32 * i - from] = bend[i];
+    }
   }
   return verdict;
+}
+// A unit behind an activation: from the gradient, and then the curvature, of its value to those of its input.
+template <class L> INLINE void put_delta(int unit, float gradient) {
+  const float h = memory[L::H + unit];
+  memory[L::D + unit] = gradient * rise<L::ACTIVATION>(h, L::SLOPE);
+  if constexpr (FEATURES) memory[L::GATE_GRADIENT + unit] = gradient * h;
+}
+template <class L> INLINE void put_curvature(int unit, float curvature) {
+  const float h = memory[L::H + unit], slope = rise<L::ACTIVATION>(h, L::SLOPE);
+  memory[L::C + unit] = slope * slope * curvature - (L::ACTIVATION == TANH ? 2.f * h * memory[L::D + unit] : 0.f);
+  if constexpr (FEATURES) memory[L::GATE_CURVATURE + unit] = curvature * (h * h);
 }
 template <int l> INLINE void backward(Thread& me) {  // from layer l's deltas to those of the layers before
   if constexpr (l > 0) {
@@ -82,16 +99,23 @@ template <int l> INLINE void backward(Thread& me) {  // from layer l's deltas to
     if constexpr (L::TURNED) {
       dots<l>(me);
       __syncthreads();
-      rows_done<l>(me, [&](int row, int j, float sum) {
-        if (j == 0) memory[Before::D + row] = sum * rise<Before::ACTIVATION>(memory[Before::H + row], Before::SLOPE);
-      });
+      rows_done<l>(me, [&](int row, int j, float sum) { if (j == 0) put_delta<Before>(row, sum); });
+      if constexpr (CURVATURE) {
+        __syncthreads();
+        dots<l, true>(me);
+        __syncthreads();
+        rows_done<l>(me, [&](int row, int j, float sum) { if (j == 0) put_curvature<Before>(row, sum); });
+      }
     } else {
       weighted_sums<l>(me, L::BACKWARD, L::BACKWARD_BUFFER, false);
-      for (int k = threadIdx.x; k < L::INPUTS; k += THREADS)
-        memory[Before::D + k] = received<l>(L::BACKWARD_BUFFER, k) * rise<Before::ACTIVATION>(memory[Before::H + k], Before::SLOPE);
+      for (int k = threadIdx.x; k < L::INPUTS; k += THREADS) put_delta<Before>(k, received<l>(L::BACKWARD_BUFFER, k));
+      if constexpr (CURVATURE) {
+        __syncthreads();
+        weighted_sums<l, true>(me, L::BEND, L::BEND_BUFFER, false);
+        for (int k = threadIdx.x; k < L::INPUTS; k += THREADS) put_curvature<Before>(k, received<l>(L::BEND_BUFFER, k));
+      }
     }
     __syncthreads();
     backward<l - 1>(me);
   }
 }
-

@@ -1,8 +1,9 @@
-// One learner per thread-block cluster: weights and utilities stay on chip while the learner takes thousands of steps.
+// One learner per thread-block cluster: weights and the rule's own numbers stay on chip while it takes thousands of steps.
 //
-// The text is basics.cuh, tiles.cuh, network.cuh, rule.cuh and this file, one behind the other. The planner (planner.py)
-// writes what is constant in front of it: CLUSTER, THREADS, the choices of the rule, and for
-// every layer l a struct Layer<l> with its Block<l, b>s. How a step goes:
+// The text is machine.cuh, basics.cuh, tiles.cuh, network.cuh, rule.cuh, the rule and this file, one behind the other. The rule
+// is by_hand.cuh; or what generated.py makes of a method, and generated.cuh. The planner (planner.py) writes what is constant
+// in front: CLUSTER, THREADS, the choices of the rule, and for every layer l a struct Layer<l> with its Block<l, b>s. How a
+// step goes:
 //
 //   Layers alternate. An even layer is split by its OUTPUTS: every block of the cluster (a CTA) owns some units and all
 //   weights that enter them. An odd layer is split by its INPUTS: it stores its matrix turned, one row for each unit of
@@ -16,14 +17,14 @@
 //   A thread works on tiles of 2 rows × 4 lanes. Its lanes stay the same; the rows go round. Some tiles live in registers
 //   ("held"), the rest in shared memory.
 //
-//   Utilities decay lazily: what is stored is u / scale, with scale ← β·scale at every step, so that rows without gradient
+//   By hand, utilities decay lazily: what is stored is u / scale, with scale ← β·scale at every step, so that rows without gradient
 //   are not written. The scale returns to 1 at every 100th step, whatever the blocks of steps are.
 //
 // Sums have a fixed order everywhere, so reruns agree in every bit, and blocks of steps do not show.
 
 // ------------------------------------------------------------------------------------------------------- data and memory
 
-// Where the thread's inputs come from, and bytes on their way.
+// Where the thread's inputs come from, and values on their way.
 struct Input { u32 order[BLOCKS_0][2]; unsigned char byte[BLOCKS_0][4]; float value[BLOCKS_0][4]; int task; };
 template <class B> INLINE int input_lane(int k) { return B::FIRST + worker<B>() % B::CHUNKS * 4 + k; }
 INLINE void take_order(const Arguments& args, int row, int task, Input& in) {  // the permutation of a task, at the thread's lanes
@@ -56,12 +57,36 @@ INLINE void answer(const Arguments& args, const Input& in, float (&x)[BLOCKS_0][
     }
   });
 }
+// Online normalization (upgd.normalization): mean and variance of the inputs follow the sample, a = min(α, (t − 1)/t). One thread
+// normalizes four inputs; the others that have these lanes wait for it.
+INLINE void normalize(float (&x)[BLOCKS_0][4], double rate, i64 step) {
+  const double decay = fmin(rate, (double)(step - 1) / (double)step);
+  const float a = (float)decay, rest = (float)(1. - decay);
+  each_block<0>([&](auto block) {
+    typedef decltype(block) B;
+    if (worker<B>() / B::CHUNKS == 0) {
+      float mean[4], variance[4];
+      get4(memory + MEANS + input_lane<B>(0), mean); get4(memory + VARIANCES + input_lane<B>(0), variance);
+      for (int k = 0; k < 4; ++k) {
+        const float now = x[B::NUMBER][k], moved = fmaf(a, mean[k], rest * now);
+        variance[k] = fmaf(a, variance[k], rest * ((now - mean[k]) * (now - moved)));
+        mean[k] = moved;
+        x[B::NUMBER][k] = input_lane<B>(k) < Layer<0>::INPUTS ? fminf(fmaxf((now - moved) / sqrtf(variance[k] + 1e-4f), -5.f), 5.f) : 0.f;
+      }
+      put4(memory + MEANS + input_lane<B>(0), mean); put4(memory + VARIANCES + input_lane<B>(0), variance);
+      put4(memory + NORMALIZED + input_lane<B>(0), x[B::NUMBER]);
+    }
+  });
+  __syncthreads();
+  each_block<0>([&](auto block) { get4(memory + NORMALIZED + input_lane<decltype(block)>(0), x[decltype(block)::NUMBER]); });
+}
 // Between global memory, in the order of the parameters, and the tiles. Entries that pad a tile are zero and never stored.
 template <class B> INLINE i64 place(int first, int pair, int r, int lane) {
   typedef Layer<B::LAYER> L;
   return L::TURNED ? L::WEIGHT + (i64)lane * L::INPUTS + first + 2 * pair + r : L::WEIGHT + (i64)(first + 2 * pair + r) * L::INPUTS + lane;
 }
-template <bool LOAD> INLINE void move(Thread& me, float* parameters, float* utilities) {
+template <bool LOAD> INLINE void move(Thread& me, const Arguments& args, int learner) {
+  float* words = args.words + (i64)learner * WORDS * PARAMETERS;
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
     constexpr int l = L::NUMBER;
@@ -70,34 +95,52 @@ template <bool LOAD> INLINE void move(Thread& me, float* parameters, float* util
       typedef decltype(block) B;
       each_tile<B>(me, [&](int pair, int chunk, auto tile) {
         const int lane = B::FIRST + chunk * 4;
-        float w[2][4], u[2][4];
-        if (!LOAD) { tile.get_w(w); if (RULE == UTILITY) tile.get_u(u); }
-        for (int r = 0; r < 2; ++r) {
-          const bool row = 2 * pair + r < rows;
-          const i64 i = place<B>(first, pair, r, lane);
-          if constexpr (L::VECTORS) {
-            if constexpr (LOAD) {
-              for (int k = 0; k < 4; ++k) w[r][k] = u[r][k] = 0.f;
-              if (row) { get4(parameters + i, w[r]); if (RULE == UTILITY) get4(utilities + i, u[r]); }
+        for (int n = 0; n < WORDS; ++n) {
+          float* from = words + (i64)n * PARAMETERS;
+          float v[2][4];
+          if (!LOAD) tile.get(n, v);
+          for (int r = 0; r < 2; ++r) {
+            const bool row = 2 * pair + r < rows;
+            if constexpr (L::VECTORS) {
+              const i64 i = place<B>(first, pair, r, lane);
+              if constexpr (LOAD) { for (int k = 0; k < 4; ++k) v[r][k] = 0.f; if (row) get4(from + i, v[r]); }
+              else if (row) put4(from + i, v[r]);
             } else {
-              if (row) { put4(parameters + i, w[r]); if (RULE == UTILITY) put4(utilities + i, u[r]); }
-            }
-          } else {
-            for (int k = 0; k < 4; ++k) {
-              const bool real = row && lane + k < L::LANES;
-              const i64 j = place<B>(first, pair, r, lane + k);
-              if constexpr (LOAD) { w[r][k] = real ? parameters[j] : 0.f; u[r][k] = RULE == UTILITY && real ? utilities[j] : 0.f; }
-              else { if (real) { parameters[j] = w[r][k]; if (RULE == UTILITY) utilities[j] = u[r][k]; } }
+              for (int k = 0; k < 4; ++k) {
+                const bool there = row && lane + k < L::LANES;
+                const i64 i = place<B>(first, pair, r, lane + k);
+                if constexpr (LOAD) v[r][k] = there ? from[i] : 0.f; else if (there) from[i] = v[r][k];
+              }
             }
           }
+          if (LOAD) tile.put(n, v);
         }
-        if (LOAD) { tile.put_w(w); if (RULE == UTILITY) tile.put_u(u); }
       });
     });
   });
-  each_bias(me, [&](float& w, float& u, float, int index, int) {
-    if (LOAD) { w = parameters[index]; u = RULE == UTILITY ? utilities[index] : 0.f; }
-    else { parameters[index] = w; if (RULE == UTILITY) utilities[index] = u; }
+  each_bias(me, [&](auto layer, float* own, int, int index) {
+    for (int n = 0; n < WORDS; ++n) {
+      float &here = own[n * decltype(layer)::BIASES], &there = words[(i64)n * PARAMETERS + index];
+      if (LOAD) here = there; else there = here;
+    }
+  });
+  if constexpr (NORMALIZE) {
+    float* inputs = args.inputs + (i64)learner * 2 * Layer<0>::INPUTS;
+    for (int i = threadIdx.x; i < Layer<0>::INPUTS; i += THREADS) {
+      if (LOAD) { memory[MEANS + i] = inputs[i]; memory[VARIANCES + i] = inputs[Layer<0>::INPUTS + i]; }
+      else if (me.rank == 0) { inputs[i] = memory[MEANS + i]; inputs[Layer<0>::INPUTS + i] = memory[VARIANCES + i]; }
+    }
+  }
+  if constexpr (FEATURES) each_layer([&](auto layer) {
+    typedef decltype(layer) L;
+    if constexpr (L::NUMBER + 1 == LAYERS) return;
+    const int own = L::TURNED ? L::OUTPUTS : me.rows<L::NUMBER>(), first = L::TURNED ? 0 : me.first<L::NUMBER>();
+    for (int n = 0; n < UNIT_STATES; ++n)
+      for (int i = threadIdx.x; i < own; i += THREADS) {
+        float &here = memory[L::UNIT_STATE + n * L::UNITS_KEPT + i];
+        float &there = args.units[((i64)learner * UNIT_STATES + n) * HIDDEN + L::FIRST_HIDDEN + first + i];
+        if (LOAD) here = there; else if (!L::TURNED || me.rank == 0) there = here;
+      }
   });
 }
 
@@ -105,15 +148,13 @@ template <bool LOAD> INLINE void move(Thread& me, float* parameters, float* util
 
 INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
   const Settings own = args.settings[segment.learner];
-  const Rule rule = {own.lr_c, own.decay, own.p, own.q};
+  Method method(args, segment.learner);
   const int t = threadIdx.x;
   const bool keeps_books = t == 0 && me.rank == 0;
-  float* parameters = args.parameters + (i64)segment.learner * PARAMETERS;
-  float* utilities = RULE == UTILITY ? args.utilities + (i64)segment.learner * PARAMETERS : nullptr;
-  float scale = RULE == UTILITY ? args.scales[segment.learner] : 1.f;
   double loss = 0.; i64 correct = 0, diverged_at = -1;
   if (keeps_books) { loss = args.loss[segment.learner]; correct = args.correct[segment.learner]; }
-  move<true>(me, parameters, utilities);
+  move<true>(me, args, segment.learner);
+  method.ask(segment.from);
 
   Keys* keys = (Keys*)(memory + KEYS);
   Input in;
@@ -123,6 +164,7 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
   if constexpr (INDEXED) take_order(args, own.row, (int)args.task[segment.from], in);
   ask(args, own.row, segment.from, image, in);
   answer(args, in, me.x);
+  if constexpr (NORMALIZE) { __syncthreads(); normalize(me.x, own.rate, args.start + segment.from + 1); }
   int target = LOSS == CROSS_ENTROPY ? (int)targets[segment.from] : 0, next_target = target, next_task = 0;
   auto look_ahead = [&](int step) {  // what must be known before the inputs of a step can be asked for
     if (step < segment.to) {
@@ -146,7 +188,8 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
     if constexpr (LOSS == MSE) if (t < Layer<LAYERS - 1>::OUTPUTS) wanted = ((const float*)args.targets)[((i64)own.row * args.length + step) * Layer<LAYERS - 1>::OUTPUTS + t];
     __syncthreads();
     if constexpr (LOSS == MSE) if (t < Layer<LAYERS - 1>::OUTPUTS) memory[TARGETS_AT + t] = wanted;
-    if constexpr (RULE == UTILITY && SCALING == GLOBAL) if (t < 2 * LAYERS) ((int*)(memory + MAXIMA))[t] = 0;
+    method.answer();
+    if (step + 1 < segment.to) method.ask(step + 1);
     if constexpr (NOISE != NONE) if (t / 32 == THREADS / 32 - 1) {  // one warp makes the keys; the other ones read them later
       keys[0] = keys_of(own.seed, own_step);
       if constexpr (NOISE == ANTICORRELATED) keys[1] = keys_of(own.seed, own_step - 1);
@@ -160,29 +203,19 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
     loss += (double)verdict.loss; correct += verdict.correct;
     if (!finite(verdict.loss)) { diverged_at = args.start + step; break; }
     answer(args, in, me.x_next);
-
-    float by = 0.f, smallest = 0.f;
-    if constexpr (RULE == UTILITY) {
-      if ((own_step - 1) % RENEWED_EVERY == 0 && scale != 1.f) { scale_utilities(me, scale); scale = 1.f; __syncthreads(); }
-      scale *= own.beta;
-      if (scale < 1e-12f) { scale_utilities(me, scale); scale = 1.f; __syncthreads(); }
-      const float factor = -own.rest / scale;
-      if constexpr (SCALING == GLOBAL) by = 1.44269504f / fmaxf(largest_utility(me, factor), TINY);
-      else { smallest = TINY_NORM / scale; local_norms(me, factor, smallest); __syncthreads(); }
-    }
-    const Noise z = {keys[0], keys[1], own.noise, own_step > 1 ? own.noise : 0.f};
-    if (RULE == UTILITY && own.p == 1.f && own.q == 1.f) descend<true>(me, rule, z, by, smallest); else descend<false>(me, rule, z, by, smallest);
+    if constexpr (NORMALIZE) if (step + 1 < segment.to) normalize(me.x_next, own.rate, own_step + 1);
+    method.learn(me, own_step);
     for (int b = 0; b < BLOCKS_0; ++b) for (int k = 0; k < 4; ++k) me.x[b][k] = me.x_next[b][k];
     target = target_after;
     if constexpr (EXCHANGES < 2) cluster_sync();  // else one exchange waits for what the other one read
   }
   __syncthreads();
-  move<false>(me, parameters, utilities);
+  move<false>(me, args, segment.learner);
   if (keeps_books) {
     args.loss[segment.learner] = loss; args.correct[segment.learner] = correct;
     if (diverged_at >= 0) args.diverged_at[segment.learner] = diverged_at;
+    method.end();
   }
-  if (RULE == UTILITY && keeps_books) args.scales[segment.learner] = scale;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) advance(const Arguments args) {
@@ -193,27 +226,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance(const Arguments
   __syncthreads();
   if (t == 0) {
     for (int i = 0; i < BARRIER_COUNT; ++i) barrier_init(barrier(i));
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    each_layer([&](auto layer) {
-      typedef decltype(layer) L;
-      if constexpr (L::FORWARD >= 0) barrier_expect(barrier(L::FORWARD), CLUSTER * L::PADDED * 4);
-      if constexpr (L::BACKWARD >= 0) barrier_expect(barrier(L::BACKWARD), CLUSTER * L::PADDED * 4);
-      if constexpr (L::NORM >= 0) barrier_expect(barrier(L::NORM), CLUSTER * L::PADDED * 4);
-    });
-    if constexpr (GATHER >= 0) barrier_expect(barrier(GATHER), Layer<LAYERS - 1>::OUTPUTS * 4);
-    if constexpr (SCALE >= 0) barrier_expect(barrier(SCALE), CLUSTER * (SCALING == GLOBAL ? 2 : 1) * LAYERS * 4);
+    barriers_known();
+    const int expected[] = EXPECTED;
+#pragma unroll
+    for (int i = 0; i < BARRIER_COUNT; ++i) barrier_expect(barrier(i), expected[i]);
   }
   cluster_sync();
 #pragma unroll 1
   for (int s = args.begins[cluster]; s < args.begins[cluster + 1]; ++s) {
     const Segment segment = args.segments[s];
     if (segment.flags & WAITS) {
-      if (t == 0) { int told; do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(told) : "l"(args.told + segment.learner) : "memory"); while (told != args.telling); }
+      if (t == 0) wait_until(args.told + segment.learner, args.telling);
       __syncthreads();
     }
     if (((volatile i64*)args.diverged_at)[segment.learner] < 0) learn(me, args, segment);
     __threadfence();
     cluster_sync();  // all of the learner is stored, and nobody reads what the next learner will send
-    if (segment.flags & TELLS && t == 0 && me.rank == 0) asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(args.told + segment.learner), "r"(args.telling) : "memory");
+    if (segment.flags & TELLS && t == 0 && me.rank == 0) tell(args.told + segment.learner, args.telling);
   }
 }

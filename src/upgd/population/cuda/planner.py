@@ -4,18 +4,21 @@ The words are those of ``onchip.cu``: a cluster of CTAs shares a learner; a CTA 
 tiles of 2 rows × 4 lanes, a block of a layer is what one assignment of threads to lanes covers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from upgd.methods.method import Reduction
 from upgd.population.backend import Kind, Loss
 
-__all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "fastest", "plan", "source"]
+__all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "Program", "fastest", "plan", "source"]
 
 THREADS = 384  #: three warps for each of the four schedulers; 168 registers for each thread
 CLUSTERS = (1, 2, 4, 8, 16)
-#: Numbers of a learner that one thread may hold in registers, next to those that it computes with.
-_HELD = 64
+#: Numbers of a learner that one thread may hold in registers, next to those that it computes with: tiles, by their words.
+_HELD = {1: 8, 2: 4, 3: 3, 4: 3}
+#: Exchanges that a thread can keep apart: one bit each.
+_BARRIERS = 32
 #: After so many steps the stored utilities are the true ones again (see onchip.cu).
 RENEWED_EVERY = 100
 
@@ -28,6 +31,22 @@ class Dense(NamedTuple):
     bias: bool
     activation: str  #: RELU, LEAKY, TANH or IDENTITY
     slope: float = 0.0  #: LEAKY's
+    gated: bool = True  #: whether the rule's gates hold for it
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the planner must know of a rule that is not written by hand (see :mod:`.generated`)."""
+
+    text: str  #: the rule in CUDA C++
+    state: tuple[str, ...]  #: the names of the numbers that it keeps for every parameter entry
+    scalars: int  #: how many numbers of the learner and the step it needs
+    operations: int  #: how many instructions for an entry, about
+    reductions: tuple[Reduction, ...] = ()
+    curvature: bool = False
+    features: bool = False  #: whether it looks at hidden units
+    unit_state: tuple[str, ...] = ()
+    unit_reductions: tuple[Reduction, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,8 +59,7 @@ class Block:
     pairs: int  #: pairs of rows, of the CTA that has most
     shift: int = 0  #: the thread that begins, a multiple of 32
     held: int = 0  #: so many pairs of each group are in registers
-    w: int = 0  #: where the others' weights begin in shared memory
-    u: int = 0
+    shared: int = 0  #: where the others begin in shared memory: first all weights, then each of the rule's own numbers
 
     @property
     def used_groups(self) -> int:
@@ -104,16 +122,28 @@ class LayerPlan:
         """Biases belong to the CTA that owns their unit; behind a turned layer they are dealt out one by one."""
         return 1 if self.turned else self.grain
 
+    @property
+    def vector(self) -> int:
+        """Floats for one number per output that a CTA has: its own, or behind a turned layer all."""
+        return self.padded if self.turned else -(-self.rows // 4) * 4
+
+    def biases(self, cluster: int) -> int:
+        """Floats for the biases that a CTA owns."""
+        own = self.rows if not self.turned else -(-self.dense.outputs // cluster)
+        return -(-own // 4) * 4 if self.dense.bias else 0
+
 
 @dataclass(frozen=True, eq=False)
 class ChipPlan:
     """One way to run a network under a rule on clusters of a given size."""
 
     kind: Kind
+    program: Program | None  #: None: the rule is written by hand
     cluster: int
     layers: tuple[LayerPlan, ...]
     offsets: dict[str, int]  #: where things are in shared memory, in floats
     floats: int  #: of shared memory
+    barriers: dict[str, int]  #: what is exchanged, and how many bytes a CTA gets
 
     @property
     def shared_bytes(self) -> int:
@@ -125,28 +155,42 @@ class ChipPlan:
         return _parameters([layer.dense for layer in self.layers])
 
     @property
+    def words(self) -> int:
+        """Numbers for each parameter entry, the entry itself included."""
+        return _words(self.kind, self.program)
+
+    @property
+    def hidden(self) -> int:
+        """How many hidden units there are."""
+        return sum(layer.dense.outputs for layer in self.layers[:-1])
+
+    @property
     def exchanges(self) -> int:
-        return _exchanges(self.layers, self.kind)
+        return len(self.barriers)
 
     @property
     def cycles(self) -> float:
         """A guess at the cycles of one step, good enough to compare cluster sizes. Measured on an H200: a tile of every
         thread takes about 840 cycles in all, an exchange 1000."""
-        per_tile = (280 if self.kind.rule == "utility" else 60) + {"none": 80, "white": 560, "anticorrelated": 1100}[
-            self.kind.noise
-        ]
+        by_rule = 280 if self.kind.rule == "utility" else 60
+        if self.program is not None:
+            by_rule = 12 * self.program.operations
+        per_tile = by_rule + {"none": 80, "white": 560, "anticorrelated": 1100}[self.kind.noise]
         tiles = sum(block.rounds for layer in self.layers for block in layer.blocks)
         return per_tile * tiles + 1000 * self.exchanges + 2000
 
 
-def plan(layers: Sequence[Dense], kind: Kind, cluster: int, shared_bytes: int) -> ChipPlan | None:
+def plan(
+    layers: Sequence[Dense], kind: Kind, cluster: int, shared_bytes: int, program: Program | None = None
+) -> ChipPlan | None:
     """Lay out a network.
 
     Args:
         layers: the network.
-        kind: the rule; weight-wise and first order.
+        kind: the rule.
         cluster: how many CTAs share a learner.
         shared_bytes: what a CTA may have.
+        program: the rule, if it is not one of those written by hand.
 
     Returns:
         The plan, or None if it does not fit.
@@ -154,12 +198,17 @@ def plan(layers: Sequence[Dense], kind: Kind, cluster: int, shared_bytes: int) -
     laid_out = _layers(layers, cluster)
     if laid_out is None:
         return None
-    numbers = 2 if kind.rule == "utility" else 1
-    for held in _holdings(laid_out, numbers):
-        candidate = _placed(held, kind, cluster)
+    for held in _holdings(laid_out, _words(kind, program)):
+        candidate = _placed(held, kind, program, cluster)
         if candidate.shared_bytes <= shared_bytes:
-            return candidate
+            return candidate if candidate.exchanges <= _BARRIERS else None
     return None
+
+
+def _words(kind: Kind, program: Program | None) -> int:
+    if program is not None:
+        return 1 + len(program.state)
+    return 2 if kind.rule == "utility" else 1
 
 
 def fastest(plans: Sequence[tuple[ChipPlan, int]]) -> ChipPlan:
@@ -251,7 +300,7 @@ def _holdings(layers: tuple[LayerPlan, ...], numbers: int) -> list[tuple[LayerPl
 
     rounds.sort(key=saved)
     result = [layers]
-    for number, at in rounds[: _HELD // (8 * numbers)]:
+    for number, at in rounds[: _HELD.get(numbers, 2)]:
         now = list(result[-1])
         blocks = list(now[number].blocks)
         blocks[at] = replace(blocks[at], held=blocks[at].held + 1)
@@ -260,15 +309,7 @@ def _holdings(layers: tuple[LayerPlan, ...], numbers: int) -> list[tuple[LayerPl
     return result
 
 
-def _exchanges(layers: Sequence[LayerPlan], kind: Kind) -> int:
-    turned = sum(layer.turned for layer in layers)
-    back = sum(not layer.turned and layer.number > 0 for layer in layers)
-    gather = not layers[-1].turned
-    norms = turned if kind.scaling == "local" else 0
-    return turned + back + gather + (kind.rule == "utility") + norms
-
-
-def _placed(layers: tuple[LayerPlan, ...], kind: Kind, cluster: int) -> ChipPlan:
+def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, cluster: int) -> ChipPlan:
     """Give everything its place in shared memory."""
     offsets: dict[str, int] = {}
     end = 0
@@ -278,36 +319,55 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, cluster: int) -> ChipPlan
         offsets[name] = end
         end += -(-floats // 4) * 4
 
-    barriers = _barriers(layers, kind)
+    words = _words(kind, program)
+    by_hand, tensors = program is None, 2 * len(layers)
+    needs = program or Program("", (), 0, 0)
+    barriers = _barriers(layers, kind, program, cluster)
     place("BARRIERS", 2 * len(barriers))
     offsets |= {name: i for i, name in enumerate(barriers)}
     offsets["VECTORS_AT"] = end
     for layer in layers:
-        own = layer.padded if layer.turned else layer.rows
-        for name in ("H", "D", "NORMS"):
-            place(f"{name}.{layer.number}", own if name != "NORMS" or kind.scaling == "local" else 0)
-        biases = layer.rows if not layer.turned else -(-layer.dense.outputs // cluster)
-        place(f"BIAS_W.{layer.number}", biases if layer.dense.bias else 0)
-        place(f"BIAS_U.{layer.number}", biases if layer.dense.bias else 0)
-        for name in ("FORWARD", "BACKWARD", "NORM"):
-            if f"{name}.{layer.number}" in barriers:
-                place(f"{name}_BUFFER.{layer.number}", cluster * layer.padded)
+        number, hidden = layer.number, layer.number + 1 < len(layers)
+        vectors = {"H": hidden, "D": 1, "C": needs.curvature, "NORMS": by_hand and kind.scaling == "local"}
+        if needs.features and hidden:
+            vectors |= {"GATE_GRADIENT": 1, "GATE_CURVATURE": needs.curvature}
+            vectors |= {"UNIT_STATE": len(needs.unit_state), "UNIT_OBSERVED": len(needs.unit_reductions)}
+        for n, (_, over) in enumerate(needs.reductions):
+            vectors[f"VALUES_{n}"] = over == "unit"
+        for name, count in vectors.items():
+            place(f"{name}.{number}", count * layer.vector)
+        place(f"BIAS_WORDS.{number}", words * layer.biases(cluster))
+        for name in barriers:
+            kind_of, _, of_layer = name.partition(".")
+            if of_layer == str(number):
+                shares = hidden and (kind_of == "NORM" or kind_of.startswith("UNITS"))
+                place(f"{kind_of}_BUFFER.{number}", 0 if shares else cluster * layer.padded)
+                if shares:
+                    # All have read the sums of the way forward when the first one comes back to this layer, and have read
+                    # these when the first one comes by again: exchanges behind later layers and of scales lie between.
+                    offsets[f"{kind_of}_BUFFER.{number}"] = offsets[f"FORWARD_BUFFER.{number}"]
     place("OUTPUTS_AT", layers[-1].dense.outputs)
     place("TARGETS_AT", layers[-1].dense.outputs)
-    place("MAXIMA", 2 * len(layers))
+    place("MAXIMA", tensors if "SCALE" in barriers and kind.scaling == "global" else 0)
     place("KEYS", 8)
-    place("SCALE_BUFFER", 2 * len(layers) * cluster)
+    for name in barriers:
+        if "." not in name and name != "GATHER":
+            place(f"{name}_BUFFER", barriers[name] // 4)
+            place(f"{name}_VALUES", 0 if by_hand else tensors)
+    place("OF_WARPS", 0 if by_hand else tensors * THREADS // 32)
+    place("NUMBERS", needs.scalars)
+    for name in ("MEANS", "VARIANCES", "NORMALIZED"):
+        place(name, layers[0].padded if kind.normalize else 0)
     offsets["VECTORS_END"] = end
     place("PART", max(_scratch(layer) for layer in layers))
     placed = []
     for layer in layers:
         blocks = []
         for block in layer.blocks:
-            place("w", block.shared_floats)
-            place("u", block.shared_floats if kind.rule == "utility" else 0)
-            blocks.append(replace(block, w=offsets.pop("w"), u=offsets.pop("u")))
+            place("block", words * block.shared_floats)
+            blocks.append(replace(block, shared=offsets.pop("block")))
         placed.append(replace(layer, blocks=tuple(blocks)))
-    return ChipPlan(kind, cluster, tuple(placed), offsets, end)
+    return ChipPlan(kind, program, cluster, tuple(placed), offsets, end, barriers)
 
 
 def _scratch(layer: LayerPlan) -> int:
@@ -316,16 +376,26 @@ def _scratch(layer: LayerPlan) -> int:
     return max(layer.rows * layer.parts, over_rows)
 
 
-def _barriers(layers: Sequence[LayerPlan], kind: Kind) -> list[str]:
-    names = []
+def _barriers(layers: Sequence[LayerPlan], kind: Kind, program: Program | None, cluster: int) -> dict[str, int]:
+    """What the CTAs exchange in a step, and how many bytes each gets."""
+    names: dict[str, int] = {}
+    needs = program or Program("", (), 0, 0)
+    tensors = cluster * 2 * len(layers) * 4
     for layer in layers:
+        own = []
         if layer.turned:
-            names.append(f"FORWARD.{layer.number}")
-            names += [f"NORM.{layer.number}"] if kind.scaling == "local" else []
+            own.append("FORWARD")
+            own += ["NORM"] if program is None and kind.scaling == "local" else []
+            own += [f"UNITS_{n}" for n, (_, over) in enumerate(needs.reductions) if over == "unit"]
         elif layer.number:
-            names.append(f"BACKWARD.{layer.number}")
-    names += [] if layers[-1].turned else ["GATHER"]
-    names += ["SCALE"] if kind.rule == "utility" else []
+            own += ["BACKWARD", "BEND"] if needs.curvature else ["BACKWARD"]
+        names |= {f"{name}.{layer.number}": cluster * layer.padded * 4 for name in own}
+    if not layers[-1].turned:
+        names["GATHER"] = layers[-1].dense.outputs * 4
+    if program is None and kind.rule == "utility":
+        names["SCALE"] = tensors if kind.scaling == "global" else tensors // 2
+    names |= {f"REDUCTION_{n}": tensors for n in range(len(needs.reductions))}
+    names |= {f"UNIT_REDUCTION_{n}": tensors for n in range(len(needs.unit_reductions))}
     return names
 
 
@@ -336,38 +406,88 @@ def _parameters(layers: Sequence[Dense]) -> int:
 # ------------------------------------------------------------------------------------------------ the plan as C++ constants
 
 
-def source(plan: ChipPlan, loss: Loss, indexed: bool, template: str) -> str:
-    """The text to compile: what is constant, then the template."""
-    return "\n".join([*_constants(plan, loss, indexed), template])
+def source(plan: ChipPlan, loss: Loss, indexed: bool, parts: Mapping[str, str]) -> str:
+    """The text to compile: what is constant, then the parts of the kernel.
+
+    Args:
+        plan: where everything is.
+        loss: which loss.
+        indexed: whether samples are images by their number.
+        parts: the texts of the kernel's files by name.
+    """
+    before = [parts[f"{name}.cuh"] for name in ("machine", "basics", "tiles", "network", "rule")]
+    made = plan.program
+    rule = [parts["by_hand.cuh"]] if made is None else [*_reductions(plan), made.text, parts["generated.cuh"]]
+    return "\n".join([*_constants(plan, loss, indexed), *before, *rule, parts["onchip.cu"]])
 
 
 def _constants(plan: ChipPlan, loss: Loss, indexed: bool) -> list[str]:
-    kind = plan.kind
+    kind, program = plan.kind, plan.program
+    needs = program or Program("", (), 0, 0)
+    rule = "GENERATED" if program else kind.rule.upper()
     lines = [
         "enum { RELU, LEAKY, TANH, IDENTITY };",
-        "enum { PLAIN, UTILITY };",
+        "enum { PLAIN, UTILITY, GENERATED };",
         "enum { GLOBAL, LOCAL };",
         "enum { NONE, WHITE, ANTICORRELATED };",
         "enum { CROSS_ENTROPY, MSE };",
-        f"constexpr int RULE = {kind.rule.upper()}, SCALING = {kind.scaling.upper()}, NOISE = {kind.noise.upper()};",
-        f"constexpr int LOSS = {loss.upper()}; constexpr bool INDEXED = {str(indexed).lower()};",
+        "enum { MAX, NORM, MEAN, SUM };",
+        "enum { LEARNER, LAYER, UNIT };",
+        f"constexpr int RULE = {rule}, SCALING = {kind.scaling.upper()}, NOISE = {kind.noise.upper()};",
+        f"constexpr int LOSS = {loss.upper()}; constexpr bool INDEXED = {_bool(indexed)};",
+        f"constexpr bool NORMALIZE = {_bool(kind.normalize)}, CURVATURE = {_bool(needs.curvature)};",
+        f"constexpr bool FEATURES = {_bool(needs.features)};",
         f"constexpr int CLUSTER = {plan.cluster}, THREADS = {THREADS}, LAYERS = {len(plan.layers)};",
-        f"constexpr int PARAMETERS = {plan.parameters}, RENEWED_EVERY = {RENEWED_EVERY};",
+        f"constexpr int PARAMETERS = {plan.parameters}, WORDS = {plan.words}, RENEWED_EVERY = {RENEWED_EVERY};",
         f"constexpr int EXCHANGES = {plan.exchanges}, BLOCKS_0 = {len(plan.layers[0].blocks)};",
-        f"constexpr int BARRIER_COUNT = {len(_barriers(plan.layers, kind))};",
+        f"constexpr int BARRIER_COUNT = {len(plan.barriers)}, HIDDEN = {plan.hidden};",
+        f"constexpr int SCALARS = {needs.scalars}, UNIT_STATES = {len(needs.unit_state)};",
+        f"constexpr int REDUCTIONS = {len(needs.reductions)}, UNIT_REDUCTIONS = {len(needs.unit_reductions)};",
+        f"#define EXPECTED {{ {', '.join(map(str, [*plan.barriers.values(), 0]))} }}",
     ]
-    offsets = {"GATHER": -1, "SCALE": -1, **plan.offsets}
+    offsets = {"GATHER": -1, "SCALE": -1, "SCALE_BUFFER": -1, **plan.offsets}
     lines += [f"constexpr int {name} = {offset};" for name, offset in offsets.items() if "." not in name]
     lines += ["template <int l> struct Layer;", "template <int l, int b> struct Block;"]
-    lines += ["template <int l, int b> struct Held;"]
+    lines += ["template <int l, int b> struct Held;", "template <int l, int n> struct Reduced;"]
     held = []
     for layer in plan.layers:
         lines.append(_layer(layer, plan))
         for number, block in enumerate(layer.blocks):
             lines += _block(layer, number, block)
             held.append(f"Held<{layer.number}, {number}>")
+        for n in range(len(needs.reductions)):
+            names = {"BARRIER": "UNITS_{}", "BUFFER": "UNITS_{}_BUFFER", "VALUES": "VALUES_{}"}
+            places = {name: plan.offsets.get(f"{of.format(n)}.{layer.number}", -1) for name, of in names.items()}
+            lines.append(f"template <> struct Reduced<{layer.number}, {n}> {{ {_ints(places)} }};")
     lines.append(f"struct Registers : {', '.join(held)} {{}};")
     return lines
+
+
+def _reductions(plan: ChipPlan) -> list[str]:
+    """Needed behind the functions that join values."""
+    program = plan.program
+    if program is None:
+        return []
+    gated = sum(_parameters([layer.dense]) for layer in plan.layers if layer.dense.gated)
+    lines = ["template <int n> struct Reduction;", "template <int n> struct UnitReduction;"]
+    kinds = (("Reduction", program.reductions, gated), ("UnitReduction", program.unit_reductions, plan.hidden))
+    for name, reductions, count in kinds:
+        for n, (operation, over) in enumerate(reductions):
+            at = ("UNIT_" if name == "UnitReduction" else "") + f"REDUCTION_{n}"
+            numbers = {"OPERATION": operation.upper(), "OVER": over.upper(), "COUNT": count, "BARRIER": at}
+            numbers |= {"BUFFER": f"{at}_BUFFER", "VALUES": f"{at}_VALUES"}
+            join = "Largest" if operation == "max" else "Sum"
+            units = f"static constexpr bool OF_UNITS = {_bool(name == 'UnitReduction')};"
+            lines.append(f"template <> struct {name}<{n}> {{ typedef {join} Join; {_ints(numbers)} {units} }};")
+    return lines
+
+
+def _ints(numbers: Mapping[str, object]) -> str:
+    return f"static constexpr int {', '.join(f'{name} = {value}' for name, value in numbers.items())};"
+
+
+def _bool(value: bool) -> str:
+    return str(bool(value)).lower()
 
 
 def _layer(layer: LayerPlan, plan: ChipPlan) -> str:
@@ -390,23 +510,24 @@ def _layer(layer: LayerPlan, plan: ChipPlan) -> str:
         "ACTIVATION": dense.activation,
         "BIAS_THREAD": layer.bias_thread,
     }
-    vectors = ("H", "D", "NORMS", "BIAS_W", "BIAS_U")
-    exchanges = ("FORWARD", "BACKWARD", "NORM")
+    numbers["BIASES"] = layer.biases(plan.cluster)
+    numbers["UNITS_KEPT"] = layer.vector
+    numbers["FIRST_HIDDEN"] = sum(other.dense.outputs for other in plan.layers[:number])
+    vectors = ("H", "D", "C", "NORMS", "BIAS_WORDS", "GATE_GRADIENT", "GATE_CURVATURE", "UNIT_STATE", "UNIT_OBSERVED")
+    exchanges = ("FORWARD", "BACKWARD", "BEND", "NORM")
     names = (*vectors, *exchanges, *(f"{name}_BUFFER" for name in exchanges))
     numbers |= {name: plan.offsets.get(f"{name}.{number}", -1) for name in names}
     switches = {
         "TURNED": layer.turned,
+        "GATED": dense.gated,
         # Pairs of normals are pairs of neighbours in a tile, if rows begin at even indices.
         "EVEN": dense.inputs % 2 == 0 and layer.weight % 2 == 0,
         # Rows of global memory can be read in fours.
         "VECTORS": not layer.turned and all(n % 4 == 0 for n in (dense.inputs, layer.weight, total)),
     }
-    ints = ", ".join(f"{name} = {value}" for name, value in numbers.items())
-    bools = ", ".join(f"{name} = {str(value).lower()}" for name, value in switches.items())
+    bools = ", ".join(f"{name} = {_bool(value)}" for name, value in switches.items())
     slope = f"static constexpr float SLOPE = {dense.slope!r}f;"
-    return (
-        f"template <> struct Layer<{number}> {{ static constexpr int {ints}; static constexpr bool {bools}; {slope} }};"
-    )
+    return f"template <> struct Layer<{number}> {{ {_ints(numbers)} static constexpr bool {bools}; {slope} }};"
 
 
 def _block(layer: LayerPlan, number: int, block: Block) -> list[str]:
@@ -421,13 +542,12 @@ def _block(layer: LayerPlan, number: int, block: Block) -> list[str]:
         "TEAM": block.team,
         "FIRST_PART": sum(b.parts for b in layer.blocks[:number]),
         "HELD": block.held,
-        "W": block.w,
-        "U": block.u,
+        "SHARED": block.shared,
+        "SIZE": block.shared_floats,
     }
-    ints = ", ".join(f"{name} = {value}" for name, value in numbers.items())
     size = max(1, block.held)
     which = f"{layer.number}, {number}"
     return [
-        f"template <> struct Block<{which}> {{ static constexpr int {ints}; }};",
-        f"template <> struct Held<{which}> {{ float w[{size}][2][4], u[{size}][2][4]; }};",
+        f"template <> struct Block<{which}> {{ {_ints(numbers)} }};",
+        f"template <> struct Held<{which}> {{ float words[{size}][WORDS][2][4]; }};",
     ]

@@ -2,28 +2,23 @@
 
 // ----------------------------------------------------------------------------------------------- what a block of threads has
 
-extern __shared__ __align__(16) float memory[];
-INLINE u64* barrier(int i) { return (u64*)(memory + BARRIERS) + i; }
 INLINE int first_of(int units, int grain, int rank) { return min(units, grain * (((units + grain - 1) / grain) * rank / CLUSTER)); }
 
-// A tile, 2 rows × 4 lanes, in registers or in shared memory: the same words for both.
+// A tile, 2 rows × 4 lanes, in registers or in shared memory: of every word (the weight, then the rule's own numbers).
 struct HeldTile {
-  float (&w)[2][4]; float (&u)[2][4];
-  INLINE void get_w(float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) v[r][k] = w[r][k]; }
-  INLINE void get_u(float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) v[r][k] = u[r][k]; }
-  INLINE void put_w(const float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) w[r][k] = v[r][k]; }
-  INLINE void put_u(const float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) u[r][k] = v[r][k]; }
-  INLINE void get_w_row(int r, float (&v)[4]) const { for (int k = 0; k < 4; ++k) v[k] = w[r][k]; }
-  INLINE void put_u_row(int r, const float (&v)[4]) const { for (int k = 0; k < 4; ++k) u[r][k] = v[k]; }
+  float (&held)[WORDS][2][4];
+  INLINE void get(int n, float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) v[r][k] = held[n][r][k]; }
+  INLINE void put(int n, const float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) held[n][r][k] = v[r][k]; }
+  INLINE void get_row(int n, int r, float (&v)[4]) const { for (int k = 0; k < 4; ++k) v[k] = held[n][r][k]; }
+  INLINE void put_row(int n, int r, const float (&v)[4]) const { for (int k = 0; k < 4; ++k) held[n][r][k] = v[k]; }
 };
 template <class B> struct SharedTile {
   int offset;
-  INLINE void get_w(float (&v)[2][4]) const { get4(memory + B::W + offset, v[0]); get4(memory + B::W + offset + B::CHUNKS * 4, v[1]); }
-  INLINE void get_u(float (&v)[2][4]) const { get4(memory + B::U + offset, v[0]); get4(memory + B::U + offset + B::CHUNKS * 4, v[1]); }
-  INLINE void put_w(const float (&v)[2][4]) const { put4(memory + B::W + offset, v[0]); put4(memory + B::W + offset + B::CHUNKS * 4, v[1]); }
-  INLINE void put_u(const float (&v)[2][4]) const { put4(memory + B::U + offset, v[0]); put4(memory + B::U + offset + B::CHUNKS * 4, v[1]); }
-  INLINE void get_w_row(int r, float (&v)[4]) const { get4(memory + B::W + offset + r * B::CHUNKS * 4, v); }
-  INLINE void put_u_row(int r, const float (&v)[4]) const { put4(memory + B::U + offset + r * B::CHUNKS * 4, v); }
+  INLINE float* row(int n, int r) const { return memory + B::SHARED + n * B::SIZE + offset + r * B::CHUNKS * 4; }
+  INLINE void get(int n, float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) get4(row(n, r), v[r]); }
+  INLINE void put(int n, const float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) put4(row(n, r), v[r]); }
+  INLINE void get_row(int n, int r, float (&v)[4]) const { get4(row(n, r), v); }
+  INLINE void put_row(int n, int r, const float (&v)[4]) const { put4(row(n, r), v); }
 };
 
 // Everything one thread knows.
@@ -56,7 +51,7 @@ template <class B, class Visit> INLINE void each_tile(Thread& me, Visit visit) {
   Held<B::LAYER, B::NUMBER>& held = me;
 #pragma unroll
   for (int s = 0; s < B::HELD; ++s)
-    if (group + s * B::GROUPS < pairs) visit(group + s * B::GROUPS, chunk, HeldTile{held.w[s], held.u[s]});
+    if (group + s * B::GROUPS < pairs) visit(group + s * B::GROUPS, chunk, HeldTile{held.words[s]});
 #pragma unroll 1
   for (int pair = group + B::HELD * B::GROUPS; pair < pairs; pair += B::GROUPS)
     visit(pair, chunk, SharedTile<B>{(pair - B::HELD * B::GROUPS) * 8 * B::CHUNKS + chunk * 4});
@@ -85,8 +80,12 @@ template <class B> INLINE void lane_vector(const Thread& me, int chunk, float (&
 
 INLINE float dot4(const float (&w)[4], const float (&x)[4]) { return fmaf(w[3], x[3], fmaf(w[2], x[2], fmaf(w[1], x[1], __fmul_rn(w[0], x[0])))); }
 
+// How values are joined: added, or the largest taken.
+struct Sum { static constexpr float START = 0.f; INLINE static float of(float a, float b) { return a + b; } };
+struct Largest { static constexpr float START = -3.402823466e38f; INLINE static float of(float a, float b) { return larger(a, b); } };
+
 // Two rows' sums over a team of threads; the parts of a row lie side by side.
-template <class B> INLINE void put_parts(float a, float b, int pair, int chunk) {
+template <class B, class Join = Sum> INLINE void put_parts(float a, float b, int pair, int chunk) {
   constexpr int TEAM = B::TEAM, PARTS = Layer<B::LAYER>::PARTS;
   float* part = memory + PART + 2 * pair * PARTS + B::FIRST_PART + chunk / TEAM;
   if constexpr (TEAM == 1) { part[0] = a; part[PARTS] = b; }
@@ -94,44 +93,49 @@ template <class B> INLINE void put_parts(float a, float b, int pair, int chunk) 
     const u32 mask = B::CHUNKS % 32 == 0 ? ~0u : ((1u << TEAM) - 1) << (threadIdx.x & 31 & ~(TEAM - 1));
     const bool upper = chunk & (TEAM / 2);
     float v = upper ? b : a;
-    v += __shfl_xor_sync(mask, upper ? a : b, TEAM / 2);
+    v = Join::of(v, __shfl_xor_sync(mask, upper ? a : b, TEAM / 2));
 #pragma unroll
-    for (int o = TEAM / 4; o; o >>= 1) v += __shfl_xor_sync(mask, v, o);
+    for (int o = TEAM / 4; o; o >>= 1) v = Join::of(v, __shfl_xor_sync(mask, v, o));
     if ((chunk & (TEAM / 2 - 1)) == 0) part[upper ? PARTS : 0] = v;
   }
 }
 // done(row, j, sum) for every row, called by its eight threads j.
-template <int l, class Done> INLINE void rows_done(const Thread& me, Done done) {
+template <int l, class Join = Sum, class Done> INLINE void rows_done(const Thread& me, Done done) {
   constexpr int PARTS = Layer<l>::PARTS;
   const int rows = me.rows<l>(), j = threadIdx.x & 7;
 #pragma unroll 1
   for (int base = 0; base < Layer<l>::ROWS; base += THREADS / 8) {
     const int row = base + threadIdx.x / 8;
-    float sum = 0.f;
+    float sum = Join::START;
     if (row < rows)
 #pragma unroll
-      for (int q = 0; q < PARTS; q += 8) if (q + j < PARTS) sum += memory[PART + row * PARTS + q + j];
-    sum += __shfl_xor_sync(~0u, sum, 1); sum += __shfl_xor_sync(~0u, sum, 2); sum += __shfl_xor_sync(~0u, sum, 4);
+      for (int q = 0; q < PARTS; q += 8) if (q + j < PARTS) sum = Join::of(sum, memory[PART + row * PARTS + q + j]);
+#pragma unroll
+    for (int o = 1; o < 8; o <<= 1) sum = Join::of(sum, __shfl_xor_sync(~0u, sum, o));
     if (row < rows) done(row, j, sum);
   }
 }
-template <int l> INLINE void dots(Thread& me) {
+// SQUARED: of squared weights, for curvatures.
+template <int l, bool SQUARED = false> INLINE void dots(Thread& me) {
   each_block<l>([&](auto block) {
     typedef decltype(block) B;
-    float v[4]; lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
+    float v[4];
+    if constexpr (SQUARED) get4(memory + Layer<l>::C + B::FIRST + worker<B>() % B::CHUNKS * 4, v);
+    else lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
     each_tile<B>(me, [&](int pair, int chunk, auto tile) {
-      float w[2][4]; tile.get_w(w);
+      float w[2][4]; tile.get(0, w);
+      if constexpr (SQUARED) for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) w[r][k] *= w[r][k];
       put_parts<B>(dot4(w[0], v), dot4(w[1], v), pair, chunk);
     });
   });
 }
 // Sums over the rows of all CTAs: value(block, pair, tile, sum) adds a tile's part. Ends with every CTA's sums in the buffer.
-template <int l, class Value> INLINE void sums(Thread& me, int which, int buffer, bool with_bias, Value value) {
+template <int l, class Join = Sum, class Value> INLINE void sums(Thread& me, int which, int buffer, bool with_bias, Value value) {
   typedef Layer<l> L;
   each_block<l>([&](auto block) {
     typedef decltype(block) B;
     const int chunk = worker<B>() % B::CHUNKS, group = worker<B>() / B::CHUNKS;
-    float sum[4] = {0.f, 0.f, 0.f, 0.f};
+    float sum[4] = {Join::START, Join::START, Join::START, Join::START};
     each_tile<B>(me, [&](int pair, int, auto tile) { value(block, pair, tile, sum); });
     if (group < B::USED_GROUPS) put4(memory + PART + group * L::PADDED + B::FIRST + chunk * 4, sum);
   });
@@ -140,31 +144,32 @@ template <int l, class Value> INLINE void sums(Thread& me, int which, int buffer
 #pragma unroll 1
   for (int i = threadIdx.x; i < CLUSTER * (L::PADDED / 4); i += THREADS) {
     const int to = i / (L::PADDED / 4), lane = i % (L::PADDED / 4) * 4;
-    float sum[4] = {0.f, 0.f, 0.f, 0.f};
+    float sum[4] = {Join::START, Join::START, Join::START, Join::START};
     each_block<l>([&](auto block) {
       typedef decltype(block) B;
       if (lane >= B::FIRST && lane < B::FIRST + B::CHUNKS * 4)
 #pragma unroll
-        for (int g = 0; g < B::USED_GROUPS; ++g) { float v[4]; get4(memory + PART + g * L::PADDED + lane, v); for (int k = 0; k < 4; ++k) sum[k] += v[k]; }
+        for (int g = 0; g < B::USED_GROUPS; ++g) { float v[4]; get4(memory + PART + g * L::PADDED + lane, v); for (int k = 0; k < 4; ++k) sum[k] = Join::of(sum[k], v[k]); }
     });
     if (with_bias)
-      for (int k = 0; k < 4; ++k) if (u32(lane + k - from) < u32(own)) sum[k] += memory[L::BIAS_W + lane + k - from];
+      for (int k = 0; k < 4; ++k) if (u32(lane + k - from) < u32(own)) sum[k] += memory[L::BIAS_WORDS + lane + k - from];
     send4(memory + buffer + me.rank * L::PADDED + lane, barrier(which), to, sum);
   }
   me.receive(which, CLUSTER * L::PADDED * 4);
 }
-template <int l> INLINE float received(int buffer, int lane) {
-  float sum = 0.f;
+template <int l, class Join = Sum> INLINE float received(int buffer, int lane) {
+  float sum = Join::START;
 #pragma unroll
-  for (int c = 0; c < CLUSTER; ++c) sum += memory[buffer + c * Layer<l>::PADDED + lane];
+  for (int c = 0; c < CLUSTER; ++c) sum = Join::of(sum, memory[buffer + c * Layer<l>::PADDED + lane]);
   return sum;
 }
-template <int l> INLINE void weighted_sums(Thread& me, int which, int buffer, bool with_bias) {
+template <int l, bool SQUARED = false> INLINE void weighted_sums(Thread& me, int which, int buffer, bool with_bias) {
+  const float* vector = SQUARED ? memory + Layer<l>::C : row_vector<l>();
   sums<l>(me, which, buffer, with_bias, [&](auto, int pair, auto tile, float (&sum)[4]) {
-    const float a = row_vector<l>()[2 * pair], b = row_vector<l>()[2 * pair + 1];
-    float w[2][4]; tile.get_w(w);
+    const float a = vector[2 * pair], b = vector[2 * pair + 1];
+    float w[2][4]; tile.get(0, w);
+    if constexpr (SQUARED) for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) w[r][k] *= w[r][k];
 #pragma unroll
     for (int k = 0; k < 4; ++k) sum[k] = fmaf(w[1][k], b, fmaf(w[0][k], a, sum[k]));
   });
 }
-

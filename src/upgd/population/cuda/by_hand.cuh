@@ -1,0 +1,200 @@
+// Rules written by hand, for the methods of the paper: plain descent, and descent gated by utility. What the weights do is
+// what upgd.methods says, in an order that is faster: utilities decay lazily, and silent units are not written.
+
+INLINE void scale_utilities(Thread& me, float by) {
+  each_layer([&](auto layer) {
+    each_block<decltype(layer)::NUMBER>([&](auto block) {
+      each_tile<decltype(block)>(me, [&](int, int, auto tile) {
+        float u[2][4]; tile.get(1, u);
+        for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) u[r][k] *= by;
+        tile.put(1, u);
+      });
+    });
+  });
+  each_bias(me, [&](auto layer, float* words, int, int) { words[decltype(layer)::BIASES] *= by; });
+}
+// u ← u + factor·g·w, where factor = −(1 − β)/scale. Visits every tile after that with look(block, pair, u).
+template <int l, class Look> INLINE void trace(Thread& me, float factor, Look look) {
+  each_block<l>([&](auto block) {
+    typedef decltype(block) B;
+    float v[4]; lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
+    each_tile<B>(me, [&](int pair, int chunk, auto tile) {
+      float u[2][4]; tile.get(1, u);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float g = factor * row_vector<l>()[2 * pair + r];
+        if (g == 0.f) continue;  // a unit that is silent: nothing to read or write but the maximum
+        float w[4]; tile.get_row(0, r, w);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) u[r][k] = fmaf(g * v[k], w[k], u[r][k]);
+        tile.put_row(1, r, u[r]);
+      }
+      look(block, pair, chunk, u);
+    });
+  });
+}
+// Global scaling: the largest utility of the learner; a tensor with an infinite one does not take part.
+INLINE float largest_utility(Thread& me, float factor) {
+  int* maxima = (int*)(memory + MAXIMA);
+  each_layer([&](auto layer) {
+    constexpr int l = decltype(layer)::NUMBER;
+    if constexpr (!Layer<l>::GATED) return;
+    float largest = 0.f;  // η is at least the smallest normal float anyway
+    trace<l>(me, factor, [&](auto, int, int, const float (&u)[2][4]) {
+      for (int k = 0; k < 4; ++k) largest = fmaxf(largest, fmaxf(u[0][k], u[1][k]));
+    });
+    const int of_warp = __reduce_max_sync(~0u, ordered(largest));
+    if ((threadIdx.x & 31) == 0) atomicMax(maxima + l, of_warp);
+  });
+  each_bias(me, [&](auto layer, float* words, int unit, int) {
+    typedef decltype(layer) L;
+    if constexpr (!L::GATED) return;
+    float& u = words[L::BIASES];
+    u = fmaf(factor * memory[L::D + unit], words[0], u);
+    atomicMax(maxima + LAYERS + L::NUMBER, ordered(u));
+  });
+  __syncthreads();
+  if (threadIdx.x < CLUSTER * 2 * LAYERS) {
+    const int tensor = threadIdx.x % (2 * LAYERS), to = threadIdx.x / (2 * LAYERS);
+    send1(memory + SCALE_BUFFER + me.rank * 2 * LAYERS + tensor, barrier(SCALE), to, maxima[tensor]);
+  }
+  me.receive(SCALE, CLUSTER * 2 * LAYERS * 4);
+  int largest = 0;
+  const int tensor = threadIdx.x & 31;
+  if (tensor < 2 * LAYERS) {
+#pragma unroll
+    for (int c = 0; c < CLUSTER; ++c) largest = max(largest, ((int*)(memory + SCALE_BUFFER))[c * 2 * LAYERS + tensor]);
+    if (!finite(unordered(largest))) largest = 0;
+  }
+  return unordered(__reduce_max_sync(~0u, largest));
+}
+// Local scaling: log₂e over the norm of a unit's incoming utilities, by row (even layers) or by lane (odd ones), and of biases.
+// The smallest norm is the root of the smallest float: the squares of smaller utilities vanish, but none is above its scale.
+INLINE float inverse_norm(float squares, float smallest) { return 1.44269504f / fmaxf(sqrtf(squares), smallest); }
+INLINE void local_norms(Thread& me, float factor, float smallest) {
+  each_layer([&](auto layer) {
+    typedef decltype(layer) L;
+    constexpr int l = L::NUMBER;
+    if constexpr (!L::GATED) return;
+    if constexpr (L::TURNED) {
+      trace<l>(me, factor, [](auto, int, int, const float (&)[2][4]) {});
+      sums<l>(me, L::NORM, L::NORM_BUFFER, false, [&](auto, int, auto tile, float (&sum)[4]) {
+        float u[2][4]; tile.get(1, u);
+        for (int k = 0; k < 4; ++k) sum[k] = fmaf(u[1][k], u[1][k], fmaf(u[0][k], u[0][k], sum[k]));
+      });
+      for (int k = threadIdx.x; k < L::OUTPUTS; k += THREADS) memory[L::NORMS + k] = inverse_norm(received<l>(L::NORM_BUFFER, k), smallest);
+    } else {
+      trace<l>(me, factor, [&](auto block, int pair, int chunk, const float (&u)[2][4]) {
+        put_parts<decltype(block)>(dot4(u[0], u[0]), dot4(u[1], u[1]), pair, chunk);
+      });
+      __syncthreads();
+      rows_done<l>(me, [&](int row, int j, float sum) { if (j == 0) memory[L::NORMS + row] = inverse_norm(sum, smallest); });
+    }
+    __syncthreads();
+  });
+  each_bias(me, [&](auto layer, float* words, int unit, int) {
+    typedef decltype(layer) L;
+    if constexpr (L::GATED) words[L::BIASES] = fmaf(factor * memory[L::D + unit], words[0], words[L::BIASES]);
+  });
+  __syncthreads();
+  each_layer([&](auto layer) {
+    typedef decltype(layer) L;
+    if (threadIdx.x / 32 != L::NUMBER % (THREADS / 32)) return;
+    float squares = 0.f;
+    for (int i = threadIdx.x & 31; i < me.biases<L::NUMBER>(); i += 32) {
+      const float u = memory[L::BIAS_WORDS + L::BIASES + i];
+      squares = fmaf(u, u, squares);
+    }
+    squares = warp_sum(squares);
+    for (int to = threadIdx.x & 31; to < CLUSTER; to += 32) send1(memory + SCALE_BUFFER + me.rank * LAYERS + L::NUMBER, barrier(SCALE), to, __float_as_int(squares));
+  });
+  me.receive(SCALE, CLUSTER * LAYERS * 4);
+}
+INLINE float bias_inverse_norm(int l, float smallest) {
+  float squares = 0.f;
+  for (int c = 0; c < CLUSTER; ++c) squares += memory[SCALE_BUFFER + c * LAYERS + l];
+  return inverse_norm(squares, smallest);
+}
+
+// 1 − ū = 1 / (1 + e^(û/scale)) for four utilities with one reciprocal. û/scale ≤ 1, so the product stays small.
+INLINE void four_gates(const float (&u)[4], const float (&by)[4], float (&open)[4]) {
+  float a[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) a[k] = 1.f + ex2(u[k] * by[k]);
+  const float left = a[0] * a[1], right = a[2] * a[3], all = reciprocal(left * right), l = all * right, r = all * left;
+  open[0] = l * a[1]; open[1] = l * a[0]; open[2] = r * a[3]; open[3] = r * a[2];
+}
+struct Rule { float lr_c, decay, p, q; };
+// The decay is added to the rest of the step: as a factor of w, 1 − lr·wd would be rounded to 1 if lr·wd is small.
+// BOTH: p = q = 1, the common case, has a shorter formula.
+template <bool BOTH> INLINE float updated(float w, float d, float v, float noise, float open, const Rule& rule) {
+  if constexpr (RULE == PLAIN) return w - fmaf(d, v, fmaf(rule.decay, w, noise));
+  else if constexpr (BOTH) return w - fmaf(open, fmaf(d, v, noise), rule.decay * w);
+  else return w - fmaf(fmaf(rule.p, open, 1.f - rule.p), d * v, fmaf(fmaf(rule.q, open, 1.f - rule.q), noise, rule.decay * w));
+}
+// The update of all parameters; the first layer meets the next input on the way.
+template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noise& z, float by, float smallest) {
+  each_layer([&](auto layer) {
+    typedef decltype(layer) L;
+    constexpr int l = L::NUMBER;
+    const int first = me.first<l>();
+    each_block<l>([&](auto block) {
+      typedef decltype(block) B;
+      float v[4], lane_by[4]; lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
+      constexpr bool GATES = RULE == UTILITY && L::GATED;
+      if constexpr (GATES && SCALING == LOCAL && L::TURNED) get4(memory + L::NORMS + B::FIRST + worker<B>() % B::CHUNKS * 4, lane_by);
+      each_tile<B>(me, [&](int pair, int chunk, auto tile) {
+        float w[2][4], u[2][4], n[2][4];
+        tile.get(0, w);
+        if constexpr (GATES) tile.get(1, u);
+        tile_noise<B>(me, z, first, pair, chunk, n);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float d = rule.lr_c * row_vector<l>()[2 * pair + r];
+          float open[4], b[4];
+          if constexpr (GATES) {
+            for (int k = 0; k < 4; ++k) b[k] = SCALING == GLOBAL ? by : L::TURNED ? lane_by[k] : memory[L::NORMS + 2 * pair + r];
+            four_gates(u[r], b, open);
+          }
+#pragma unroll
+          for (int k = 0; k < 4; ++k) w[r][k] = updated<BOTH>(w[r][k], d, v[k], n[r][k], GATES ? open[k] : 1.f, rule);
+        }
+        tile.put(0, w);
+        if constexpr (l == 0) put_parts<B>(dot4(w[0], me.x_next[B::NUMBER]), dot4(w[1], me.x_next[B::NUMBER]), pair, chunk);
+      });
+    });
+  });
+  each_bias(me, [&](auto layer, float* words, int unit, int index) {
+    typedef decltype(layer) L;
+    float open = 1.f;
+    if constexpr (RULE == UTILITY && L::GATED)
+      open = 1.f / (1.f + ex2(words[L::BIASES] * (SCALING == LOCAL ? bias_inverse_norm(L::NUMBER, smallest) : by)));
+    words[0] = updated<BOTH>(words[0], rule.lr_c, memory[L::D + unit], single_noise(index, z), open, rule);
+  });
+}
+
+// What a learner's rule does at a step. The other kernels have one of the same form, made from the rule (generated.cuh).
+struct Method {
+  const Settings own; const Rule rule; float* const kept; float scale;
+
+  INLINE Method(const Arguments& args, int learner)
+      : own(args.settings[learner]), rule{own.lr_c, own.decay, own.p, own.q}, kept(args.scales + learner), scale(RULE == UTILITY ? *kept : 1.f) {}
+  INLINE void ask(int) {}
+  INLINE void answer() {
+    if constexpr (RULE == UTILITY && SCALING == GLOBAL) if (threadIdx.x < 2 * LAYERS) ((int*)(memory + MAXIMA))[threadIdx.x] = 0;
+  }
+  INLINE void learn(Thread& me, i64 step) {
+    float by = 0.f, smallest = 0.f;
+    if constexpr (RULE == UTILITY) {
+      if ((step - 1) % RENEWED_EVERY == 0 && scale != 1.f) { scale_utilities(me, scale); scale = 1.f; __syncthreads(); }
+      scale *= own.beta;
+      if (scale < 1e-12f) { scale_utilities(me, scale); scale = 1.f; __syncthreads(); }
+      const float factor = -own.rest / scale;
+      if constexpr (SCALING == GLOBAL) by = 1.44269504f / fmaxf(largest_utility(me, factor), TINY);
+      else { smallest = TINY_NORM / scale; local_norms(me, factor, smallest); __syncthreads(); }
+    }
+    const Noise z = noise_of(step, own.noise);
+    if (RULE == UTILITY && own.p == 1.f && own.q == 1.f) descend<true>(me, rule, z, by, smallest); else descend<false>(me, rule, z, by, smallest);
+  }
+  INLINE void end() { if (RULE == UTILITY) *kept = scale; }  // by one thread of the cluster
+};

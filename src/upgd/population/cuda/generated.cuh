@@ -1,0 +1,286 @@
+// A rule made from a method's own (upgd.methods.tracing). In front of this stand, written by generated.py: Entry, what one entry
+// of a parameter is; observed<n>(entry, k), what reduction n reduces; update<GATED>(entry, k), which changes w and s; and, for
+// methods that look at hidden units, the same of a Unit. k are the numbers of the learner and the step.
+
+// ------------------------------------------------------------------------------------------------------- entries of a tile
+
+// Whether an entry of a tile is one of the network's, and not there to fill the tile.
+template <class B> INLINE bool real(int rows, int pair, int r, int chunk, int k) {
+  typedef Layer<B::LAYER> L;
+  return (r == 0 || 2 * pair + 1 < rows) && (L::LANES % 4 == 0 || B::FIRST + chunk * 4 + k < L::LANES);
+}
+// What multiplies to gradients and curvatures: one number per row, four per thread.
+template <class B> struct Lanes {
+  float v[4], bend[4];
+  INLINE Lanes(const Thread& me) {
+    typedef Layer<B::LAYER> L;
+    const int chunk = worker<B>() % B::CHUNKS;
+    lane_vector<B>(me, chunk, v);
+    if constexpr (CURVATURE) {
+      if constexpr (L::TURNED) get4(memory + L::C + B::FIRST + chunk * 4, bend);
+      else for (int k = 0; k < 4; ++k) bend[k] = v[k] * v[k];
+    }
+  }
+};
+template <int l> INLINE float row_bend(int row) {
+  if constexpr (!CURVATURE) return 0.f;
+  else if constexpr (Layer<l>::TURNED) { const float h = row_vector<l>()[row]; return h * h; }
+  else return memory[Layer<l>::C + row];
+}
+template <class B> INLINE Entry entry_of(const float (&words)[WORDS][2][4], const Lanes<B>& lanes, float d, float bend, int r, int k) {
+  Entry e;
+  e.w = words[0][r][k]; e.g = d * lanes.v[k];
+  if constexpr (CURVATURE) e.curvature = bend * lanes.bend[k];
+  for (int n = 1; n < WORDS; ++n) e.s[n - 1] = words[n][r][k];
+  return e;
+}
+template <class L> INLINE Entry bias_entry(const float* words, int unit) {
+  Entry e;
+  e.w = words[0]; e.g = memory[L::D + unit];
+  if constexpr (CURVATURE) e.curvature = memory[L::C + unit];
+  for (int n = 1; n < WORDS; ++n) e.s[n - 1] = words[n * L::BIASES];
+  return e;
+}
+
+// -------------------------------------------------------------------------------------------------------------- reductions
+
+// What is joined of a value, and what the joined becomes.
+template <class R> INLINE float measured(float value) { return R::OPERATION == NORM ? value * value : value; }
+template <class R> INLINE float finished(float joined, float count) {
+  if constexpr (R::OPERATION == NORM) return sqrtf(joined);
+  else if constexpr (R::OPERATION == MEAN) return joined / count;
+  else return joined;
+}
+template <class Join> INLINE float of_warp(float v) { for (int o = 16; o; o >>= 1) v = Join::of(v, __shfl_xor_sync(~0u, v, o)); return v; }
+
+// From one value per warp and tensor to one per tensor, which all CTAs know: of the tensor, or of all of them.
+template <class R> INLINE void join_tensors(Thread& me) {
+  typedef typename R::Join Join;
+  constexpr int TENSORS = 2 * LAYERS, WARPS = THREADS / 32;
+  __syncthreads();
+  for (int i = threadIdx.x; i < CLUSTER * TENSORS; i += THREADS) {
+    const int tensor = i % TENSORS, to = i / TENSORS;
+    float joined = Join::START;
+    for (int warp = 0; warp < WARPS; ++warp) joined = Join::of(joined, memory[OF_WARPS + tensor * WARPS + warp]);
+    send1(memory + R::BUFFER + me.rank * TENSORS + tensor, barrier(R::BARRIER), to, __float_as_int(joined));
+  }
+  me.receive(R::BARRIER, CLUSTER * TENSORS * 4);
+  if (threadIdx.x < 32) {
+    const int tensor = threadIdx.x;
+    float joined = Join::START;
+    if (tensor < TENSORS) for (int c = 0; c < CLUSTER; ++c) joined = Join::of(joined, memory[R::BUFFER + c * TENSORS + tensor]);
+    if constexpr (R::OVER == LEARNER) {
+      if (R::OPERATION == MAX && !finite(joined)) joined = 0.f;  // a tensor with an infinite or undefined maximum counts as zero
+      joined = finished<R>(of_warp<Join>(joined), R::COUNT);
+    } else each_layer([&](auto layer) {
+      typedef decltype(layer) L;
+      if (tensor % LAYERS == L::NUMBER) joined = finished<R>(joined, tensor < LAYERS && !R::OF_UNITS ? (float)L::INPUTS * L::OUTPUTS : (float)L::OUTPUTS);
+    });
+    if (tensor < TENSORS) memory[R::VALUES + tensor] = joined;
+  }
+  __syncthreads();
+}
+template <int n> INLINE void reduce(Thread& me, const float* numbers) {
+  typedef Reduction<n> R; typedef typename R::Join Join;
+  constexpr int WARPS = THREADS / 32;
+  const int warp = threadIdx.x / 32;
+  each_layer([&](auto layer) {
+    typedef decltype(layer) L;
+    constexpr int l = L::NUMBER;
+    typedef Reduced<l, n> Place;
+    const int rows = me.rows<l>();
+    float joined = Join::START;
+    // A tile's values, and START where there is no entry.
+    auto values = [&](auto block, int pair, int chunk, auto tile, const auto& lanes, float (&v)[2][4]) {
+      typedef decltype(block) B;
+      float words[WORDS][2][4];
+      for (int i = 0; i < WORDS; ++i) tile.get(i, words[i]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float d = row_vector<l>()[2 * pair + r], bend = row_bend<l>(2 * pair + r);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          v[r][k] = measured<R>(observed<n>(entry_of<B>(words, lanes, d, bend, r, k), numbers));
+          if (!real<B>(rows, pair, r, chunk, k)) v[r][k] = Join::START;
+        }
+      }
+    };
+    if constexpr (L::GATED && R::OVER == UNIT && L::TURNED) {
+      sums<l, Join>(me, Place::BARRIER, Place::BUFFER, false, [&](auto block, int pair, auto tile, float (&sum)[4]) {
+        typedef decltype(block) B;
+        const Lanes<B> lanes(me);
+        float v[2][4]; values(block, pair, worker<B>() % B::CHUNKS, tile, lanes, v);
+        for (int k = 0; k < 4; ++k) sum[k] = Join::of(Join::of(sum[k], v[0][k]), v[1][k]);
+      });
+      for (int k = threadIdx.x; k < L::OUTPUTS; k += THREADS) memory[Place::VALUES + k] = finished<R>(received<l, Join>(Place::BUFFER, k), L::INPUTS);
+      __syncthreads();
+    } else if constexpr (L::GATED) {
+      each_block<l>([&](auto block) {
+        typedef decltype(block) B;
+        const Lanes<B> lanes(me);
+        each_tile<B>(me, [&](int pair, int chunk, auto tile) {
+          float v[2][4]; values(block, pair, chunk, tile, lanes, v);
+          float two[2];
+          for (int r = 0; r < 2; ++r) two[r] = Join::of(Join::of(v[r][0], v[r][1]), Join::of(v[r][2], v[r][3]));
+          if constexpr (R::OVER == UNIT) put_parts<B, Join>(two[0], two[1], pair, chunk); else joined = Join::of(joined, Join::of(two[0], two[1]));
+        });
+      });
+      if constexpr (R::OVER == UNIT) {
+        __syncthreads();
+        rows_done<l, Join>(me, [&](int row, int j, float sum) { if (j == 0) memory[Place::VALUES + row] = finished<R>(sum, L::INPUTS); });
+        __syncthreads();
+      }
+    }
+    joined = of_warp<Join>(joined);
+    float of_biases = Join::START;
+    if constexpr (L::GATED) each_bias_of<L>(me, [&](auto, float* words, int unit, int) {
+      of_biases = Join::of(of_biases, measured<R>(observed<n>(bias_entry<L>(words, unit), numbers)));
+    });
+    of_biases = of_warp<Join>(of_biases);
+    if (threadIdx.x % 32 == 0) { memory[OF_WARPS + l * WARPS + warp] = joined; memory[OF_WARPS + (LAYERS + l) * WARPS + warp] = of_biases; }
+  });
+  join_tensors<R>(me);
+}
+template <int n = 0> INLINE void reduce_all(Thread& me, const float* numbers) {
+  if constexpr (n < REDUCTIONS) { reduce<n>(me, numbers); reduce_all<n + 1>(me, numbers); }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ units
+
+// Hidden units: of an even layer its CTA's own, of an odd one all, in every CTA.
+template <class L, class Visit> INLINE void each_unit(const Thread& me, Visit visit) {
+  const int count = L::TURNED ? L::OUTPUTS : me.rows<L::NUMBER>();
+  for (int i = threadIdx.x; i < count; i += THREADS) {
+    Unit u;
+    u.gate_gradient = memory[L::GATE_GRADIENT + i];
+    if constexpr (CURVATURE) u.gate_curvature = memory[L::GATE_CURVATURE + i];
+    for (int n = 0; n < UNIT_STATES; ++n) u.s[n] = memory[L::UNIT_STATE + n * L::UNITS_KEPT + i];
+    visit(i, u);
+  }
+}
+template <int n> INLINE void reduce_units(Thread& me) {
+  typedef UnitReduction<n> R; typedef typename R::Join Join;
+  constexpr int WARPS = THREADS / 32;
+  each_layer([&](auto layer) {
+    typedef decltype(layer) L;
+    float joined = Join::START;
+    if constexpr (L::NUMBER + 1 < LAYERS) {
+      const int count = L::TURNED ? L::OUTPUTS : me.rows<L::NUMBER>();
+      // Units that all CTAs have are counted in one.
+      for (int i = threadIdx.x; i < count && (!L::TURNED || me.rank == 0); i += THREADS)
+        joined = Join::of(joined, measured<R>(memory[L::UNIT_OBSERVED + n * L::UNITS_KEPT + i]));
+    }
+    joined = of_warp<Join>(joined);
+    if (threadIdx.x % 32 == 0) { memory[OF_WARPS + L::NUMBER * WARPS + threadIdx.x / 32] = joined; memory[OF_WARPS + (LAYERS + L::NUMBER) * WARPS + threadIdx.x / 32] = Join::START; }
+  });
+  join_tensors<R>(me);
+}
+template <int n = 0> INLINE void reduce_all_units(Thread& me) {
+  if constexpr (n < UNIT_REDUCTIONS) { reduce_units<n>(me); reduce_all_units<n + 1>(me); }
+}
+INLINE void look_at_units(Thread& me, const float* numbers) {
+  each_layer([&](auto layer) {
+    typedef decltype(layer) L;
+    if constexpr (L::NUMBER + 1 < LAYERS) each_unit<L>(me, [&](int i, Unit& u) {
+      observe_unit(u, numbers);
+      for (int n = 0; n < UNIT_STATES; ++n) memory[L::UNIT_STATE + n * L::UNITS_KEPT + i] = u.s[n];
+      for (int n = 0; n < UNIT_REDUCTIONS; ++n) memory[L::UNIT_OBSERVED + n * L::UNITS_KEPT + i] = u.o[n];
+    });
+  });
+  reduce_all_units(me);
+}
+// What an entry sees of the unit that it enters.
+template <class L, int n = 0> INLINE void see_unit(Entry& e, int unit) {
+  if constexpr (n < UNIT_REDUCTIONS) {
+    e.unit_o[n] = memory[L::UNIT_OBSERVED + n * L::UNITS_KEPT + unit];
+    e.unit_r[n] = memory[UnitReduction<n>::VALUES + L::NUMBER];
+    see_unit<L, n + 1>(e, unit);
+  }
+  for (int m = 0; m < UNIT_STATES; ++m) e.unit_s[m] = memory[L::UNIT_STATE + m * L::UNITS_KEPT + unit];
+}
+
+// ------------------------------------------------------------------------------------------------------------- the update
+
+template <class B, int n = 0> INLINE void see_reduced(Entry& e, int row, int lane) {
+  typedef Layer<B::LAYER> L;
+  if constexpr (n < REDUCTIONS && L::GATED) {
+    if constexpr (Reduction<n>::OVER == UNIT) e.r[n] = memory[Reduced<B::LAYER, n>::VALUES + (L::TURNED ? lane : row)];
+    else e.r[n] = memory[Reduction<n>::VALUES + B::LAYER];
+    see_reduced<B, n + 1>(e, row, lane);
+  }
+}
+template <class L, int n = 0> INLINE void see_reduced_of_bias(Entry& e) {
+  if constexpr (n < REDUCTIONS && L::GATED) { e.r[n] = memory[Reduction<n>::VALUES + LAYERS + L::NUMBER]; see_reduced_of_bias<L, n + 1>(e); }
+}
+// The update of all parameters; the first layer meets the next input on the way.
+INLINE void update_all(Thread& me, const float* numbers, const Noise& z) {
+  each_layer([&](auto layer) {
+    typedef decltype(layer) L;
+    constexpr int l = L::NUMBER;
+    constexpr bool HAS_UNIT = FEATURES && l + 1 < LAYERS;
+    const int first = me.first<l>(), rows = me.rows<l>();
+    each_block<l>([&](auto block) {
+      typedef decltype(block) B;
+      const Lanes<B> lanes(me);
+      const int lane = B::FIRST + worker<B>() % B::CHUNKS * 4;
+      Entry of_lane[4];  // what is the same in all rows
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if constexpr (L::TURNED) see_reduced<B>(of_lane[k], 0, lane + k);
+        if constexpr (L::TURNED && HAS_UNIT) see_unit<L>(of_lane[k], lane + k);
+      }
+      each_tile<B>(me, [&](int pair, int chunk, auto tile) {
+        float words[WORDS][2][4], n[2][4];
+        for (int i = 0; i < WORDS; ++i) tile.get(i, words[i]);
+        tile_noise<B>(me, z, first, pair, chunk, n);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float d = row_vector<l>()[2 * pair + r], bend = row_bend<l>(2 * pair + r);
+          Entry of_row;
+          if constexpr (!L::TURNED) see_reduced<B>(of_row, 2 * pair + r, 0);
+          if constexpr (!L::TURNED && HAS_UNIT) see_unit<L>(of_row, 2 * pair + r);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            Entry e = entry_of<B>(words, lanes, d, bend, r, k);
+            e.see(L::TURNED ? of_lane[k] : of_row);
+            e.noise = n[r][k];
+            update<L::GATED, HAS_UNIT>(e, numbers);
+            words[0][r][k] = real<B>(rows, pair, r, chunk, k) ? e.w : 0.f;
+            for (int i = 1; i < WORDS; ++i) words[i][r][k] = e.s[i - 1];
+          }
+        }
+        tile.put(0, words[0]);
+        for (int i = 1; i < WORDS; ++i) if (CHANGES[i - 1]) tile.put(i, words[i]);
+        if constexpr (l == 0) put_parts<B>(dot4(words[0][0], me.x_next[B::NUMBER]), dot4(words[0][1], me.x_next[B::NUMBER]), pair, chunk);
+      });
+    });
+  });
+  each_bias(me, [&](auto layer, float* words, int unit, int index) {
+    typedef decltype(layer) L;
+    constexpr bool HAS_UNIT = FEATURES && L::NUMBER + 1 < LAYERS;
+    Entry e = bias_entry<L>(words, unit);
+    see_reduced_of_bias<L>(e);
+    if constexpr (HAS_UNIT) see_unit<L>(e, unit);
+    e.noise = single_noise(index, z);
+    update<L::GATED, HAS_UNIT>(e, numbers);
+    words[0] = e.w;
+    for (int i = 1; i < WORDS; ++i) words[i * L::BIASES] = e.s[i - 1];
+  });
+}
+
+// What a learner's rule does at a step; see by_hand.cuh.
+struct Method {
+  const float* table; float coming;
+
+  INLINE Method(const Arguments& args, int learner) : table(args.scalars + (i64)learner * args.length * SCALARS), coming(0.f) {}
+  INLINE void ask(int step) { if (threadIdx.x < SCALARS) coming = table[(i64)step * SCALARS + threadIdx.x]; }
+  INLINE void answer() { if (threadIdx.x < SCALARS) memory[NUMBERS + threadIdx.x] = coming; }
+  INLINE void learn(Thread& me, i64 step) {
+    float numbers[SCALARS];
+    for (int i = 0; i < SCALARS; ++i) numbers[i] = memory[NUMBERS + i];
+    if constexpr (FEATURES) look_at_units(me, numbers);
+    reduce_all(me, numbers);
+    update_all(me, numbers, noise_of(step, 1.38629436f));  // 2·ln 2: standard normal
+  }
+  INLINE void end() {}
+};

@@ -1,0 +1,91 @@
+"""The kernel that runs on chip, compiled by a C++ compiler and run by fibers: slow, exact in its logic, and no GPU needed."""
+
+import ctypes
+import functools
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from upgd.population.backend import Group
+from upgd.population.cuda import backend as on_chip
+from upgd.population.cuda import planner
+from upgd.population.cuda.backend import CudaBackend
+from upgd.population.cuda.planner import ChipPlan
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+_MACHINE = Path(__file__).with_name("emulated_machine.h")
+_FOLDER = Path(tempfile.mkdtemp(prefix="upgd-emulated-"))
+
+
+class Kernel:
+    """In the place of :class:`upgd.population.cuda.driver.Kernel`."""
+
+    #: Which order the fibers take turns in.
+    order = 0
+
+    def __init__(self, plan: ChipPlan, text: str, active: int) -> None:
+        self._library, self.active = _compiled(text), active
+
+    def launch(self, clusters: int, arguments: ctypes.Structure, stream: int) -> None:
+        self._library.launch(ctypes.byref(arguments), clusters, ctypes.c_ulonglong(Kernel.order))
+
+
+@functools.cache
+def _compiled(text: str) -> ctypes.CDLL:
+    assert COMPILER is not None
+    path = _FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+    source = path.with_suffix(".cpp")
+    source.write_text(f"{text}\nvoid call_advance() {{ advance(*passed); }}\n", encoding="utf-8")
+    command = [COMPILER, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(path), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(path))
+
+
+class EmulatedBackend(CudaBackend):
+    """See :class:`upgd.population.backend.Backend`."""
+
+    def __init__(self, network: nn.Module, group: Group, *more: object) -> None:
+        with _emulated():
+            super().__init__(network, group, *more)  # type: ignore[arg-type]
+
+    def advance(self, *more: object) -> None:
+        with _emulated():
+            super().advance(*more)  # type: ignore[arg-type]
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Fewer threads than on a GPU, so that small networks keep all of them busy and steps take less time."""
+    with patch.object(planner, "THREADS", count), patch.object(on_chip, "THREADS", count):
+        on_chip._plans.cache_clear()
+        yield
+    on_chip._plans.cache_clear()
+
+
+@contextmanager
+def _emulated() -> Iterator[None]:
+    parts = {**on_chip.parts(), "machine.cuh": _MACHINE.read_text(encoding="utf-8")}
+
+    def kernel(plan: ChipPlan, loss: str, indexed: bool, device: torch.device) -> Kernel:
+        return Kernel(plan, planner.source(plan, loss, indexed, parts), 2)  # type: ignore[arg-type]
+
+    with (
+        patch.object(on_chip, "unsupported", lambda *_: None),
+        patch.object(on_chip, "_indexed", lambda device: device),
+        patch.object(on_chip, "_kernel", kernel),
+        patch.object(on_chip.driver, "shared_bytes", lambda device: 232_448),
+        patch.object(on_chip.driver, "active_clusters", lambda device, cluster, *_: 8 // cluster),
+        patch("torch.cuda.device", lambda device: nullcontext()),
+        patch("torch.cuda.current_stream", lambda: SimpleNamespace(cuda_stream=0)),
+    ):
+        yield

@@ -1,0 +1,169 @@
+"""The kernel for GPUs, run on the CPU by fibers: every rule, reduction and exchange of it, held to float64."""
+
+from types import MappingProxyType
+
+import emulated_chip
+import pytest
+import torch
+from emulated_chip import EmulatedBackend, Kernel
+from gpu_cases import Problem, Samples
+from population_on_gpu import clusters_of
+
+from upgd.methods import Method, registry
+from upgd.networks import MLP
+from upgd.population import Learner, Population
+from upgd.population.cuda import backend as on_chip
+from upgd.population.cuda.generated import program
+
+pytestmark = pytest.mark.skipif(emulated_chip.COMPILER is None, reason="needs a C++ compiler")
+
+#: By the size of the clusters.
+PROBLEMS: dict[int, Problem] = {
+    1: (MLP((6, 18, 10, 2), "tanh"), Samples((6,), 2, "mse")),
+    2: (MLP((9, 14, 11, 7, 3), "tanh"), Samples((9,), 3)),
+    4: (MLP((12, 10, 5), "relu"), Samples((12,), 5)),
+    8: (MLP((33, 21, 18, 7), "leaky_relu"), Samples((33,), 7, images=True, task_length=5)),
+}
+UPGD = {"method": "upgd", "lr": 0.02, "sigma": 0.1, "beta_utility": 0.9, "weight_decay": 0.01}
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def _few_threads(monkeypatch):
+    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
+    with emulated_chip.threads(96):
+        yield
+
+
+def state(population: Population) -> dict[str, torch.Tensor]:
+    return {name: t for name, t in population.state().items() if name.startswith(("group.", "tally.loss"))}
+
+
+def run(problem: Problem, learners: list[Learner], backend, *lengths: int, dtype=torch.float32) -> Population:
+    population = Population(problem[0], learners, backend=backend, dtype=dtype)
+    for length in lengths or (STEPS,):
+        population.run(problem[1], length, window=1000)
+    return population
+
+
+def held(cluster: int, **settings: object) -> None:
+    """As near to float64 as torch's float32 is; the same bits in other company, in other blocks, and when the threads take
+    turns in another order."""
+    problem, learners = PROBLEMS[cluster], [Learner(**settings, seed=seed) for seed in (0, 3, 1)]
+    with clusters_of(cluster):
+        Kernel.order = 1
+        exact, rounded = (state(run(problem, learners, "torch", dtype=t)) for t in (torch.float64, torch.float32))
+        there = run(problem, learners, EmulatedBackend)
+        Kernel.order = 2
+        other = run(problem, learners[1:], EmulatedBackend, 1, 4, STEPS - 5)
+    found = state(there)
+    assert found.keys() == exact.keys()
+    for name, right in exact.items():
+        error, usual = (float((t[name].double() - right).norm()) for t in (found, rounded))
+        assert error <= 5e-6 * float(right.norm()) + 5 * usual, name
+        if name.startswith("group."):
+            assert torch.equal(found[name][1:], other.state()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("cluster", "settings"),
+    [
+        (8, {**UPGD, "scaling": "local", "noise": "anticorrelated", "gated": "hidden"}),
+        (2, {"method": "l2-init", "lr": 0.01, "optimizer": "adam", "eps": 1e-2}),
+        (4, {"method": "adaupgd", "lr": 0.01, "sigma": 0.1, "eps": 1e-2, "scaling": "local"}),
+        (8, {**UPGD, "order": 2, "normalize": 0.9, "gated": "output"}),
+        (2, {**UPGD, "granularity": "feature", "order": 2, "scaling": "local"}),
+    ],
+    ids=lambda case: case if isinstance(case, int) else case["method"],
+)
+def test_rules_are_right(cluster, settings):
+    held(cluster, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cluster", "settings"),
+    [
+        (1, UPGD),
+        (2, {**UPGD, "normalize": 0.9}),
+        (1, {**UPGD, "gated": "hidden", "scaling": "local"}),
+        (8, {**UPGD, "order": 2}),
+        (2, {**UPGD, "order": 2, "scaling": "local"}),
+        (1, {**UPGD, "granularity": "feature"}),
+        (4, {**UPGD, "granularity": "feature", "scaling": "local"}),
+        (4, {**UPGD, "profile": "authors"}),
+        (8, {"method": "adamw", "lr": 0.01, "eps": 1e-2}),
+        (1, {"method": "rmsprop", "lr": 0.01, "eps": 1e-2}),
+        (4, {"method": "momentum", "lr": 0.02}),
+        (1, {"method": "obgd", "lr": 0.5}),
+        (2, {"method": "s-ewc", "lr": 0.02, "kappa": 1.0}),
+        (4, {"method": "s-mas", "lr": 0.02, "kappa": 1.0}),
+        (2, {"method": "s-si", "lr": 0.02, "kappa": 0.1}),
+        (1, {"method": "s-rwalk", "lr": 0.02, "kappa": 0.1}),
+        (8, {"method": "shrink-and-perturb", "lr": 0.02, "sigma": 0.1, "weight_decay": 0.1}),
+    ],
+    ids=lambda case: case if isinstance(case, int) else case["method"],
+)
+def test_more_rules_are_right(cluster, settings):
+    held(cluster, **settings)
+
+
+def own_rule(operation: str, over: str) -> type[Method]:
+    """A method of somebody's own, with a reduction."""
+
+    class Own(Method):
+        name = f"own-{operation}-{over}"
+        state = MappingProxyType({"velocity": "zeros", "start": "parameter"})
+        reductions = MappingProxyType({"size": (operation, over)})
+
+        def observe(self, w, g, s):
+            velocity = 0.9 * s.velocity + g
+            size = abs(velocity - w * w)
+            return {"velocity": velocity}, {"size": -size - 0.1 if operation == "max" else size + 0.1}
+
+        def update(self, w, g, s, h, o, r):
+            step = s.velocity / (1 + r.size * r.size) + 0.1 * (w - s.start) + 0.01 * torch.tanh(o.size) * torch.sign(g)
+            return w - h.lr * step
+
+    registry.register(Own)
+    return Own
+
+
+REDUCTIONS = [
+    (operation, over) for operation in ("max", "norm", "mean", "sum") for over in ("learner", "layer", "unit")
+]
+
+
+@pytest.mark.parametrize(
+    ("number", "operation", "over"),
+    [
+        pytest.param(n, *case, marks=() if case in (("mean", "unit"), ("max", "layer")) else pytest.mark.slow)
+        for n, case in enumerate(REDUCTIONS)
+    ],
+)
+def test_everybodys_own_reductions_are_right(number, operation, over):
+    held((8, 2, 1, 4)[(number + number // 4) % 4], method=own_rule(operation, over).name, lr=0.02)
+
+
+@pytest.mark.parametrize("scaling", ["global", pytest.param("local", marks=pytest.mark.slow)])
+def test_rules_written_by_hand_are_those_that_are_generated(monkeypatch, scaling):
+    problem, learners = PROBLEMS[2], [Learner(**UPGD, scaling=scaling, seed=seed) for seed in (0, 1)]
+    with clusters_of(2):
+        by_hand = run(problem, learners, EmulatedBackend)
+        monkeypatch.setattr(on_chip, "_program", lambda group: program(group.method))
+        generated = run(problem, learners, EmulatedBackend)
+    assert [p._backends[0]._plan.program is None for p in (by_hand, generated)] == [True, False]
+    for name, tensor in state(by_hand).items():
+        torch.testing.assert_close(tensor, state(generated)[name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_diverged_learner_stops_and_the_other_does_not_notice():
+    problem = PROBLEMS[1]
+    wild, calm = (Learner(method="momentum", lr=lr, seed=4) for lr in (1e30, 0.01))
+    with clusters_of(1):
+        both, alone = (run(problem, own, EmulatedBackend, 6, 6) for own in ([wild, calm], [calm]))
+    truth = run(problem, [wild], "torch")
+    assert both.diverged_at.tolist() == [truth.diverged_at[0], -1]
+    assert both.diverged_at[0] >= 0
+    for name, tensor in both.parameters(1).items():
+        assert torch.equal(tensor, alone.parameters(0)[name])

@@ -1,0 +1,48 @@
+"""How groups share a GPU; all that needs none."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upgd.population.cuda import CudaBackend
+from upgd.population.lanes import Need, Sharing, shared
+
+needs = st.lists(
+    st.builds(Need, st.integers(1, 200), st.floats(0.1, 10), st.sampled_from([7, 15, 30])), min_size=1, max_size=7
+)
+
+
+@given(needs)
+def test_everybody_gets_a_cluster_and_nobody_more_than_there_are(groups: list[Need]) -> None:
+    given = shared(groups)
+    assert all(1 <= count <= max(1, need.learners) for count, need in zip(given, groups, strict=True))
+    taken = [Fraction(count, need.room) for count, need in zip(given, groups, strict=True)]
+    assert sum(taken) <= 1 or set(given) == {1}
+    # Whoever still has learners that wait finds no room any more.
+    waits = [need for count, need in zip(given, groups, strict=True) if count < need.learners]
+    assert all(sum(taken) + Fraction(1, need.room) > 1 for need in waits)
+
+
+@pytest.mark.parametrize(
+    ("groups", "clusters"),
+    [
+        ([Need(150, 1.0, 15)], [15]),
+        ([Need(8, 1.0, 15)] * 3, [5, 5, 5]),
+        ([Need(8, 1.0, 15), Need(8, 4.0, 15)], [7, 8]),
+        ([Need(30, 1.0, 15), Need(30, 4.0, 15)], [3, 12]),
+        ([Need(30, 1.0, 15), Need(30, 1.0, 7)], [6, 4]),
+        ([Need(1, 1.0, 15)] * 20, [1] * 20),
+    ],
+)
+def test_the_slowest_gets_most(groups: list[Need], clusters: list[int]) -> None:
+    assert shared(groups) == clusters
+
+
+def test_the_kernel_on_chip_can_share() -> None:
+    assert all(hasattr(CudaBackend, name) for name in ("clusters", "advance"))
+    backend = object.__new__(CudaBackend)
+    assert not isinstance(backend, Sharing)
+    backend.learners, backend.cost, backend.size, backend.room = 8, 1.0, 8, 15
+    assert isinstance(backend, Sharing)
