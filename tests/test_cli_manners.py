@@ -233,7 +233,7 @@ def test_a_file_that_cannot_be_written_is_named_without_numbers_of_errors(upgd, 
     stored(folder / "upgd.db")
     (folder / "note").touch()
     assert upgd("export", "note/results.csv")[2] == (
-        "upgd: there is no folder note for results.csv; make it, or choose another file\n"
+        "upgd: the folder note for results.csv does not exist; create it, or choose another file\n"
     )
     assert upgd("export", f"{'x' * 300}.csv") == (1, "", f"upgd: {'x' * 300}.csv: File name too long\n")
 

@@ -190,7 +190,7 @@ def test_a_snapshot_of_selected_figures(by_hand, monkeypatch):
         patched.setattr(torch.linalg, "svdvals", None)
         cheap = looking.snapshot(select={"dormant_share", "weight_l2"})
     assert {name.partition("/")[0] for name in cheap} == {"dormant_share", "weight_l2"}
-    with pytest.raises(ValueError, match=r"select names \['norm'\]; choose from dormant_share, "):
+    with pytest.raises(ValueError, match=r"select contains \['norm'\]; choose from dormant_share, "):
         looking.snapshot(["norm"])
 
 
@@ -392,7 +392,7 @@ def test_a_model_without_activation_modules():
     looking = Monitor(model)
     model(torch.tensor([[1.0, 2.0]]))
     with pytest.warns(
-        UserWarning, match=r"what the layer 'layers.0', for one, puts out before its relu; write .* nn.ReLU"
+        UserWarning, match=r"for example the output of the layer 'layers.0' before its relu; use .* nn.ReLU"
     ) as caught:
         assert "zero_share/layers.0" in looking.snapshot()
     assert caught[0].filename == __file__
@@ -418,7 +418,7 @@ def test_functions_are_found_behind_pooling_normalisation_and_dropout(bias):
     model = Functional(nn.Conv2d(1, 3, 3, bias=bias), nn.Linear(12, 2, bias=bias), between=pooled)
     model.norm = norm
     (sentence,) = warnings_of(model, torch.randn(4, 1, 6, 6))
-    assert "'layers.0', for one, puts out before its relu" in sentence
+    assert "the output of the layer 'layers.0' before its relu" in sentence
 
 
 class Recurrent(nn.Module):
@@ -544,7 +544,7 @@ def test_layers_can_be_named(by_hand):
     looking = Monitor(by_hand, layers=["0"])
     by_hand(torch.ones(1, 2))
     assert {name for name in looking.snapshot() if name.startswith("zero_share")} == {"zero_share/0"}
-    with pytest.raises(ValueError, match=r"layers names \['7'\]"):
+    with pytest.raises(ValueError, match=r"layers contains \['7'\]"):
         Monitor(by_hand, layers=["7"])
 
 
@@ -676,13 +676,12 @@ def gated(values, gradient=None, beta=0.999):
 
 def test_a_summary_says_when_gates_do_nothing():
     model, looking = gated([0.5] * 99 + [0.9], [1.0] * 99 + [0.0])
-    words = "gates: 99 % of them lie between 0.45 and 0.55, so that most weights learn as without gates at half the step size"
+    words = "gates: 99 % between 0.45 and 0.55, so most weights learn as without gates at half the step size"
     assert (
-        looking.summary()
-        == f"{words}; all gates together change the step by 0 %; try a smaller beta_utility than 0.999"
+        looking.summary() == f"{words}; together, the gates change the step by 0 %; try beta_utility smaller than 0.999"
     )
     model.zero_grad()
-    assert looking.summary() == f"{words}; try a smaller beta_utility than 0.999"
+    assert looking.summary() == f"{words}; try beta_utility smaller than 0.999"
     _, none_smaller = gated([0.5] * 100, beta=0.0)
     assert none_smaller.summary() == words.replace("99 %", "100 %")
 
@@ -692,7 +691,7 @@ def test_a_summary_weighs_gates_by_the_gradient():
     _, looking = gated([0.5] * 99 + [0.9], [1.0] * 99 + [99**0.5])
     assert looking.summary().endswith(f"change the step by {80 * 0.5**0.5:.3g} %")
     _, apart = gated([0.1, 0.9], [3.0, 4.0])
-    assert apart.summary() == "gates: 0 % of them lie between 0.45 and 0.55; all gates together change the step by 80 %"
+    assert apart.summary() == "gates: 0 % between 0.45 and 0.55; together, the gates change the step by 80 %"
 
 
 @pytest.mark.parametrize("cls", [upgd.UPGD, upgd.FeatureUPGD])
@@ -701,10 +700,10 @@ def test_a_summary_of_a_network(cls):
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     optimizer = cls(model if cls is upgd.FeatureUPGD else model.parameters())
     with Monitor(model, optimizer) as looking:
-        assert looking.summary() == "nothing to tell: the monitor has seen no forward pass"
+        assert looking.summary() == "nothing to report: the monitor has recorded no forward pass"
         model(torch.randn(3, 4)).square().sum().backward()
         optimizer.step()
         gates, layer = looking.summary().splitlines()
-    assert "of them lie between 0.45 and 0.55" in gates
-    assert "all gates together change the step by" in gates
+    assert " % between 0.45 and 0.55" in gates
+    assert "together, the gates change the step by" in gates
     assert layer.startswith("layer '1': 6 units, ")

@@ -257,7 +257,7 @@ def test_parameters_that_nobody_initialises_are_named() -> None:
             super().__init__()
             self.gain = nn.Parameter(torch.ones(2))
 
-    with pytest.raises(TypeError, match=r"the layer '1', a Gain, has parameters and no reset_parameters\(\)"):
+    with pytest.raises(TypeError, match=r"the layer '1', a Gain, has parameters but no reset_parameters\(\)"):
         reset(nn.Sequential(nn.Linear(2, 2), Gain()), 0)
 
     class Forgets(Scaled):
@@ -284,7 +284,7 @@ def test_a_registered_network_may_bring_its_own_initial_weights(monkeypatch) -> 
     assert torch.equal(weights[0], weights[2])
     assert 0 < weights[0, 0, 0] < 1 < weights[1, 0, 0] < 2
     assert networks.registered("constants") is None
-    with pytest.raises(ValueError, match="'conv' cannot be the name"):
+    with pytest.raises(ValueError, match="'conv' is not a valid name"):
         networks.register("conv")
     with pytest.raises(ValueError, match="a network named 'constant' already exists"):
         networks.register("constant", init=init)(lambda stream: None)

@@ -95,7 +95,7 @@ def test_a_module_of_this_folder(fresh):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("raise RuntimeError('two\\nlines')", r"the plug-in my_method cannot be loaded \(RuntimeError: two lines\)"),
+        ("raise RuntimeError('two\\nlines')", r"the plugin my_method cannot be loaded \(RuntimeError: two lines\)"),
         ("import sys; sys.exit(3)", r"my_method cannot be loaded \(SystemExit: 3\)"),
         (
             "import nowhere_at_all",
@@ -115,8 +115,8 @@ def test_a_plugin_that_fails_is_named_with_its_reason(fresh, code, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("nowhere_at_all", "there is no module 'nowhere_at_all' in this folder or among the installed packages"),
-        ("my_method.py", "a plug-in is the name of a module, such as my_method for my_method.py, not 'my_method.py'"),
+        ("nowhere_at_all", "no module 'nowhere_at_all' in this folder or among the installed packages"),
+        ("my_method.py", "a plugin is the name of a module, such as my_method for my_method.py, not 'my_method.py'"),
     ],
 )
 def test_a_wrong_name(fresh, name, words):
@@ -133,7 +133,7 @@ def test_the_variable_is_read_when_a_name_is_not_known_and_broken_modules_are_le
     assert "mine" in upgd.methods.METHODS
     (said,) = caplog.records
     assert said.getMessage() == (
-        "upgd: the plug-in my_broken cannot be loaded (ZeroDivisionError: division by zero), and is left out "
+        "upgd: the plugin my_broken cannot be loaded (ZeroDivisionError: division by zero), so it is skipped "
         "(UPGD_PLUGINS=my_broken)"
     )
     assert plugins.modules() == ("my_method",)
@@ -158,7 +158,7 @@ def test_a_broken_entry_point_breaks_no_worker(fresh, monkeypatch, caplog):
     (about / "entry_points.txt").write_text("[upgd.plugins]\nbroken = their_broken\n")
     monkeypatch.syspath_prepend(str(fresh))
     assert len(upgd.methods.METHODS) > 5
-    assert "the plug-in their_broken cannot be loaded" in caplog.text
+    assert "the plugin their_broken cannot be loaded" in caplog.text
     assert plugins.modules() == ()  # what workers import
 
 
@@ -279,7 +279,7 @@ def test_commands_do_without_a_plugin_that_is_broken(environment, tmp_path):
     said, complained = process.communicate(timeout=120)
     assert process.returncode == 0
     assert json.loads(said)["datasets"]
-    assert complained.startswith("upgd: the plug-in my_broken cannot be loaded (ZeroDivisionError: division by zero)")
+    assert complained.startswith("upgd: the plugin my_broken cannot be loaded (ZeroDivisionError: division by zero)")
     assert complained.count("\n") == 1
 
 
@@ -292,7 +292,7 @@ def test_commands_do_without_a_plugin_that_is_broken(environment, tmp_path):
         ),
         (
             ["table", "--plugin", "my_broken"],
-            "the plug-in my_broken cannot be loaded (ZeroDivisionError: division by zero)",
+            "the plugin my_broken cannot be loaded (ZeroDivisionError: division by zero)",
         ),
         (
             ["run", "jumping-blobs", "--method", "bent", "--lr", "0.1", "--network", "residual", "--plugin=my_bent"],

@@ -71,7 +71,7 @@ def test_data_are_never_replaced_whichever_name_leads_to_them(folder):
         by_content = what != "part of the store a.db" and path.suffix != ".json"
         for name in (path, link, second) if by_content else (path, link):
             with pytest.raises(
-                ValueError, match=f"{name.name} is {what}.*, and no output replaces that; choose another"
+                ValueError, match=f"{name.name} is {what}.*, which is never overwritten; choose another"
             ):
                 write(name)
         assert path.read_bytes() == before
@@ -171,7 +171,7 @@ def test_folders_get_a_sentence(folder):
     with pytest.raises(ValueError, match=r"pages is a folder; the output must be a file, such as .*pages/output"):
         write(folder / "pages")
     with pytest.raises(
-        ValueError, match=r"there is no folder .*nowhere for page.html; make it, or choose another file"
+        ValueError, match=r"the folder .*nowhere for page.html does not exist; create it, or choose another file"
     ):
         write(folder / "nowhere" / "page.html")
 
@@ -218,5 +218,5 @@ def test_no_command_writes_over_the_store_that_it_reads(upgd, folder, monkeypatc
     before = (folder / "a.db").read_bytes()
     code, out, err = upgd(*command.split())
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "is a store, or another SQLite database, and no output replaces that; choose another file" in err
+    assert "is a store, or another SQLite database, which is never overwritten; choose another file" in err
     assert (folder / "a.db").read_bytes() == before

@@ -1,15 +1,16 @@
-"""Learning from streams that never stop changing.
+"""Continual learning from non-stationary streams.
 
-The parts, from the outside in; each imports only what comes after it:
+The subpackages, from top to bottom; each imports only those below it:
 
-- ``cli`` is the command line and ``report`` the page of results.
-- ``experiments`` declares, runs, compares and reproduces experiments; ``store`` keeps their results.
-- ``population`` runs many online learners at once, each on a stream of ``streams``.
-- ``optim`` has the methods as torch optimizers; ``Monitor`` and ``utility`` look inside a network.
-- ``methods`` has one class per method, ``curvature`` HesScale, ``networks`` and ``data`` what is learned and from what.
-- ``rules`` is the mathematics, ``noise`` the random numbers.
+- ``cli`` is the command line, and ``report`` the HTML report.
+- ``experiments`` declares, runs, compares and reproduces experiments; ``store`` holds their results.
+- ``population`` trains many online learners at once, each on a stream of ``streams``.
+- ``optim`` provides the methods as torch optimizers; ``Monitor`` and ``utility`` inspect a network.
+- ``methods`` has one class per method, ``curvature`` implements HesScale, and ``networks`` and ``data`` provide networks
+  and data sets.
+- ``rules`` contains the mathematics, ``noise`` the random numbers.
 
-``plugins`` finds what other packages add, and ``writing`` writes files whole.
+``plugins`` finds third-party components, and ``writing`` writes files atomically.
 """
 
 from importlib import import_module
@@ -44,13 +45,13 @@ __all__ = [
     "utility",
 ]
 
-# Torch takes a second or two to load, and `upgd --help` does not need it: each name is looked up when it is first used.
+# Importing torch takes a second or two, and `upgd --help` does not need it, so names are resolved on first use.
 _MODULES = ("curvature", "methods", "monitor", "noise", "optim", "rules", "utility")
 _HOMES = {
     "HesScale": "upgd.curvature",
     "Monitor": "upgd.monitor",
     "OnlineNorm": "upgd.normalization",
-    "open": "upgd.experiments.analysis.stores",  # not in __all__: a star import must not replace Python's own
+    "open": "upgd.experiments.analysis.stores",  # not in __all__: a star import must not replace the built-in open
     "record": "upgd.experiments.analysis.stores",
 }
 

@@ -1,7 +1,7 @@
-"""What is happening inside a network that keeps learning: plasticity, dormant units, norms, ranks, gates.
+"""Diagnostics of a network during continual learning: plasticity, dormant units, norms, ranks and gates.
 
-The functions are the definitions, pure and batched: tensors may begin with *learner dimensions*, and then there is one
-result for each learner. :class:`Monitor` applies them to a model in an ordinary training loop.
+The functions define the diagnostics. They are pure and batched: tensors may have leading *learner dimensions*, in which case
+there is one result per learner. :class:`Monitor` applies them to a model in an ordinary training loop.
 """
 
 import math
@@ -36,10 +36,10 @@ __all__ = [
     "zero_share",
 ]
 
-#: From this share of gates near ½ on, a summary says what that means; and it says how to get others where all gates together
-#: change the step by less than this.
+#: If at least this fraction of the gates is near ½, the summary explains what that means. It also suggests a remedy if the
+#: gates change the step by less than the second value.
 _NEARLY_ALL, _HARDLY = 0.95, 0.1
-#: What snapshots can contain.
+#: The diagnostics in a snapshot.
 _FIGURES = (
     "dormant_share",
     "zero_share",
@@ -56,7 +56,7 @@ _FIGURES = (
 
 
 def sample_plasticity(loss_before: Tensor, loss_after: Tensor) -> Tensor:
-    """How much of a sample's loss one update on that sample removed: ``clamp(1 − after/max(before, 1e-8), 0, 1)``.
+    """Return the fraction of a sample's loss removed by one update on it: ``clamp(1 − after/max(before, 1e-8), 0, 1)``.
 
     Example:
         >>> sample_plasticity(torch.tensor([2.0, 1.0]), torch.tensor([0.5, 3.0]))
@@ -66,7 +66,7 @@ def sample_plasticity(loss_before: Tensor, loss_after: Tensor) -> Tensor:
 
 
 def windowed_means(values: Tensor, window: int) -> Tensor:
-    """The means over successive windows of the last dimension. The last window may be shorter; it is never dropped.
+    """Return means over consecutive windows of the last dimension. A shorter last window is kept.
 
     Example:
         >>> windowed_means(torch.tensor([1.0, 3.0, 5.0, 7.0, 100.0]), window=2)
@@ -78,25 +78,25 @@ def windowed_means(values: Tensor, window: int) -> Tensor:
 
 
 def loss_of_plasticity(curve: Tensor) -> Tensor:
-    """The first minus the last entry of a curve of windowed mean plasticities (or accuracies), along the last
-    dimension: positive if plasticity was lost."""
+    """Return the first minus the last entry of a curve of windowed mean plasticities (or accuracies), along the last
+    dimension. Positive values mean that plasticity was lost."""
     return curve[..., 0] - curve[..., -1]
 
 
 def forgetting(curve: Tensor) -> Tensor:
-    """``A_k − A_{k+1}`` of a curve with one mean accuracy for each task, along the last dimension."""
+    """Return ``A_k − A_{k+1}`` for a curve with one mean accuracy per task, along the last dimension."""
     return curve[..., :-1] - curve[..., 1:]
 
 
 def dormant_share(activations: Tensor, tau: float = 0.0) -> Tensor:
-    """The share of τ-dormant units: those whose mean |h| over samples is at most τ times the layer's mean.
+    """Return the fraction of τ-dormant units, whose mean |h| over samples is at most τ times the layer's mean.
 
     Args:
         activations: ``(*learners, samples, units)``.
-        tau: τ. With 0, only units that are always zero are dormant.
+        tau: τ. Default: 0, in which case only units that are always zero are dormant.
 
     Returns:
-        ``(*learners,)``; 1 where the whole layer is silent.
+        ``(*learners,)``; 1 if all units of the layer are zero.
 
     Example:
         >>> dormant_share(torch.tensor([[0.0, 1.0, 3.0], [0.0, 1.0, 3.0]]), tau=0.75)
@@ -107,37 +107,37 @@ def dormant_share(activations: Tensor, tau: float = 0.0) -> Tensor:
 
 
 def zero_share(activations: Tensor) -> Tensor:
-    """The share of activations that are exactly zero, of ``(*learners, samples, units)``."""
+    """Return the fraction of activations that are exactly zero, of ``(*learners, samples, units)``."""
     return (activations == 0).flatten(-2).to(_float(activations)).mean(-1)
 
 
 def l1_norm(values: Tensor, learner_dims: int = 0) -> Tensor:
-    """``Σ |x|``, for each learner."""
+    """Return ``Σ |x|`` per learner."""
     return values.flatten(learner_dims).abs().sum(-1) if values.ndim > learner_dims else values.abs()
 
 
 def l2_norm(values: Tensor, learner_dims: int = 0) -> Tensor:
-    """``√(Σ x²)``, for each learner."""
+    """Return ``√(Σ x²)`` per learner."""
     return l1_norm(values, learner_dims) if values.ndim == learner_dims else values.flatten(learner_dims).norm(dim=-1)
 
 
 def l0_share(values: Tensor, learner_dims: int = 0) -> Tensor:
-    """``‖x‖₀/n``, the share of entries that are not zero, for each learner."""
+    """Return ``‖x‖₀/n``, the fraction of nonzero entries, per learner."""
     nonzero = (values != 0).to(_float(values))
     return nonzero.flatten(learner_dims).mean(-1) if values.ndim > learner_dims else nonzero
 
 
 def effective_rank(matrix: Tensor) -> Tensor:
-    """``exp(−Σ p log p)`` with ``p = s/Σs`` of the singular values ``s``, for matrices in the last two dimensions.
+    """Return ``exp(−Σ p log p)`` with ``p = s/Σs`` of the singular values ``s``, for matrices in the last two dimensions.
 
-    Between 0 (of a zero matrix) and the number of singular values, which it has if they are all equal. NaN where a matrix
-    is not finite.
+    The result is between 0 (for a zero matrix) and the number of singular values (if they are all equal), or NaN for a
+    matrix with non-finite entries.
     """
     return _effective(_singular_values(matrix))
 
 
 def stable_rank(matrix: Tensor) -> Tensor:
-    """``‖W‖²_F / ‖W‖²₂``, for matrices in the last two dimensions; 0 for a zero matrix, NaN where one is not finite."""
+    """Return ``‖W‖²_F / ‖W‖²₂`` for matrices in the last two dimensions; 0 for a zero matrix, NaN for a non-finite one."""
     return _stable(_singular_values(matrix))
 
 
@@ -148,62 +148,62 @@ def _effective(singular: Tensor) -> Tensor:
 
 
 def _stable(singular: Tensor) -> Tensor:
-    # The ratios first: squares of large or small values would leave the range of numbers.
+    # Divide before squaring, because squares of large or small values overflow or underflow.
     ratios = singular / singular[..., :1].clamp(min=torch.finfo(singular.dtype).tiny)
     return (ratios**2).sum(-1)
 
 
 def _singular_values(matrix: Tensor) -> Tensor:
-    """Of matrices in the last two dimensions; NaN where one is not finite, for which LAPACK would raise and print."""
+    """Return the singular values of matrices in the last two dimensions; NaN for non-finite ones, which LAPACK rejects."""
     finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
     singular = torch.linalg.svdvals(torch.where(finite, matrix, 0))
     return torch.where(finite.squeeze(-1), singular, math.nan)
 
 
 def gate_histogram(gates: Tensor, bins: int = 10, learner_dims: int = 0) -> Tensor:
-    """The share of gates ū in each of ``bins`` equal parts of [0, 1], for each learner: ``(*learners, bins)``.
+    """Return the fraction of gates ū in each of ``bins`` equal intervals of [0, 1], per learner: ``(*learners, bins)``.
 
-    A part contains its lower end, the last one its upper end too. Gates that are NaN do not count; where all are, so are
-    the shares.
+    Intervals include their lower end; the last one also includes its upper end. NaN gates are ignored; if all gates are
+    NaN, the result is NaN.
     """
     flat = gates.flatten(learner_dims)
     known = ~flat.isnan()
     part = (flat.nan_to_num() * bins).clamp(0, bins - 1).long()
     counts = torch.zeros(*flat.shape[:-1], bins, dtype=torch.int64, device=flat.device)
-    counts.scatter_add_(-1, part, known.long())  # whole numbers, for sums of ones in 16 bits end at 256
+    counts.scatter_add_(-1, part, known.long())  # integers, because 16-bit floats cannot count beyond 256
     return counts.to(_wide(flat).dtype) / known.sum(-1, keepdim=True)
 
 
 @runtime_checkable
 class _Gated(Protocol):
-    """An optimizer that says how useful it holds things to be."""
+    """An optimizer with gates."""
 
     def gates(self) -> dict[Any, Tensor]: ...
 
 
 class _Window:
-    """What one module put out for the last samples, kept cheaply: computing waits until somebody asks.
+    """The outputs of one module for the last samples, stored cheaply; diagnostics are computed on request.
 
     Args:
-        has_positions: whether its units are channels, each with a value at many positions.
-        samples: how many samples to keep.
+        has_positions: whether the units are channels with values at many positions.
+        samples: number of samples to keep.
     """
 
     def __init__(self, has_positions: bool, samples: int) -> None:
         self.has_positions = has_positions
         self.samples = samples
-        #: Of each forward pass, |h| and the share of zeros (samples, units): of a channel, the means over its positions.
+        #: For each forward pass, |h| and the fraction of zeros (samples, units); for channels, means over their positions.
         self._passes: deque[tuple[Tensor, Tensor]] = deque()
         self._kept = 0
 
     def add(self, output: Tensor, dim: int) -> None:
-        """Keep an output whose units or channels lie along the dimension ``dim``, counted from the end."""
+        """Store an output whose units or channels are in the dimension ``dim``, counted from the end."""
         output = output.detach()
         units, positions = output.shape[dim], math.prod(output.shape[output.ndim + dim + 1 :])
         output = output.reshape(-1, units, positions)
         if len(output) > self.samples:
-            output = output[-self.samples :].clone()  # a mere view would keep all of it alive
-        # Units without positions are kept as they are, which costs nothing.
+            output = output[-self.samples :].clone()  # a view would keep the whole output alive
+        # Units without positions are stored without computing anything.
         means = output.abs().mean(2) if self.has_positions else output.squeeze(2)
         zeros = (output == 0).to(output.dtype).mean(2) if self.has_positions else means
         self._passes.append((means, zeros))
@@ -224,23 +224,23 @@ class _Window:
 
 
 class Monitor:
-    """Looks inside a model while it learns.
+    """Record diagnostics of a model during training.
 
-    Forward hooks keep what the hidden layers put out in the last training passes; figures are computed only when
-    :meth:`snapshot` is called. Passes under ``torch.no_grad()`` or ``torch.func`` are not recorded. Call it after
-    ``loss.backward()`` and before the gradients are cleared. A copy of the model is not looked at, unless the monitor is
-    copied with it. The hooks are gone as soon as the monitor is.
+    Forward hooks keep the outputs of the hidden layers for the last training samples; diagnostics are computed only when
+    :meth:`snapshot` is called. Forward passes under ``torch.no_grad()`` or ``torch.func`` are not recorded. Call
+    :meth:`snapshot` after ``loss.backward()`` and before the gradients are cleared. Copying the model does not copy the
+    monitor; copy both together to monitor the copy. The hooks are removed when the monitor is deleted.
 
     Args:
-        model: any module with Linear or convolution layers.
-        optimizer: if it has a method ``gates()``, as :class:`upgd.UPGD` does, snapshots contain histograms of the gates.
-        tau: the τ below which units count as dormant.
-        samples: how many of the last samples are kept for the figures about activations. Of a convolution only means over
-            positions are kept.
-        layers: names of the modules whose outputs are looked at. By default the activation modules; in a model that has
-            none, all Linear and convolution layers but the last. Of a model that calls functions instead, such as
-            ``F.relu``, these are the units before their activation, of which hardly any is ever zero: the first snapshot
-            warns. Write activations as modules, such as ``nn.ReLU()``, to look behind them.
+        model: Any module with Linear or convolution layers.
+        optimizer: If it has a method ``gates()``, like :class:`upgd.UPGD`, snapshots contain histograms of the gates.
+        tau: Units are dormant if their mean activation is at most τ times the layer's mean. Default: 0.1.
+        samples: Number of recent samples to keep for diagnostics of activations. For convolutions, only means over
+            positions are kept. Default: 256.
+        layers: Names of the modules whose outputs are monitored. Default: the activation modules; in a model without any,
+            all Linear and convolution layers but the last. If such a model uses functions such as ``F.relu``, the monitor
+            sees pre-activations, which are hardly ever zero, and the first snapshot warns. Use modules, such as
+            ``nn.ReLU()``, to monitor the activations.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -273,48 +273,48 @@ class Monitor:
         self.tau = tau
         self.samples = samples
         self._watched = _watched(model, layers)
-        #: By a module's name, its number of units and whether these are channels: an activation module may serve several
-        #: layers.
+        #: Keyed by module name, number of units, and whether these are channels, because several layers may share one
+        #: activation module.
         self._windows: dict[tuple[str, int, bool], _Window] = {}
-        #: In this forward pass: along which dimension the units of the last layer lay that put out so many dimensions.
+        #: In this forward pass: number of output dimensions → unit dimension of the last layer with such an output.
         self._unit_dims: dict[int, int] = {}
         self._mean_plasticity: Tensor | None = None
         self._plasticities = 0
         self._hooks = Hooks(self)
         self._hook_outputs()
-        #: A layer, and the function behind it that we look before; once one was seen, until that was said.
+        #: A layer and the function that follows it, if its pre-activations are monitored; reset once the warning is given.
         self._looks_before: tuple[str, str] | None = None
-        #: The layers before which there may be such a function.
+        #: The layers whose inputs are checked for such a function.
         self._searched: dict[nn.Module, RemovableHandle] = {}
         if layers is None and not any(isinstance(module, ACTIVATION_MODULES) for module in self._watched.values()):
             self._look_for_functions()
 
     def snapshot(self, select: str | Iterable[str] | None = None) -> dict[str, Any]:
-        """Compute the figures and return them as ``"figure/layer"`` → number (``gate_histogram`` → list of ten shares).
+        """Compute diagnostics and return them as ``"figure/layer"`` → number (``gate_histogram`` → list of ten fractions).
 
         * ``dormant_share``, ``zero_share``, ``effective_rank`` of hidden layers, over the last samples (the rank only for
           layers without positions)
         * ``weight_l1``, ``weight_l2``, ``gradient_l1``, ``gradient_l2``, ``gradient_l0_share`` of parameters; without
-          ``/layer`` of all of them together
-        * ``effective_rank``, ``stable_rank`` of weight matrices; of a convolution, with one row for each filter
+          ``/layer``, of all parameters together
+        * ``effective_rank``, ``stable_rank`` of weight matrices; convolution weights have one row per filter
         * ``gate_histogram`` of the optimizer's gates
-        * ``sample_plasticity``, the mean over what :meth:`plasticity` has measured since the last snapshot that
+        * ``sample_plasticity``, the mean over the measurements of :meth:`plasticity` since the last snapshot that
           contained it
 
         Args:
-            select: names of the figures to compute, such as ``["dormant_share", "weight_l2"]``; all of them by default.
-                Ranks take most of the time, because they need singular values.
+            select: Names of the diagnostics to compute, such as ``["dormant_share", "weight_l2"]``. Default: all. Ranks
+                take most of the time, because they require singular values.
         """
         wanted = _FIGURES if select is None else (select,) if isinstance(select, str) else tuple(select)
         if unknown := [name for name in wanted if name not in _FIGURES]:
-            raise ValueError(f"select names {unknown}; choose from {', '.join(_FIGURES)}")
+            raise ValueError(f"select contains {unknown}; choose from {', '.join(_FIGURES)}")
         if self._looks_before is not None:
             layer, function = self._looks_before
             self._looks_before = None
             warnings.warn(
-                f"the model has no activation modules, so that the monitor looks at what the layer {layer!r}, for one, puts "
-                f"out before its {function}; write activations as modules, such as nn.ReLU() for F.relu, or name the modules "
-                "to look at with layers=[...]",
+                "the model has no activation modules, so the monitor sees pre-activations, for example the output of the "
+                f"layer {layer!r} before its {function}; use modules, such as nn.ReLU() instead of F.relu, or name the "
+                "modules to monitor with layers=[...]",
                 stacklevel=2,
             )
         if (
@@ -323,8 +323,8 @@ class Monitor:
             and any(parameter.grad is not None for parameter in self.model.parameters())
         ):
             warnings.warn(
-                "the monitor has seen no forward pass, but the model has gradients; attach it to the model that computes, "
-                f"before it does.{if_compiled()}",
+                "the monitor has recorded no forward pass, but the model has gradients; create it with the model that is "
+                f"trained, before the forward pass.{if_compiled()}",
                 stacklevel=2,
             )
         with torch.no_grad():
@@ -337,11 +337,11 @@ class Monitor:
         return {name: figure.tolist() for name, figure in figures.items()}
 
     def summary(self) -> str:
-        """What the gates and the hidden layers do, in a few lines of text.
+        """Describe the gates and the hidden layers in a few lines of text.
 
-        It says when the gates do next to nothing: where nearly all of them are close to ½, most weights learn as with
-        gradient descent at half the step size. The change of the step is ``‖(2·ū − 1)·g‖ / ‖g‖``, the part of a step of
-        half the size that the gates add or take away; it needs gradients.
+        The summary points out if the gates have little effect: if nearly all of them are close to ½, most weights learn as
+        with gradient descent at half the step size. The change of the step is ``‖(2·ū − 1)·g‖ / ‖g‖``, the part of a
+        half-size step that the gates add or remove; it requires gradients.
 
         Example:
             >>> model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 1))
@@ -356,14 +356,15 @@ class Monitor:
                 shares = window.figures(self.tau, ("dormant_share", "zero_share"))
                 dormant, zero = (_percent(float(share)) for share in shares.values())
                 lines.append(f"layer {name!r}: {units} units, {dormant} dormant, {zero} of the activations zero")
-        return "\n".join(lines) or "nothing to tell: the monitor has seen no forward pass"
+        return "\n".join(lines) or "nothing to report: the monitor has recorded no forward pass"
 
     def plasticity(self, loss_before: Tensor, closure: Callable[[], Tensor]) -> Tensor:
-        """Measure the sample plasticity of the update that was just made.
+        """Measure the sample plasticity of the last update.
 
         Args:
-            loss_before: the loss that the update was made from.
-            closure: computes the loss on the same samples again; called without gradients, its pass is not recorded.
+            loss_before: The loss that the update was computed from.
+            closure: Recomputes the loss on the same samples. It is called without gradients, and its forward pass is not
+                recorded.
 
         Returns:
             The plasticity, a scalar tensor. Its mean also appears in the next snapshot.
@@ -383,7 +384,7 @@ class Monitor:
         return measured
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         self._hooks.remove()
 
     def __enter__(self) -> Self:
@@ -405,13 +406,13 @@ class Monitor:
                 )
 
     def _before_model(self, module: nn.Module, inputs: Any) -> None:
-        """A forward pass begins."""
+        """Reset the state of a forward pass."""
         self._unit_dims = {}
 
     def _after_module(
         self, name: str, unit_dim: int | None, is_watched: bool, module: nn.Module, inputs: Any, output: Any
     ) -> None:
-        """See what a module puts out; ``unit_dim`` is where the units of a layer lie, and None for other modules."""
+        """Process the output of a module; ``unit_dim`` is the dimension of a layer's units, None for other modules."""
         if unit_dim is not None and isinstance(output, Tensor):
             self._unit_dims[output.ndim] = unit_dim
         if is_watched:
@@ -419,9 +420,9 @@ class Monitor:
 
     def _record(self, name: str, output: Any) -> None:
         if not isinstance(output, Tensor):
-            raise TypeError(f"layers names {name!r}, which puts out a {type(output).__name__}; it must be a tensor")
+            raise TypeError(f"layers contains {name!r}, which outputs a {type(output).__name__}; it must be a tensor")
         if torch.is_grad_enabled() and transform_level() is None:
-            # What no layer has put out so many dimensions of was reshaped since, mostly flattened: its units lie last.
+            # If no layer had an output with this number of dimensions, it was reshaped, usually flattened: units are last.
             dim = self._unit_dims.get(output.ndim, -1)
             key = name, output.shape[dim], dim < -1
             if key not in self._windows:
@@ -429,7 +430,7 @@ class Monitor:
             self._windows[key].add(output, dim)
 
     def _average(self, plasticity: Tensor) -> None:
-        """Take a plasticity into the mean. It does not grow, as a list would, and loses no small numbers, as a sum would."""
+        """Update the running mean, which needs constant memory, unlike a list, and stays accurate, unlike a sum."""
         self._plasticities += 1
         if self._mean_plasticity is None:
             self._mean_plasticity = plasticity
@@ -437,7 +438,7 @@ class Monitor:
             self._mean_plasticity = self._mean_plasticity + (plasticity - self._mean_plasticity) / self._plasticities
 
     def _look_for_functions(self) -> None:
-        """See, in the first pass, whether the model applies functions to what the watched layers put out."""
+        """Check in the first pass whether the model applies functions to the outputs of the monitored layers."""
         for module in self.model.modules():
             if isinstance(module, LAYERS):
                 self._searched[module] = self._hooks.add(module.register_forward_pre_hook, "_look_for_function")
@@ -446,7 +447,7 @@ class Monitor:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or transform_level() is not None:
             return
         self._searched[layer].remove()
-        # A function that works in place changes what we keep, too: there is nothing to say about it.
+        # A function that works in place also changes the recorded output, so no warning is needed.
         if inputs and isinstance(inputs[0], Tensor) and inputs[0]._version == 0:
             modules = self.model.modules()
             norms = {p for m in modules if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
@@ -486,7 +487,7 @@ class Monitor:
         figures: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters() if chosen else ():
             if parameter.ndim > 1:
-                singular = _singular_values(_wide(parameter.detach()).flatten(1))  # takes most of a snapshot's time
+                singular = _singular_values(_wide(parameter.detach()).flatten(1))  # the slowest part of a snapshot
                 figures |= {f"{rank}/{name}": function(singular) for rank, function in chosen.items()}
         return figures
 
@@ -497,16 +498,16 @@ class Monitor:
             return []
         everywhere = torch.cat(flat)
         near = float(((everywhere > 0.45) & (everywhere < 0.55)).to(torch.float32).mean())
-        words = f"gates: {_percent(near)} of them lie between 0.45 and 0.55"
+        words = f"gates: {_percent(near)} between 0.45 and 0.55"
         change = _change_of_step(gates)
         if near >= _NEARLY_ALL:
-            words += ", so that most weights learn as without gates at half the step size"
+            words += ", so most weights learn as without gates at half the step size"
         if change is not None:
-            words += f"; all gates together change the step by {_percent(change)}"
+            words += f"; together, the gates change the step by {_percent(change)}"
         groups = getattr(self.optimizer, "param_groups", [])
         largest = max((group.get("beta_utility", 0.0) for group in groups), default=0.0)
         if near >= _NEARLY_ALL and (change is None or change < _HARDLY) and largest > 0:
-            words += f"; try a smaller beta_utility than {largest:g}"
+            words += f"; try beta_utility smaller than {largest:g}"
         return [words]
 
     def _of_gates(self) -> dict[str, Tensor]:
@@ -521,7 +522,7 @@ class Monitor:
 
 
 def _change_of_step(gates: Mapping[Any, Tensor]) -> float | None:
-    """How far the gates are from ½, weighted by the gradients that they let through; None without gradients."""
+    """Return the distance of the gates from ½, weighted by the gradients; None without gradients."""
     changed: list[float] = []
     whole: list[float] = []
     for param, gate in gates.items():
@@ -529,7 +530,7 @@ def _change_of_step(gates: Mapping[Any, Tensor]) -> float | None:
             grad = _wide(param.grad)
             spread = gate.reshape(
                 gate.shape + (1,) * (grad.ndim - gate.ndim)
-            )  # a feature's gate is that of its weights
+            )  # the gate of a feature applies to all its weights
             changed.append(float(l2_norm((2 * spread - 1) * grad)))
             whole.append(float(l2_norm(grad)))
     return math.hypot(*changed) / math.hypot(*whole) if any(whole) else None
@@ -540,31 +541,31 @@ def _percent(share: float) -> str:
 
 
 def _watched(model: nn.Module, layers: Iterable[str] | None) -> dict[str, nn.Module]:
-    """The modules to look at."""
+    """Return the modules to monitor, by name."""
     modules = dict(model.named_modules())
     hidden = [name for name, module in modules.items() if isinstance(module, LAYERS)][:-1]
     activations = [name for name, module in modules.items() if isinstance(module, ACTIVATION_MODULES)]
     chosen = list(layers) if layers is not None else activations or hidden
     unknown = [name for name in chosen if name not in modules]
     if unknown:
-        raise ValueError(f"layers names {unknown}, but the model's modules are {[name for name in modules if name]}")
+        raise ValueError(f"layers contains {unknown}, but the model's modules are {[name for name in modules if name]}")
     return {name: modules[name] for name in chosen}
 
 
 def _unit_dim(module: nn.Module) -> int | None:
-    """The dimension of a layer's output, from the end, along which its units or channels lie; None if it is no layer."""
+    """Return the dimension of a layer's units or channels, counted from the end; None for other modules."""
     if isinstance(module, _ConvNd):
         return -1 - len(module.kernel_size)
     return -1 if isinstance(module, LAYERS) else None
 
 
 def _with_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors and, under the empty name, all their entries together."""
+    """Return the tensors and, under the empty name, all their entries together."""
     return tensors | {"": torch.cat([t.flatten() for t in tensors.values()])} if tensors else {}
 
 
 def _wide(values: Tensor) -> Tensor:
-    """With float32's precision at least."""
+    """Convert to at least float32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 

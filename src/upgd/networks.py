@@ -1,14 +1,14 @@
-"""The networks of the paper, and initial weights that depend on a seed and nothing else.
+"""The networks of the paper, and initial weights that depend only on a seed.
 
-PyTorch initialises Linear and convolution layers, weights and biases, from ``U(−1/√fan_in, 1/√fan_in)``. So do we, but
-the numbers come from the counters of :mod:`upgd.noise`: parameter number ``k`` of a network (in the order of
-``network.parameters()``) is drawn for (seed, ``Purpose.INITIAL_WEIGHTS``, step ``k``), in float64, then rounded to the
-parameter's type. A learner therefore starts with the same bits alone (:func:`reset`) or among hundreds
-(:func:`initial_parameters`), whatever ran before and on whatever device.
+PyTorch initializes the weights and biases of Linear and convolution layers from ``U(−1/√fan_in, 1/√fan_in)``. This module
+uses the same distribution, but draws from the counter-based generator of :mod:`upgd.noise`: parameter ``k`` of a network (in
+the order of ``network.parameters()``) is drawn for (seed, ``Purpose.INITIAL_WEIGHTS``, step ``k``) in float64, then rounded
+to the parameter's type. Initial weights are therefore bitwise identical for a single learner (:func:`reset`) and in a
+population (:func:`initial_parameters`), and do not depend on earlier draws or the device.
 
-Other modules initialise themselves: a module's own ``reset_parameters`` is called with PyTorch's generator at the learner's
-seed, in float64 on the CPU. That of a module with children is responsible for all of them. :func:`register` gives a network a
-name, and its own function for initial weights if it needs one.
+Other modules initialize themselves: their ``reset_parameters`` is called with PyTorch's generator set to the learner's seed,
+in float64 on the CPU. The method of a module with children must initialize all of them. :func:`register` gives a network a
+name and, optionally, an initialization function.
 
     >>> MLP((784, 300, 150, 10)).describe()
     'MLP 784-300-150-10, relu, 282,160 parameters'
@@ -42,7 +42,7 @@ __all__ = [
     "reset",
 ]
 
-#: The activations by name.
+#: Activations by name.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,
@@ -51,14 +51,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "crelu": CReLU,
 }
 
-#: What counts as an activation in anybody's network: behind it are the hidden features of the layer before.
+#: Modules that count as activations in any network; their outputs are the hidden features of the preceding layer.
 ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
     *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
     *(nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softsign),
     CReLU,
 )
 
-#: Activations that are called as functions, by the names of autograd, without "Backward0".
+#: Functional activations, by their autograd node names without "Backward0".
 ACTIVATION_FUNCTIONS = frozenset(
     [
         *("Relu", "LeakyRelu", "RreluWithNoise", "Elu", "Celu", "Gelu", "Silu", "Mish", "Softplus"),
@@ -66,22 +66,22 @@ ACTIVATION_FUNCTIONS = frozenset(
     ]
 )
 
-#: What has weights that enter units or channels.
+#: Layers whose weights belong to units or channels.
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
-#: What has weights and biases that begin with 1 and 0.
+#: Layers whose weights and biases are initialized to 1 and 0.
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
-#: How many random words are in the making at once: what fits a core's cache, or what keeps a GPU busy.
+#: Number of random words to generate at once: few enough for a core's cache, or enough to keep a GPU busy.
 _WORDS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-#: A function of a stream (:class:`upgd.streams.Stream`) that makes the network for it.
+#: A function that creates the network for a stream (:class:`upgd.streams.Stream`).
 Factory = Callable[[Any], nn.Module]
 AnyFactory = TypeVar("AnyFactory", bound=Factory)
 Init = Callable[[nn.Module, int], object]
 
-#: What the networks that have no sizes in their names are called.
+#: Names of the networks that have no sizes in their names.
 BUILT_IN = ("linear", "conv", "conv-authors")
 _REGISTERED: dict[str, Factory] = {}
 
@@ -90,14 +90,14 @@ class MLP(nn.Module):
     """A fully connected network: Linear layers with an activation after each but the last.
 
     Args:
-        sizes: the numbers of units from the inputs to the outputs, such as ``(784, 300, 150, 10)``.
+        sizes: Numbers of units from the inputs to the outputs, such as ``(784, 300, 150, 10)``.
         activation: ``"relu"``, ``"leaky_relu"``, ``"tanh"``, ``"identity"`` (a deep linear network), or ``"crelu"``
-            (:class:`upgd.activations.CReLU`), with which the next layer has twice as many inputs.
-        layer_norm: whether an ``nn.LayerNorm`` stands before each activation.
-        seed: what the initial weights are a function of.
+            (:class:`upgd.activations.CReLU`), which doubles the number of inputs of the next layer. Default: "relu".
+        layer_norm: Whether to insert an ``nn.LayerNorm`` before each activation. Default: False.
+        seed: Seed of the initial weights. Default: 0.
 
-    Images need no flattening beforehand: the trailing dimensions of an input are joined until they make ``sizes[0]``.
-    An input may be a batch or a single sample.
+    Images need not be flattened: the trailing dimensions of an input are merged until their size is ``sizes[0]``. The
+    input may be a batch or a single sample.
 
     Attributes:
         sizes: as given, a tuple.
@@ -121,11 +121,11 @@ class MLP(nn.Module):
         return outputs
 
     def reset(self, seed: int) -> Self:
-        """Draw the initial weights of ``seed``; the same as a new network with that seed."""
+        """Reinitialize the weights with ``seed``, as in a new network with that seed, and return the network."""
         return reset(self, seed)
 
     def describe(self) -> str:
-        """The network in one line."""
+        """Return a one-line description of the network."""
         shape = "-".join(str(size) for size in self.sizes)
         parts = [f"{type(self).__name__} {shape}"]
         if len(self.sizes) > 2:
@@ -136,7 +136,7 @@ class MLP(nn.Module):
 
 
 class Linear(MLP):
-    """A single linear layer, the baseline of the toy problems: an :class:`MLP` without hidden units."""
+    """A single linear layer, the baseline for the toy problems: an :class:`MLP` without hidden units."""
 
     def __init__(self, inputs: int, outputs: int, *, seed: int = 0) -> None:
         super().__init__((inputs, outputs), "identity", seed=seed)
@@ -150,15 +150,15 @@ class ConvNet(nn.Module):
 
     Args:
         input_shape: ``(channels, height, width)``, or ``(height, width)`` for grey images.
-        outputs: the number of outputs.
-        activation: as for :class:`MLP`.
-        conv_activation: whether the convolutions have an activation. The paper's text says yes; the authors' public
-            code has none. Say which one a result used.
-        seed: what the initial weights are a function of.
+        outputs: Number of outputs.
+        activation: See :class:`MLP`.
+        conv_activation: Whether an activation follows each convolution. The paper's text has one, the authors' public
+            code does not; report which variant was used. Default: True.
+        seed: Seed of the initial weights. Default: 0.
 
     Attributes:
-        layers: one ``nn.Sequential`` from the first convolution to the outputs. Without ``conv_activation`` an
-            ``nn.Identity`` stands where the activation would.
+        layers: One ``nn.Sequential`` from the first convolution to the outputs. Without ``conv_activation``, an
+            ``nn.Identity`` replaces the activation.
     """
 
     CHANNELS = (6, 16)
@@ -187,7 +187,7 @@ class ConvNet(nn.Module):
             layers += [convolution, _activation(after_convolution, dim=-3), nn.MaxPool2d(self.POOL)]
             channels = filters * _outputs_per_unit(after_convolution)
             height, width = self._after_pooling(height), self._after_pooling(width)
-        #: The units of the fully connected part, from the flattened feature maps to the outputs.
+        #: Layer sizes of the fully connected part, from the flattened feature maps to the outputs.
         self.sizes = _checked_sizes((channels * height * width, *self.HIDDEN, outputs))
         self.layers = nn.Sequential(*layers, nn.Flatten(-3), *_dense_layers(self.sizes, activation))
         self.reset(seed)
@@ -196,17 +196,17 @@ class ConvNet(nn.Module):
         given = tuple(x.shape[-len(self.input_shape) :])
         if given != self.input_shape:
             raise ValueError(
-                f"ConvNet for inputs of shape {self.input_shape} got {tuple(x.shape)}; give it input_shape={given}"
+                f"ConvNet for inputs of shape {self.input_shape} got {tuple(x.shape)}; create it with input_shape={given}"
             )
         outputs: Tensor = self.layers(x.reshape(*x.shape[: -len(self.input_shape)], *self._image))
         return outputs
 
     def reset(self, seed: int) -> Self:
-        """Draw the initial weights of ``seed``; the same as a new network with that seed."""
+        """Reinitialize the weights with ``seed``, as in a new network with that seed, and return the network."""
         return reset(self, seed)
 
     def describe(self) -> str:
-        """The network in one line."""
+        """Return a one-line description of the network."""
         shape = "×".join(str(side) for side in self.input_shape)
         convolutions = "-".join(f"{filters}@{self.KERNEL}×{self.KERNEL}" for filters in self.CHANNELS)
         dense = "-".join(str(size) for size in self.sizes[1:])
@@ -226,23 +226,23 @@ class ConvNet(nn.Module):
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether it computes something itself, and is not made of other modules.
+    """Return whether the module computes something itself rather than being composed of other modules.
 
-    A parametrized layer has a child, which holds what its weight is computed from, and is a layer all the same.
+    A parametrized layer counts as a leaf, although it has a child that holds the original parameters.
     """
     return all(name == "parametrizations" for name, _ in module.named_children())
 
 
 def register(name: str, *, init: Init | None = None) -> Callable[[AnyFactory], AnyFactory]:
-    """Add a network: put ``@upgd.networks.register("my-network")`` before a function that makes the module for a stream.
+    """Register a network under a name; use it as a decorator on a function that creates the module for a stream.
 
-    The stream's ``input_shape`` and ``outputs`` say what the network takes and gives. Initial weights are a function of the
-    learner's seed (see :mod:`upgd.networks`), unless ``init`` makes them.
+    The stream's ``input_shape`` and ``outputs`` determine the shapes of the network's inputs and outputs. Initial weights
+    are a function of the learner's seed (see :mod:`upgd.networks`) unless ``init`` is given.
 
     Args:
-        name: what experiments call it, in lower-case letters, digits, ``-`` and ``_``.
-        init: a function of (module, seed) that initialises the module in place. PyTorch's generator is at the seed when it
-            is called, and nothing else may influence the result.
+        name: The name in experiments, of lower-case letters, digits, ``-`` and ``_``.
+        init: A function of (module, seed) that initializes the module in place. PyTorch's generator is set to the seed
+            when it is called, and the result must depend on nothing else.
 
     Example:
         >>> @register("example-residual")
@@ -257,7 +257,7 @@ def register(name: str, *, init: Init | None = None) -> Callable[[AnyFactory], A
         ...         return self.last(h + torch.relu(self.second(h)))
     """
     if name in BUILT_IN or not re.fullmatch(r"[a-z][\w-]*", name):
-        raise ValueError(f"{name!r} cannot be the name of a new network: it is taken, or no plain lower-case name")
+        raise ValueError(f"{name!r} is not a valid name for a new network: it is taken, or not a plain lower-case name")
 
     def remember(factory: AnyFactory) -> AnyFactory:
         plugins.add(_REGISTERED, "network", name, _initialised_by(init, factory) if init is not None else factory)
@@ -277,21 +277,20 @@ def _initialised_by(init: Init, factory: Factory) -> Factory:
 
 
 def registered(name: str) -> Factory | None:
-    """The function that makes the registered network of that name; None if there is none."""
+    """Return the factory of the registered network of that name, or None."""
     return plugins.find(_REGISTERED, name)
 
 
 def initial_parameters(network: nn.Module, seeds: Sequence[int] | Tensor) -> dict[str, Tensor]:
-    """The initial parameters of one learner per seed, stacked.
+    """Return the initial parameters of one learner per seed, stacked.
 
     Args:
-        network: any module, ours or anybody's; it is not changed. The module documentation says how each of its parts is
-            initialised.
-        seeds: one integer for each learner.
+        network: Any module; it is not modified. See :mod:`upgd.networks` for how its parts are initialized.
+        seeds: One integer per learner.
 
     Returns:
-        For each name of ``network.named_parameters()`` a tensor ``(len(seeds), *shape)``, of the parameter's type and
-        on its device; entry ``s`` has the bits that ``reset(network, seeds[s])`` would give.
+        A tensor of shape ``(len(seeds), *shape)`` for each name of ``network.named_parameters()``, with the parameter's
+        type and device. Entry ``s`` is bitwise equal to the result of ``reset(network, seeds[s])``.
 
     Example:
         >>> stacked = initial_parameters(MLP((4, 3, 2)), seeds=[0, 1, 2])
@@ -308,10 +307,10 @@ def initial_parameters(network: nn.Module, seeds: Sequence[int] | Tensor) -> dic
 
 @torch.no_grad()
 def reset(network: AnyModule, seed: int) -> AnyModule:
-    """Give every parameter of ``network`` its initial value for ``seed``.
+    """Set every parameter of ``network`` to its initial value for ``seed``.
 
     Returns:
-        The network itself.
+        The network.
     """
     initial = initial_parameters(network, [seed])
     for name, parameter in network.named_parameters():
@@ -320,18 +319,18 @@ def reset(network: AnyModule, seed: int) -> AnyModule:
 
 
 def _by_modules(network: nn.Module, own: Sequence[str], seeds: Sequence[int] | Tensor) -> dict[str, Tensor]:
-    """The parameters that these modules initialise themselves, for each seed."""
+    """Return the parameters that these modules initialize themselves, for each seed."""
     model = copy.deepcopy(network)
     model = (model.to_empty(device="cpu") if any(p.is_meta for p in network.parameters()) else model.cpu()).double()
     modules = {path: model.get_submodule(path) for path in own}
     like = dict(network.named_parameters())
     inside = (f"{path}.{name}".lstrip(".") for path in own for name, _ in modules[path].named_parameters())
-    names = [name for name in inside if name in like]  # a parameter that two modules share has one name
+    names = [name for name in inside if name in like]  # shared parameters have one name
     rows: dict[str, list[Tensor]] = {name: [] for name in names}
     for seed in torch.as_tensor(seeds, dtype=torch.long).tolist():
         with _generator_at(seed), torch.no_grad():
             for parameter in model.parameters():
-                parameter.fill_(math.nan)  # what a module forgets shall be noticed, and not be the last learner's
+                parameter.fill_(math.nan)  # detects parameters that the module does not set
             module: Any
             for module in modules.values():
                 if hasattr(module, "_upgd_init"):
@@ -342,8 +341,8 @@ def _by_modules(network: nn.Module, own: Sequence[str], seeds: Sequence[int] | T
         for name in names:
             if values[name].isnan().any():
                 raise ValueError(
-                    f"the initial values of the parameter {name!r} are not all set; let reset_parameters of the "
-                    f"{type(network).__name__} (or init) set every parameter of it"
+                    f"the initial values of the parameter {name!r} are not all set; reset_parameters of the "
+                    f"{type(network).__name__} (or init) must set all of its parameters"
                 )
             rows[name].append(values[name].detach().clone())
     return {
@@ -354,15 +353,15 @@ def _by_modules(network: nn.Module, own: Sequence[str], seeds: Sequence[int] | T
 
 @contextmanager
 def _generator_at(seed: int) -> Iterator[None]:
-    """PyTorch's generator at a seed, and afterwards where it was."""
+    """Context manager that sets PyTorch's generator to a seed and restores its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 def initial_bounds(network: nn.Module) -> dict[str, float | None]:
-    """The bound b of each parameter's initial distribution, which is uniform on [−b, b]: 1/√fan-in. None for the parameters
-    of normalization layers, which begin with a constant.
+    """Return the bound b of each parameter's initial distribution, which is uniform on [−b, b]: 1/√fan-in. None for the
+    parameters of normalization layers, which are initialized to a constant.
 
     Example:
         >>> initial_bounds(MLP((4, 3, 2)))["layers.0.bias"]
@@ -373,9 +372,7 @@ def initial_bounds(network: nn.Module) -> dict[str, float | None]:
     for name, _ in network.named_parameters():
         module = network.get_submodule(name.rpartition(".")[0])
         if name not in fan_ins and not isinstance(module, NORMS):
-            raise TypeError(
-                f"the initial distribution of {name!r}, of a {type(module).__name__}, has no bound that is known"
-            )
+            raise TypeError(f"the initial distribution of {name!r}, of a {type(module).__name__}, has no known bound")
         bounds[name] = 1 / math.sqrt(fan_ins[name]) if name in fan_ins else None
     return bounds
 
@@ -389,14 +386,14 @@ def _initial(parameter: Tensor, number: int, fan_in: int, seeds: Sequence[int] |
     for first in range(0, len(all_seeds), learners):
         some = slice(first, first + learners)
         uniform = uniforms(all_seeds[some], Purpose.INITIAL_WEIGHTS, number, parameter.numel(), device=all_seeds.device)
-        # 2u − 1 is exact in float64, so that the only rounding is the product's: the same on every device.
+        # 2u − 1 is exact in float64, so the product is the only rounding, with the same result on every device.
         out[some] = (2 * uniform - 1) * (1 / math.sqrt(fan_in))
     return out.view(len(all_seeds), *parameter.shape)
 
 
 def _fan_ins(network: nn.Module) -> tuple[dict[str, int], list[str]]:
-    """How many inputs a unit has, for the parameters of Linear and convolution layers (a bias has the fan-in of its weight);
-    and the paths of the modules that initialise themselves and all below them."""
+    """Return the fan-in of each parameter of Linear and convolution layers (a bias has the fan-in of its weight), and the
+    paths of the modules that initialize themselves and their children."""
     of_parameter: dict[Tensor, int] = {}
     own: list[str] = []
     for path, module in network.named_modules():
@@ -408,8 +405,8 @@ def _fan_ins(network: nn.Module) -> tuple[dict[str, int], list[str]]:
         parameters = list(module.parameters(recurse=False))
         if parameters and not isinstance(module, LAYERS):
             raise TypeError(
-                f"the layer {path or 'network'!r}, a {type(module).__name__}, has parameters and no reset_parameters() to"
-                " initialise them; give it that method, register the network with init=..., or give initial weights to"
+                f"the layer {path or 'network'!r}, a {type(module).__name__}, has parameters but no reset_parameters() to"
+                " initialize them; add that method, register the network with init=..., or pass initial weights to"
                 " Population(..., parameters={...})"
             )
         for parameter in parameters:
@@ -445,12 +442,12 @@ def _outputs_per_unit(activation: str) -> int:
 
 
 def _flat(x: Tensor, inputs: int) -> Tensor:
-    """Join trailing dimensions until they make ``inputs``."""
+    """Merge trailing dimensions until their size is ``inputs``."""
     for first in reversed(range(x.ndim)):
         if math.prod(x.shape[first:]) == inputs:
             return x.flatten(first)
     raise ValueError(
-        f"MLP with {inputs} inputs got a tensor of shape {tuple(x.shape)}; let sizes[0] be a sample's size"
+        f"MLP with {inputs} inputs got a tensor of shape {tuple(x.shape)}; sizes[0] must be the size of a sample"
     )
 
 
@@ -472,7 +469,7 @@ def _checked_image(shape: tuple[int, ...], smallest: int) -> tuple[int, int, int
     if len(image) != 3 or not all(isinstance(side, int) for side in image) or image[0] < 1 or min(image[1:]) < smallest:
         raise ValueError(
             "input_shape must be (channels, height, width) or (height, width) with sides of at least "
-            f"{smallest} pixels, not {shape!r}; an MLP takes smaller images"
+            f"{smallest} pixels, not {shape!r}; use an MLP for smaller images"
         )
     return image
 

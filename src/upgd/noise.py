@@ -1,20 +1,20 @@
-"""Noise: from torch's generators for the optimizers, from a counter for everything that must be repeatable anywhere.
+"""Random numbers: torch's generators for the optimizers, and a counter-based generator for reproducible experiments.
 
-The optimizers draw with torch's own generators, as torch users expect (:func:`white_`). With a seed of their own, sharded or
-fused, they use :func:`parameter_normals`, which any process can compute for its part. Experiments need more: initial
-weights, task permutations, sample order and noise that depend on nothing but (seed, purpose, step, index), so that a
-learner runs the same alone or among five hundred others, resumed after a crash, on one worker or ten. That is what the
-counter-based generator Philox 4×32-10 gives (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): 128 bits
-of counter and 64 bits of key in, 128 random bits out, no state. The layout, the same for every backend::
+By default, the optimizers draw from torch's generators, as torch users expect (:func:`white_`). With a seed, sharded or
+fused, they use :func:`parameter_normals`, which any process can compute for its shard. Experiments need more: initial
+weights, task permutations, sample order and noise must depend only on (seed, purpose, step, index), so that a learner gives
+the same results alone or in a population, after a resume, and on any number of workers. The counter-based generator Philox
+4×32-10 provides this (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). It maps 128 bits of counter and
+64 bits of key to 128 random bits and has no state. All backends use the same layout::
 
     key      seed (low word), seed (high word)
     counter  index // 4, step (low word), step (high word), purpose        → words for index 4·(index // 4) + {0, 1, 2, 3}
 
-Words become standard normals in pairs by the Box–Muller transform; see :func:`box_muller`.
+Pairs of words are converted to standard normals by the Box–Muller transform; see :func:`box_muller`.
 
-The noise of learners, one normal for every parameter at every step, is most of the work of a population, so it has a
-cheaper generator: Philox only makes the keys of a step, see :func:`learner_normals`. That of an optimizer's parameters
-(:func:`parameter_normals`) is made in the same way, from keys for each parameter.
+The noise of learners, one normal per parameter and step, dominates the cost of a population, so it uses a cheaper
+generator, for which Philox only provides the keys of a step; see :func:`learner_normals`. The noise of an optimizer's
+parameters (:func:`parameter_normals`) is generated in the same way, from keys for each parameter.
 """
 
 import math
@@ -49,7 +49,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 class Purpose(IntEnum):
-    """What a random number is for; different purposes never share one."""
+    """What a random number is used for. Different purposes have independent random numbers."""
 
     INITIAL_WEIGHTS = 0
     NOISE = 1
@@ -68,8 +68,8 @@ class Purpose(IntEnum):
 def white_(out: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Fill ``out`` with standard normals and return it.
 
-    A generator may live on another device than ``out``: the numbers are then drawn there and copied, so that one CPU
-    generator gives the same noise wherever the parameters are.
+    The generator may be on another device than ``out``. The numbers are then drawn on that device and copied, so a CPU
+    generator gives the same noise for parameters on any device.
     """
     if generator is None or generator.device.type == out.device.type:
         return out.normal_(generator=generator)
@@ -77,21 +77,21 @@ def white_(out: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 
 def anticorrelated(current: Tensor, previous: Tensor) -> Tensor:
-    """The noise ``ξ_t = ζ_t − ζ_{t−1}`` from two successive white draws; ``ζ_0 = 0``, so the sum of all ξ is the last ζ."""
+    """Return ``ξ_t = ζ_t − ζ_{t−1}`` for two consecutive white draws. With ``ζ_0 = 0``, the sum of all ξ is the last ζ."""
     return current - previous
 
 
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor], rounds: int = 10
 ) -> tuple[Tensor, ...]:
-    """Philox 4×32: four counter words and two key words to four random words.
+    """Apply Philox 4×32: map four counter words and two key words to four random words.
 
-    All words are int64 tensors that hold values in [0, 2³²) and broadcast against each other.
+    All words are int64 tensors with values in [0, 2³²) that broadcast against each other.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
-        # The products wrap around in int64; their bits are those of the unsigned product all the same.
+        # The int64 products overflow, but their bits equal those of the unsigned product.
         left, right = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (right >> 32) & _MASK ^ c1 ^ k0, right & _MASK, (left >> 32) & _MASK ^ c3 ^ k1, left & _MASK
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
@@ -101,17 +101,17 @@ def philox(
 def words(
     seed: Tensor | int, purpose: Purpose, step: Tensor | int, count: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Random 32-bit words for the indices 0 … count − 1, as int64 in [0, 2³²).
+    """Return random 32-bit words for the indices 0 … count − 1, as int64 in [0, 2³²).
 
-    ``seed`` and ``step`` are integers or integer tensors that broadcast against each other; their common shape comes first
-    in the result, ``(*shape, count)``.
+    ``seed`` and ``step`` are integers or integer tensors that broadcast against each other. The result has the shape
+    ``(*shape, count)``, where ``shape`` is their common shape.
     """
     if device is None:
         device = next((value.device for value in (seed, step) if isinstance(value, Tensor)), None)
     seed, step = (torch.as_tensor(value, device=device).long().unsqueeze(-1) for value in (seed, step))
     block = torch.arange((count + 3) // 4, device=seed.device)
     counter = (block, step & _MASK, (step >> 32) & _MASK, torch.full_like(step, int(purpose)))
-    # After ten rounds every word depends on block, step and seed, so all four have their common shape.
+    # After ten rounds, every word depends on block, step and seed, so all four words have their common shape.
     drawn = philox(counter, (seed & _MASK, (seed >> 32) & _MASK))
     return torch.stack(drawn, -1).flatten(-2)[..., :count]
 
@@ -119,12 +119,12 @@ def words(
 def uniforms(
     seed: Tensor | int, purpose: Purpose, step: Tensor | int, count: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Uniform numbers in (0, 1), float64: the midpoints ``(word + ½) / 2³²``. Arguments as for :func:`words`."""
+    """Return uniform float64 numbers in (0, 1): the midpoints ``(word + ½) / 2³²``. See :func:`words` for the arguments."""
     return (words(seed, purpose, step, count, device=device).double() + 0.5) * 2.0**-32
 
 
 def box_muller(uniform: Tensor) -> Tensor:
-    """Turn uniforms, an even number along the last dimension, into standard normals: each pair (a, b) becomes
+    """Convert uniforms, an even number along the last dimension, to standard normals: each pair (a, b) becomes
     ``√(−2 ln a)·(cos 2πb, sin 2πb)``."""
     a, b = uniform[..., 0::2], uniform[..., 1::2]
     radius, angle = torch.sqrt(-2 * torch.log(a)), 2 * torch.pi * b
@@ -134,28 +134,28 @@ def box_muller(uniform: Tensor) -> Tensor:
 def normals(
     seed: Tensor | int, purpose: Purpose, step: Tensor | int, count: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Standard normals, float64. Arguments as for :func:`words`."""
+    """Return standard normals, float64. See :func:`words` for the arguments."""
     return box_muller(uniforms(seed, purpose, step, count + count % 2, device=device))[..., :count]
 
 
-#: The multipliers of the learners' noise: first round, radius, angle. The first two are the best of a search for 32-bit
-#: mixers (Wellons, hash-prospector), the third comes from the same search.
+#: Multipliers of the learners' noise: first round, radius, angle. The first two are the best 32-bit mixers found by a
+#: search (Wellons, hash-prospector); the third comes from the same search.
 MIXERS = (0x21F0AAAD, 0xD35A2D97, 0x846CA68B)
 
 
 def learner_words(
     seed: Tensor | int, step: Tensor | int, pairs: int, *, device: torch.device | str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Two random words, *radius* and *angle*, for each of the pairs 0 … pairs − 1 of normals; int32, read as unsigned.
+    """Return two random words, *radius* and *angle*, for each of the pairs 0 … pairs − 1 of normals; int32, read as unsigned.
 
-    Philox turns (seed, step) into four keys ``k₀ … k₃ = words(seed, Purpose.NOISE, step, 4)``. Two sequences with odd
-    steps that the keys choose then count through the pairs j, and multiplications mix them (all modulo 2³²)::
+    Philox maps (seed, step) to four keys ``k₀ … k₃ = words(seed, Purpose.NOISE, step, 4)``. Two arithmetic sequences over
+    the pairs j, with odd increments given by the keys, are mixed by multiplications (all modulo 2³²)::
 
         x = k₀ + j·(k₁ | 1)     x ← (x ⊕ x≫16)·0x21F0AAAD     s = x ⊕ x≫15
         r = s·0xD35A2D97                              radius = r ⊕ r≫15
         a = (s ⊕ (k₂ + j·(k₃ | 1)))·0x846CA68B        angle  = a ⊕ a≫16
 
-    ``seed`` and ``step`` are as for :func:`words`; the results have the shape ``(*shape, pairs)``.
+    See :func:`words` for ``seed`` and ``step``; the results have the shape ``(*shape, pairs)``.
     """
     k0, k1, k2, k3 = learner_keys(seed, step, device=device).unsqueeze(-1).unbind(-2)
     return _mixed(k0, k1, k2, k3, torch.arange(pairs, dtype=torch.int32, device=k0.device))
@@ -169,27 +169,27 @@ def learner_normals(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """The update noise ζ of learners: standard normals for the parameter entries 0 … count − 1, at step t = 1, 2, ….
+    """Return the update noise ζ of learners: standard normals for the parameter entries 0 … count − 1, at step t = 1, 2, ….
 
-    This is the one definition for every backend. An entry's index counts through the learner's parameters, flattened in
+    This definition applies to every backend. The index of an entry counts through the learner's parameters, flattened in
     the order of ``model.parameters()``. The words of :func:`learner_words` for pair j give the entries 2j and 2j + 1::
 
         u = float32(radius≫1 | 1) · 2⁻³¹        in (0, 1]; the rounding to float32 is part of the definition
         θ = π · int32(angle) · 2⁻³²             in [−π/2, π/2)
         ζ₂ⱼ = ±√(−2 ln u)·cos θ     ζ₂ⱼ₊₁ = √(−2 ln u)·sin θ      minus where the angle word is odd
 
-    The tails reach √(62 ln 2) = 6.55 standard deviations. In float32 the values differ from those in float64 by rounding
-    alone. docs/noise.md shows what the generator has been tested for.
+    The tails reach √(62 ln 2) = 6.55 standard deviations. Values in float32 and float64 differ only by rounding. See
+    docs/noise.md for the statistical tests of the generator.
 
     Args:
         seed: The learners' seeds, an integer or an integer tensor.
-        step: Steps, likewise; both broadcast against each other.
-        count: How many entries a learner has.
+        step: The steps, an integer or an integer tensor that broadcasts against ``seed``.
+        count: Number of entries per learner.
         dtype: ``torch.float32`` or ``torch.float64``.
-        device: Where to compute; by default where the tensors are.
+        device: Device of the result. Default: that of the tensors.
 
     Returns:
-        A tensor of shape ``(*shape, count)``, where shape is the common shape of ``seed`` and ``step``.
+        A tensor of shape ``(*shape, count)``, where ``shape`` is the common shape of ``seed`` and ``step``.
 
     Example:
         >>> learner_normals(seed=7, step=1, count=4).shape
@@ -201,7 +201,7 @@ def learner_normals(
 
 
 def _normals_of(radius_word: Tensor, angle_word: Tensor, dtype: torch.dtype) -> Tensor:
-    """The normals of pairs, two for each, from their words."""
+    """Convert the words of pairs to normals, two per pair."""
     uniform = _shifted(radius_word, 1).bitwise_or_(1).to(torch.float32).mul_(2.0**-31)
     radius = uniform.to(dtype).log_().mul_(-2).sqrt_()
     angle = angle_word.to(dtype).mul_(torch.pi * 2.0**-32)
@@ -210,17 +210,17 @@ def _normals_of(radius_word: Tensor, angle_word: Tensor, dtype: torch.dtype) -> 
 
 
 def learner_keys(seed: Tensor | int, step: Tensor | int, *, device: torch.device | str | None = None) -> Tensor:
-    """The four keys of :func:`learner_words`, int32; seeds and steps as for :func:`words`."""
+    """Return the four keys of :func:`learner_words`, int32. See :func:`words` for ``seed`` and ``step``."""
     return words(seed, Purpose.NOISE, step, 4, device=device).to(torch.int32)
 
 
 def learner_normals_at(keys: Tensor, index: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Some entries of :func:`learner_normals`, each computed on its own: twice the work, but nothing that a compiler could
-    not fuse with what the numbers are for.
+    """Return some entries of :func:`learner_normals`, each computed independently. This doubles the work, but a compiler
+    can fuse it with the code that uses the numbers.
 
     Args:
-        keys: what :func:`learner_keys` gives for the learners and one step, ``(learners, 4)``.
-        index: int32, which entries, any shape.
+        keys: The result of :func:`learner_keys` for the learners and one step, ``(learners, 4)``.
+        index: int32, the indices of the entries, of any shape.
         dtype: ``torch.float32`` or ``torch.float64``.
 
     Returns:
@@ -230,7 +230,7 @@ def learner_normals_at(keys: Tensor, index: Tensor, *, dtype: torch.dtype = torc
     radius_word, angle_word = _mixed(k0, k1, k2, k3, index >> 1)
     uniform = (_shifted(radius_word, 1) | 1).to(torch.float32) * 2.0**-31
     half_turns = angle_word.to(dtype) * 2.0**-32
-    # cos πy = sin π(½ − |y|) where |y| ≤ ½: one function for both entries of a pair.
+    # cos πy = sin π(½ − |y|) for |y| ≤ ½: one function for both entries of a pair.
     size = _radius(uniform.to(dtype)) * _sine(torch.where((index & 1) == 1, half_turns, 0.5 - half_turns.abs()))
     return torch.where((angle_word & ~index & 1) == 1, -size, size)
 
@@ -238,17 +238,18 @@ def learner_normals_at(keys: Tensor, index: Tensor, *, dtype: torch.dtype = torc
 def parameter_keys(
     seed: Tensor | int, step: Tensor | int, number: Tensor | int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """The four keys of a parameter's noise at a step, int32: Philox with the seed as key and the counter (number, step low,
-    step high, ``Purpose.PARAMETER``).
+    """Return the four keys of a parameter's noise at a step, int32: Philox with the seed as key and the counter (number, step
+    low, step high, ``Purpose.PARAMETER``).
 
     Args:
         seed: The optimizer's seed, an integer or an integer tensor.
-        step: How many steps the parameter has taken, this one included; likewise, or a float tensor as optimizers keep it.
-        number: The parameter's place among all parameters of the optimizer, from 0; likewise.
-        device: Where to compute; by default where the tensors are.
+        step: Number of steps of the parameter, including this one; an integer, an integer tensor, or a float tensor, as
+            stored by optimizers.
+        number: Index of the parameter among all parameters of the optimizer, from 0; an integer or an integer tensor.
+        device: Device of the result. Default: that of the tensors.
 
     Returns:
-        A tensor of shape ``(*shape, 4)``, where shape is the common shape of the arguments.
+        A tensor of shape ``(*shape, 4)``, where ``shape`` is the common shape of the arguments.
     """
     if device is None:
         device = next((value.device for value in (seed, step, number) if isinstance(value, Tensor)), None)
@@ -257,8 +258,8 @@ def parameter_keys(
     return torch.stack(philox(counter, (seed & _MASK, (seed >> 32) & _MASK)), -1).to(torch.int32)
 
 
-#: How many normals :func:`parameter_normals` makes at once: on the CPU what stays in the cache, elsewhere what bounds the
-#: temporaries.
+#: Number of normals that :func:`parameter_normals` generates at once: on the CPU, as many as stay in the cache; on other
+#: devices, a bound on the temporaries.
 _AT_ONCE = {"cpu": 1 << 16}
 _AT_ONCE_ELSEWHERE = 1 << 24
 
@@ -273,18 +274,18 @@ def parameter_normals(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """The noise ζ of an optimizer's parameter: standard normals for its entries start … start + count − 1.
+    """Return the noise ζ of an optimizer's parameter: standard normals for its entries start … start + count − 1.
 
-    This is the one definition for every device, kernel and number of processes. An entry's index counts through the whole
-    parameter in row-major order, also where a process has only a shard of it. The entries 2j and 2j + 1 are computed
-    from the keys of :func:`parameter_keys` as :func:`learner_normals` computes those of a learner.
+    This definition applies to every device, kernel and number of processes. The index of an entry counts through the whole
+    parameter in row-major order, even if a process holds only a shard of it. The entries 2j and 2j + 1 are computed from
+    the keys of :func:`parameter_keys` in the same way as in :func:`learner_normals`.
 
     Args:
-        seed, step, number: as for :func:`parameter_keys`, without dimensions.
-        start: The first entry.
-        count: How many entries.
+        seed, step, number: See :func:`parameter_keys`; without dimensions.
+        start: Index of the first entry.
+        count: Number of entries.
         dtype: ``torch.float32`` or ``torch.float64``.
-        device: Where to compute; by default where the tensors are.
+        device: Device of the result. Default: that of the tensors.
 
     Example:
         >>> whole = parameter_normals(seed=7, step=1, number=0, start=0, count=10)
@@ -303,13 +304,13 @@ def parameter_normals_within(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The entries of :func:`parameter_normals` in a box within a parameter, such as a shard.
+    """Return the entries of :func:`parameter_normals` in a box within a parameter, such as a shard.
 
     Args:
-        keys: what :func:`parameter_keys` gives for one parameter and step.
+        keys: The result of :func:`parameter_keys` for one parameter and step.
         shape: The shape of the parameter.
-        offset: The first index of the box along each dimension.
-        size: How many entries the box has along each dimension.
+        offset: The first index of the box in each dimension.
+        size: The size of the box in each dimension.
         dtype: ``torch.float32`` or ``torch.float64``.
 
     Returns:
@@ -318,7 +319,7 @@ def parameter_normals_within(
     out = torch.empty(tuple(size), dtype=dtype, device=keys.device)
     if not out.numel():
         return out
-    # The box is in one piece behind the last dimension that it has only part of; the pieces are `run` entries long.
+    # The box is contiguous after the last dimension that it covers only partly; it consists of runs of `run` entries.
     split = max((dim for dim, length in enumerate(shape) if size[dim] < length), default=0)
     run = math.prod(size[split:])
     stride = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
@@ -326,9 +327,9 @@ def parameter_normals_within(
     starts = torch.full((1,), start, device=keys.device)
     for dim in range(split):
         starts = (starts[:, None] + torch.arange(size[dim], device=keys.device) * stride[dim]).flatten()
-    # Where a piece starts at an odd entry, it begins with the second normal of a pair.
+    # A run that starts at an odd entry begins with the second normal of a pair.
     odd = (starts & 1).bool()[:, None] if any(step % 2 for step in stride[:split]) else bool(start % 2)
-    # A compiler needs no blocks: it makes one loop of all this.
+    # Without blocks when compiling, because the compiler fuses everything into one loop.
     at_once = _AT_ONCE.get(keys.device.type, _AT_ONCE_ELSEWHERE) if not torch.compiler.is_compiling() else out.numel()
     pieces = out.view(-1, run)
     k0, k1, k2, k3 = keys.unbind(-1)
@@ -338,7 +339,7 @@ def parameter_normals_within(
         rows = max(1, at_once // length)
         for row in range(0, len(starts), rows):
             block = slice(row, row + rows)
-            # Only the low 32 bits of a pair's number matter.
+            # Only the low 32 bits of a pair's index matter.
             words = _mixed(k0, k1, k2, k3, (starts[block, None] // 2 + pairs).to(torch.int32))
             normals = _normals_of(*words, dtype)
             even, shifted = normals[:, :length], normals[:, 1 : length + 1]
@@ -349,23 +350,23 @@ def parameter_normals_within(
 
 
 def uniforms_at(keys: Tensor, index: Tensor) -> Tensor:
-    """Uniform numbers in (0, 1], float32, each computed on its own from four keys; see :func:`learner_normals_at`."""
+    """Return uniform float32 numbers in (0, 1], computed independently from four keys; see :func:`learner_normals_at`."""
     k0, k1, k2, k3 = (key.view(-1, *(1,) * index.ndim) for key in keys.unbind(-1))
     radius_word, _ = _mixed(k0, k1, k2, k3, index)
     return (_shifted(radius_word, 1) | 1).to(torch.float32) * 2.0**-31
 
 
 def _radius(uniform: Tensor) -> Tensor:
-    """√(−2 ln u)."""
+    """Return √(−2 ln u)."""
     squared = -2 * torch.log(uniform)
     if squared.dtype == torch.float64:
         return torch.sqrt(squared)
-    # A GPU has an instruction for 1/√, and takes ten for the exact root.
+    # GPUs have an instruction for 1/√, whereas the exact root takes about ten.
     return squared * torch.rsqrt(squared.clamp(min=1e-30))
 
 
 def _sine(half_turns: Tensor) -> Tensor:
-    """sin πy for |y| ≤ ½, in float32 by a polynomial whose own error is 3·10⁻⁹: torch's function has all angles in mind."""
+    """Return sin πy for |y| ≤ ½; in float32 by a polynomial with an error of 3·10⁻⁹, faster than torch's function."""
     if half_turns.dtype == torch.float64:
         return torch.sin(torch.pi * half_turns)
     squared = half_turns**2
@@ -376,24 +377,24 @@ def _sine(half_turns: Tensor) -> Tensor:
 
 
 def _mixed(k0: Tensor, k1: Tensor, k2: Tensor, k3: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-    """The radius and angle words of :func:`learner_words` for pairs j, from the four keys."""
+    """Return the radius and angle words of :func:`learner_words` for pairs j, from the four keys."""
     first, radius, angle = (_as_int32(m) for m in MIXERS)
-    # Products and sums wrap around in int32; their bits are those of unsigned arithmetic all the same.
+    # int32 products and sums overflow, but their bits equal those of unsigned arithmetic.
     mixed = _fold_(_fold_(k0 + j * (k1 | 1), 16).mul_(first), 15)
     counted = k2 + j * (k3 | 1)
     return _fold_(mixed * radius, 15), _fold_(counted.bitwise_xor_(mixed).mul_(angle), 16)
 
 
 def _as_int32(word: int) -> int:
-    """The signed number with the bits of an unsigned word."""
+    """Return the signed number with the bits of an unsigned word."""
     return word - 2**32 if word >= 2**31 else word
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
-    """The logical right shift of int32 words, which torch shifts with their sign."""
+    """Return the logical right shift of int32 words; torch's right shift is arithmetic."""
     return (word >> bits).bitwise_and_((1 << (32 - bits)) - 1)
 
 
 def _fold_(word: Tensor, bits: int) -> Tensor:
-    """``x ⊕ x≫bits`` in place: the high bits, which a product mixes well, reach the low ones."""
+    """Compute ``x ⊕ x≫bits`` in place, which spreads the well-mixed high bits of a product to the low bits."""
     return word.bitwise_xor_(_shifted(word, bits))

@@ -21,7 +21,7 @@ _CLIP = 5.0
 
 
 def decay(rate: Any, step: Any) -> Any:
-    """The decay rate of a step: a plain average first, then ``rate``."""
+    """Return the decay rate of a step: a plain average at first, then ``rate``."""
     averaging = (step - 1) / step
     if isinstance(rate, float | int) and isinstance(averaging, float | int):
         return min(rate, averaging)
@@ -29,19 +29,19 @@ def decay(rate: Any, step: Any) -> Any:
 
 
 def normalize(x: Tensor, mean: Tensor, variance: Tensor, decay: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The normalized sample, the new mean and the new variance."""
+    """Return the normalized sample, the new mean and the new variance."""
     new_mean = decay * mean + (1 - decay) * x
     new_variance = decay * variance + (1 - decay) * ((x - mean) * (x - new_mean))
     return normalized(x, new_mean, new_variance), new_mean, new_variance
 
 
 def normalized(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """A sample, given mean and variance."""
+    """Return a sample normalized by the given mean and variance."""
     return ((x - mean) / (variance + _EPS).sqrt()).clamp(-_CLIP, _CLIP)
 
 
 class OnlineNorm(nn.Module):
-    """Normalizes inputs online, one sample at a time: use it as the first layer of any model.
+    """Normalize inputs online, one sample at a time. Use it as the first layer of a model.
 
     With decay rate α, at step t = 1, 2, …, for every input x::
 
@@ -49,16 +49,16 @@ class OnlineNorm(nn.Module):
         μ ← a·μ + (1−a)·x,   v ← a·v + (1−a)·(x − μ_old)·(x − μ)
         output = clip((x − μ)/√(v + 10⁻⁴), −5, 5)
 
-    In training mode each sample of a batch, in order, updates the mean and the variance before it is normalized. In
-    evaluation mode they stay as they are. Gradients do not flow through the layer in training mode: it normalizes data.
-    ``Learner(normalize=rate)`` gives the same results in a population.
+    In training mode, each sample of a batch, in order, updates the mean and the variance before it is normalized. In
+    evaluation mode, they are not updated. In training mode, gradients do not flow through the layer, which is meant for
+    input data. ``Learner(normalize=rate)`` gives the same results in a population.
 
     Args:
-        shape: the shape of one sample, such as ``784`` or ``(3, 32, 32)``.
-        rate: the decay rate α, such as 0.99.
+        shape: The shape of one sample, such as ``784`` or ``(3, 32, 32)``.
+        rate: The decay rate α. Default: 0.99.
 
     Attributes:
-        mean, variance, steps: the running statistics and how many samples they have seen; buffers, so they are part of
+        mean, variance, steps: The running statistics and the number of samples seen; buffers, so they are part of
             ``state_dict()``.
 
     Example:
@@ -82,7 +82,7 @@ class OnlineNorm(nn.Module):
         if x.shape[1:] != self.mean.shape:
             raise ValueError(
                 f"x must be a batch of samples of shape {tuple(self.mean.shape)}, not a tensor of shape {tuple(x.shape)}; "
-                "add a batch dimension with x.unsqueeze(0), or give OnlineNorm the shape of your samples"
+                "add a batch dimension with x.unsqueeze(0), or create OnlineNorm with the shape of your samples"
             )
         if not self.training:
             return normalized(x, self.mean, self.variance)

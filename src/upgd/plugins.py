@@ -1,16 +1,17 @@
-"""Plug-ins: modules of other people that register methods, streams, networks, data sets and diagnostics.
+"""Plugins: third-party modules that register methods, streams, networks, data sets and diagnostics.
 
-A plug-in is any module that calls one of the ``register`` functions when it is imported. Python programs import it. Commands
+A plugin is any module that calls one of the ``register`` functions on import. Python programs import it directly. Commands
 find it through ``--plugin MODULE``, the environment variable ``UPGD_PLUGINS`` (modules separated by commas), or the entry
 points of an installed package:
 
-- ``upgd.plugins``: modules that register what they have;
+- ``upgd.plugins``: modules that register their components;
 - ``upgd.methods``: subclasses of :class:`upgd.methods.Method`, which are registered if their module does not do so.
 
-The variable and the entry points are looked up when somebody asks for a name that is not there, or for all names. A plug-in
-that cannot be imported is left out with a warning.
+The variable and the entry points are evaluated when an unknown name, or the list of all names, is requested. A plugin that
+cannot be imported is skipped with a warning.
 
-This module also knows where each registered thing comes from, so that worker processes can import it and results can say it.
+This module also records the origin of everything that is registered, so that worker processes can import it and results can
+refer to it.
 """
 
 import logging
@@ -48,31 +49,31 @@ GROUPS = ("upgd.plugins", "upgd.methods")
 Thing = TypeVar("Thing", bound=Callable[..., Any])
 Found = TypeVar("Found")
 
-#: The modules of what is registered and not ours, by kind and name.
+#: The modules of registered third-party components, by kind and name.
 _ORIGINS: dict[tuple[str, str], str] = {}
-#: The modules that :func:`load` was asked for.
+#: The modules that were passed to :func:`load`.
 _LOADED: dict[str, None] = {}
-#: The modules and entry points that :func:`discover` left out.
+#: The modules and entry points that :func:`discover` skipped.
 _FAILED: dict[str, None] = {}
-#: The distributions of entry points, as "NAME VERSION", by their top-level module.
+#: Distributions of entry points, as "NAME VERSION", by top-level module.
 _DISTRIBUTIONS: dict[str, str] = {}
 _lock = RLock()
 _discovered = False
 
 
 class PluginError(ImportError):
-    """A plug-in that cannot be used; the message says which one and why."""
+    """A plugin cannot be used; the message names the plugin and the reason."""
 
 
 def load(*names: str) -> None:
-    """Import plug-ins by the names of their modules, which may lie in the current folder.
+    """Import plugins by module name. The modules may be in the current folder.
 
     Raises:
-        PluginError: naming the module that cannot be imported, and the reason.
+        PluginError: If a module cannot be imported; the message names the module and the reason.
     """
     for name in names:
         if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
-            raise PluginError(f"a plug-in is the name of a module, such as my_method for my_method.py, not {name!r}")
+            raise PluginError(f"a plugin is the name of a module, such as my_method for my_method.py, not {name!r}")
         with _explained(name):
             _make_current_folder_importable()
             import_module(name)
@@ -80,10 +81,10 @@ def load(*names: str) -> None:
 
 
 def discover() -> None:
-    """Load what ``UPGD_PLUGINS`` and entry points name, once. What cannot be loaded is left out, with a warning."""
+    """Load the plugins in ``UPGD_PLUGINS`` and in entry points, once. Plugins that cannot be loaded cause a warning."""
     global _discovered
     with _lock:
-        if _discovered:  # or on its way: a plug-in may ask for names, too
+        if _discovered:  # or in progress, because plugins may request names as well
             return
         _discovered = True
         for name in filter(None, (part.strip() for part in os.environ.get(VARIABLE, "").split(","))):
@@ -96,12 +97,12 @@ def discover() -> None:
                 with _left_out_if_broken(f"{group}: {point.name}"), _explained(point.value):
                     thing = point.load()
                     if group == "upgd.methods":
-                        import_module(group).register(thing)  # a second time if its module did: no harm
+                        import_module(group).register(thing)  # registering twice is harmless
                     _LOADED[point.module] = None
 
 
 def add(registry: dict[str, Any], kind: str, name: str, thing: Thing) -> Thing:
-    """Register a thing under a name, which must be free, and remember where it comes from."""
+    """Register an object under an unused name, and record its origin."""
     if name in registry and not is_again(thing, registry[name]):
         raise ValueError(f"a {kind} named {name!r} already exists; choose another name")
     registry[name] = thing
@@ -110,16 +111,16 @@ def add(registry: dict[str, Any], kind: str, name: str, thing: Thing) -> Thing:
 
 
 def find(registry: Mapping[str, Found], name: str) -> Found | None:
-    """What is registered under a name, if need be by a plug-in that is loaded now."""
+    """Return the object registered under a name, after loading plugins if necessary; None if there is none."""
     if name not in registry:
         discover()
     return registry.get(name)
 
 
 def remember(kind: str, name: str, thing: Any) -> None:
-    """Note the module that must be imported for this to be registered, unless it is ours."""
+    """Record the module that must be imported to register this object, unless it is part of upgd."""
     module = _module(thing)
-    if _is_ours(module):  # one of our classes, registered by somebody under another name
+    if _is_ours(module):  # one of our classes, registered by a plugin under another name
         frame = sys._getframe(1)
         while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
             frame = frame.f_back
@@ -129,52 +130,52 @@ def remember(kind: str, name: str, thing: Any) -> None:
 
 
 def is_again(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
-    """Whether it is the same definition, run again: a notebook's cell, or a module that is loaded anew."""
+    """Return whether this is the same definition, executed again in a notebook cell or a reloaded module."""
     names = [(one.__module__, getattr(one, "__qualname__", "<lambda>")) for one in (new, old)]
     return names[0] == names[1] and "<lambda>" not in names[0][1]
 
 
 def modules() -> tuple[str, ...]:
-    """The modules that another process must import to know what this one knows."""
+    """Return the modules that another process must import to have the same registrations."""
     return tuple(name for name in dict.fromkeys((*_LOADED, *_ORIGINS.values())) if not _is_main(name))
 
 
 def failed() -> tuple[str, ...]:
-    """The plug-ins that could not be loaded: the names of their modules or entry points."""
+    """Return the names of the modules or entry points of plugins that could not be loaded."""
     return tuple(_FAILED)
 
 
 def load_elsewhere(names: Iterable[str], path: Iterable[str] = ()) -> None:
-    """In another process: load what :func:`modules` gave.
+    """Load the result of :func:`modules` in another process.
 
     Args:
         names: the modules.
-        path: where the first process looks for modules; looked at last, for those that are not installed here.
+        path: the module search path of the first process; searched last, for modules that are not installed here.
     """
     sys.path += [folder for folder in path if folder and folder not in sys.path and os.path.isdir(folder)]
     load(*names)
 
 
 def check_elsewhere(used: Iterable[tuple[str, str]], *, runs_main: bool) -> None:
-    """Refuse things (kind, name) that another process cannot import.
+    """Raise an error if another process cannot import one of the components (kind, name).
 
     Args:
-        used: what it will need.
-        runs_main: whether the other process begins with the main module of this one, as spawned ones do.
+        used: the required components.
+        runs_main: whether the other process runs the main module of this one, as spawned processes do.
     """
     main = sys.modules.get("__main__")
     runs_main = runs_main and (getattr(main, "__file__", None) or getattr(main, "__spec__", None)) is not None
     for kind, name in used:
         if _is_main(_ORIGINS.get((kind, name), "")) and not runs_main:
             raise ValueError(
-                f"the {kind} {name!r} is defined in this program or notebook, which other processes cannot import; put it "
-                "into a module of its own and import that, or use one worker"
+                f"the {kind} {name!r} is defined in this program or notebook, which other processes cannot import; move it "
+                "to a module and import that, or use one worker"
             )
 
 
 def versions(used: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The modules that those of the things (kind, name) come from that are not ours, each with its distribution and version,
-    such as ``{"decay_home.method": "decay-home 0.1.0"}``; an empty text if there is none."""
+    """Return the modules of third-party components (kind, name) with their distribution and version, such as
+    ``{"decay_home.method": "decay-home 0.1.0"}``; the version is an empty string if unknown."""
     found = (_ORIGINS[one] for one in used if one in _ORIGINS)
     return {module: _version(module) for module in sorted(set(found))}
 
@@ -205,15 +206,15 @@ def _is_main(module: str) -> bool:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Whatever goes wrong in somebody's module becomes one sentence; Ctrl-C stays what it is."""
+    """Context manager that turns any error in a third-party module into a one-sentence PluginError."""
     try:
         yield
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            reason = f"there is no module {error.name!r} in this folder or among the installed packages"
+            reason = f"no module {error.name!r} in this folder or among the installed packages"
         else:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
-        raise PluginError(f"the plug-in {name} cannot be loaded ({reason})") from error
+        raise PluginError(f"the plugin {name} cannot be loaded ({reason})") from error
 
 
 @contextmanager
@@ -222,11 +223,11 @@ def _left_out_if_broken(source: str) -> Iterator[None]:
         yield
     except PluginError as error:
         _FAILED[source.removeprefix(f"{VARIABLE}=")] = None
-        log.warning("upgd: %s, and is left out (%s)", error, source)
+        log.warning("upgd: %s, so it is skipped (%s)", error, source)
 
 
 def _make_current_folder_importable() -> None:
-    """As for ``python -m``, but last on the path, so that nothing is shadowed. An installed command does not have it."""
+    """Add the current folder to the end of the module path, so that nothing is shadowed. Console scripts lack it."""
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)

@@ -1,7 +1,7 @@
-"""Output files: complete or absent, and never in place of data.
+"""Output files that are complete or absent and never overwrite data.
 
 Everything that a command writes for the user (pages, figures, exports) goes through :func:`output` or :func:`text`. They
-refuse to replace a store, a data set or a checkpoint, whatever it is called and whichever link leads to it.
+refuse to replace a store, a data set or a checkpoint, regardless of its name or of links that lead to it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,7 +30,7 @@ __all__ = ["check", "output", "text", "whole"]
 
 _SQLITE = b"SQLite format 3\0"
 
-#: The first bytes of the files that hold data. No output begins with any of them, so to refuse them costs nobody anything.
+#: The first bytes of files that hold data. No output starts with any of them, so refusing to replace them is safe.
 _DATA = {
     _SQLITE: "a store, or another SQLite database",
     b"PK\x03\x04": "a checkpoint, or another zip archive",
@@ -43,16 +43,16 @@ _DATA = {
     b"BZh": "a compressed file",
 }
 
-#: What SQLite and the store keep beside the file itself.
+#: Suffixes of the files that SQLite and the store create next to a store.
 _COMPANIONS = re.compile(r"(-wal|-shm|-journal|\.lock|\.progress)+$")
 
 
 def check(path: str | os.PathLike[str], replaces: Callable[[IO[bytes]], bool] = lambda _: False) -> None:
-    """Raise a ValueError of one sentence if no output can go to ``path``: before anything is computed for it.
+    """Raise ValueError if ``path`` cannot be written. Call it before computing the output.
 
     Args:
         path: the file.
-        replaces: whether an existing file, which holds data, is an earlier version of the same output.
+        replaces: returns whether an existing file that holds data is an earlier version of the same output.
     """
     path = Path(path)
     mode = _mode(path)
@@ -62,16 +62,16 @@ def check(path: str | os.PathLike[str], replaces: Callable[[IO[bytes]], bool] = 
         return
     target = Path(os.path.realpath(path))
     if (held := _held(target)) and not _may_be_replaced(target, replaces):
-        raise ValueError(f"{path} is {held}, and no output replaces that; choose another file")
+        raise ValueError(f"{path} is {held}, which is never overwritten; choose another file")
     if not target.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} for {path.name}; make it, or choose another file")
+        raise ValueError(f"the folder {path.parent} for {path.name} does not exist; create it, or choose another file")
 
 
 @contextmanager
 def output(
     path: str | os.PathLike[str], replaces: Callable[[IO[bytes]], bool] = lambda _: False
 ) -> Iterator[IO[bytes]]:
-    """Open an output: :func:`check` the path, then write the file as :func:`whole` does."""
+    """Open an output file: :func:`check` the path, then write it as :func:`whole` does."""
     check(path, replaces)
     with whole(path) as file:
         yield file
@@ -79,7 +79,7 @@ def output(
 
 @contextmanager
 def text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """The same for text, in UTF-8 and with line ends as they are."""
+    """Open a text output file in UTF-8, without newline translation; see :func:`output`."""
     with output(path) as file:
         stream = io.TextIOWrapper(file, encoding="utf-8", newline="")
         yield stream
@@ -88,14 +88,14 @@ def text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 
 @contextmanager
 def whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a file that takes its name, and the place of the file that has it, when the ``with`` block ends without an error.
+    """Open a file that is moved to ``path``, replacing any existing file, when the ``with`` block ends without an error.
 
-    Symbolic links are followed. Whatever is no regular file, such as a device or a pipe, is written to and not replaced;
-    so is the file that the standard output goes to (``/dev/stdout`` may lead there).
+    Symbolic links are followed. Special files, such as devices and pipes, are written to and not replaced; so is the file
+    that the standard output is redirected to (``/dev/stdout`` may lead there).
     """
     path = Path(path)
     if (mode := _mode(path)) is not None and ((number := _standard_stream(path)) or not stat.S_ISREG(mode)):
-        content = io.BytesIO()  # not everything can be written to a pipe piece by piece: some formats need to seek
+        content = io.BytesIO()  # some formats need to seek, which a pipe does not support
         yield content
         with _names(path), open(os.dup(number) if number else os.open(path, os.O_WRONLY), "wb") as stream:
             stream.write(content.getbuffer())
@@ -118,7 +118,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def _mode(path: Path) -> int | None:
-    """The kind of file that a name leads to; None if it leads nowhere."""
+    """Return the mode of the file that a name leads to, or None if there is no such file."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -126,7 +126,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _held(target: Path) -> str | None:
-    """What data a file holds or belongs to."""
+    """Return a description of the data that a file holds or belongs to, or None."""
     store = target.with_name(_COMPANIONS.sub("", target.name) or target.name)
     if store != target and _first_bytes(store).startswith(_SQLITE):
         return f"part of the store {store.name}"
@@ -153,7 +153,7 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _standard_stream(path: Path) -> int | None:
-    """The descriptor of the standard output or error if that is where a name leads: to write to it keeps what it has."""
+    """Return the descriptor of the standard output or error if the path leads to it; writing there does not truncate it."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         with suppress(OSError):
             if os.path.samestat(path.stat(), os.fstat(number)):
@@ -164,7 +164,7 @@ def _standard_stream(path: Path) -> int | None:
 
 @contextmanager
 def _names(path: Path, partial: Path | None = None) -> Iterator[None]:
-    """Let errors of the system name the file that the user knows."""
+    """Context manager that makes OSErrors name the file that the user gave."""
     try:
         yield
     except OSError as error:

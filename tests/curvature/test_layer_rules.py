@@ -195,7 +195,7 @@ def test_large_indices_are_not_rounded(dtype):
 @pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
 def test_embeddings_with_other_gradients_are_refused(option):
     model = nn.Sequential(nn.Embedding(6, 2, **{option: True}), nn.Linear(2, 1))
-    with pytest.raises(RuntimeError, match=f"build it with {option}=False"):
+    with pytest.raises(RuntimeError, match=f"create it with {option}=False"):
         followed(model, nn.MSELoss(), torch.tensor([1]), torch.zeros(1, 1))
 
 

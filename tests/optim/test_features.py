@@ -688,7 +688,7 @@ def test_code_that_was_compiled_for_another_model_has_no_hooks_and_the_error_say
         pytest.skip("this torch guards hooks")
     with pytest.raises(RuntimeError, match=r"call torch\._dynamo\.reset\(\)"):
         optimizer.step()
-    with pytest.warns(UserWarning, match=r"seen no forward pass.*torch\._dynamo\.reset\(\)"):
+    with pytest.warns(UserWarning, match=r"recorded no forward pass.*torch\._dynamo\.reset\(\)"):
         monitor.snapshot()
 
 

@@ -254,7 +254,7 @@ def test_the_page_never_takes_the_place_of_the_results_or_of_a_folder(tmp_path):
     before = (tmp_path / "r.db").read_bytes()
     (tmp_path / "link.html").symlink_to(tmp_path / "r.db")
     for target in ("r.db", "link.html"):
-        with pytest.raises(ValueError, match="is a store, or another SQLite database, and no output replaces that"):
+        with pytest.raises(ValueError, match="is a store, or another SQLite database, which is never overwritten"):
             write(tmp_path / "r.db", tmp_path / target)
     (tmp_path / "pages").mkdir()
     with pytest.raises(ValueError, match="pages is a folder; the output must be a file"):

@@ -79,7 +79,7 @@ def test_correlation_skips_a_layer_without_an_order():
 
 
 def test_correlation_of_different_items_is_refused():
-    with pytest.raises(ValueError, match="same items"):
+    with pytest.raises(ValueError, match="same names"):
         utility.correlation({"a": torch.zeros(2)}, {"b": torch.zeros(2)})
 
 

@@ -166,7 +166,7 @@ class Skip(nn.Module):
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (Skip(), "what the module 'act' puts out is not what the next one takes in"),
+        (Skip(), "the output of the module 'act' is not the input of the next one"),
         (nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 1)), "'1' is a LayerNorm"),
         (nn.Sequential(nn.ReLU()), "no Linear layer"),
     ],

@@ -156,7 +156,7 @@ def test_channels_that_were_flattened_are_still_channels(body, shape):
 
 def test_channels_that_cannot_be_told_apart_are_refused():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.ReLU(), nn.Linear(36, 2))
-    with pytest.raises(ValueError, match=r"the 4 channels of '0' where the module '2' puts out the shape \(2, 36\)"):
+    with pytest.raises(ValueError, match=r"the 4 channels of '0', because the module '2' outputs the shape \(2, 36\)"):
         utility.true_features(model, nn.CrossEntropyLoss(), torch.randn(2, 1, 5, 5), torch.tensor([0, 1]))
 
 
@@ -278,7 +278,7 @@ def test_weights_of_recurrent_layers(kind):
 
 def test_names_of_features_that_cannot_be_are_told_from_those_that_can():
     model, sample = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), (torch.ones(1, 3), torch.ones(1, 1))
-    with pytest.raises(ValueError, match=r"features names \['0'\], but the modules between two layers are \['1'\]"):
+    with pytest.raises(ValueError, match=r"features contains \['0'\], but the modules between two layers are \['1'\]"):
         utility.true_features(model, nn.MSELoss(), *sample, features=["0"])
     with pytest.raises(ValueError, match="there is no module between two layers"):
         utility.true_features(nn.Sequential(model[0], model[2]), nn.MSELoss(), *sample, features=["0"])

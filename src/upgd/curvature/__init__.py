@@ -1,8 +1,8 @@
-"""Curvature: HesScale, and the rules by which it follows layers and losses.
+"""Curvature: the HesScale estimator and its rules for layers and losses.
 
-``hesscale`` has :class:`HesScale`, ``modules`` what models may contain to help it; ``layers``, ``activations`` and
-``losses`` have the rules. Adding a layer is one small function: :func:`layer`, or :func:`elementwise` for an
-activation. Adding a loss: :func:`loss`.
+``hesscale`` defines :class:`HesScale`, and ``modules`` defines modules that make branches and gates visible to it.
+``layers``, ``activations`` and ``losses`` contain the rules. Register a new layer with :func:`layer`, an activation with
+:func:`elementwise`, and a loss with :func:`loss`.
 """
 
 from upgd.curvature._registry import elementwise, layer, loss

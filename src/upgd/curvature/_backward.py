@@ -1,4 +1,4 @@
-"""What hooks need to know about the backward pass they run in, and how they add up what they see."""
+"""Helpers for hooks that run during a backward pass: which pass is running, and how to accumulate values over passes."""
 
 import sys
 import weakref
@@ -8,49 +8,49 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-# Which backward pass is running, will its graph be used again, and is this a pass of torch.func? There is no public way
-# to ask.
+# torch has no public API for the number of the running backward pass, whether its graph is retained, or whether it is a
+# torch.func transform.
 current_backward: Callable[[], int] = torch._C._current_graph_task_id
 graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 
 def if_compiled() -> str:
-    """What else may be the reason that hooks were not called, where something was compiled in this process; else nothing."""
+    """Return an additional hint for error messages if something was compiled in this process, otherwise an empty string."""
     if "torch._dynamo" not in sys.modules:
         return ""
     return (
-        " If the model is compiled: where another one of the same shape was compiled before it, torch takes that one's code,"
-        " without hooks; call torch._dynamo.reset() in between."
+        " If the model is compiled and another model of the same shape was compiled before it, torch reuses that model's"
+        " code, without hooks; call torch._dynamo.reset() in between."
     )
 
 
 def adds_to_grad(param: Tensor) -> bool:
-    """Whether the running backward pass will add to ``param.grad``: ``backward()`` does, ``autograd.grad()`` does not."""
+    """Return whether the running backward pass accumulates into ``param.grad``, unlike ``autograd.grad()``."""
     try:
         return bool(torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node))
-    except RuntimeError:  # torch's answer in autograd.grad()
+    except RuntimeError:  # raised by torch inside autograd.grad()
         return False
 
 
 def add_as_grad(so_far: tuple[int, Tensor] | None, value: Tensor, references: Iterable[Tensor]) -> tuple[int, Tensor]:
-    """Add up over backward passes as the gradients of ``references`` do, and begin anew when those do.
+    """Accumulate a value over backward passes, and restart when the gradients of ``references`` do.
 
-    To be called in the backward pass, before it reaches them. Then gradients that are None or zero everywhere say that
-    somebody called ``zero_grad()`` since the pass before.
+    Must be called during the backward pass, before it reaches the references. At that point, gradients that are None or
+    entirely zero mean that ``zero_grad()`` was called since the previous pass.
 
     Args:
-        so_far: what this function returned last; None at the beginning.
-        value: what to add.
-        references: parameters, of one layer; none to begin anew with every backward pass.
+        so_far: the previous result of this function, or None.
+        value: the value to add.
+        references: parameters of one layer; if empty, every backward pass restarts.
 
     Returns:
-        The number of the backward pass, and the sum.
+        The number of the backward pass and the sum.
     """
     backward = current_backward()
     if so_far is not None:
         its_backward, total = so_far
-        if its_backward == backward:  # another forward pass of the same backward pass
+        if its_backward == backward:  # several forward passes in one backward pass
             value = total + value
         elif gradients := [reference.grad for reference in references if reference.grad is not None]:
             value = torch.where(any_nonzero(gradients), total + value, value)
@@ -58,21 +58,21 @@ def add_as_grad(so_far: tuple[int, Tensor] | None, value: Tensor, references: It
 
 
 def any_nonzero(gradients: Iterable[Tensor]) -> Tensor:
-    """Whether one of them holds something, without waiting for the device."""
+    """Return whether any gradient has a nonzero entry, as a tensor, without synchronizing with the device."""
     return torch.stack([gradient.any() for gradient in gradients]).any()
 
 
 class GradientWatch:
-    """Looks at every backward pass that reaches a parameter, and tells about those that nobody followed.
+    """Observes every backward pass that reaches a parameter, and reports those that were not followed.
 
-    What was added up as the parameter's gradient is then out of step: if that pass is the first after ``zero_grad()``, the
-    sum belongs to a gradient that is no more.
+    Values accumulated alongside the gradient become stale in such a pass: if it is the first after ``zero_grad()``, they
+    belong to a gradient that no longer exists.
 
     Args:
-        param: the parameter; a leaf that requires a gradient.
-        on_unfollowed: a method, called before such a pass adds to the gradient, with the keys that were followed and whether
-            the gradient still holds something: False for None, else a tensor, so that nobody has to wait for the device.
-
+        param: the parameter, a leaf that requires a gradient.
+        on_unfollowed: a bound method, called before such a pass accumulates into the gradient. Its arguments are the
+            followed keys and whether the gradient is nonzero: False if it is None, otherwise a tensor, which avoids a
+            synchronization with the device.
     Attributes:
         handle: removes the hook.
     """
@@ -82,11 +82,11 @@ class GradientWatch:
         self._on_unfollowed = weakref.WeakMethod(on_unfollowed)
         self._keys: set[int] = set()
         self._followed = -1
-        # No hook behind the accumulation, which would tell both cases apart: Python's garbage collector cannot see into it.
+        # A post-accumulate hook would distinguish the cases, but the garbage collector cannot see references in it.
         self.handle: RemovableHandle = param.register_hook(self._look)  # type: ignore[no-untyped-call]
 
     def follow(self, key: int) -> None:
-        """Say that the running backward pass is followed, and left something under this key."""
+        """Record that the running backward pass is followed and stored a value under this key."""
         self._keys.add(key)
         self._followed = current_backward()
 
@@ -98,5 +98,5 @@ class GradientWatch:
 
 
 def sum_by_unit(values: Tensor, dim: int) -> Tensor:
-    """For each unit or channel, which lie along ``dim``, the sum over the batch, if there is one, and all positions."""
+    """Sum over the batch, if there is one, and all positions; ``dim`` is the dimension of the units or channels."""
     return values.movedim(dim, 0).reshape(values.shape[dim], -1).sum(1)

@@ -1,8 +1,8 @@
-"""Hooks that go with their owner.
+"""Hooks whose lifetime is bound to their owner.
 
-A module holds its hooks. If a hook held its owner in turn, a dropped owner would live on and be called as long as the module
-is. So hooks refer to their owner weakly, and they are removed as soon as it is gone, without waiting for the garbage
-collector.
+A module holds its hooks. If a hook held a strong reference to its owner, the owner would stay alive and be called as long
+as the module exists. Hooks therefore hold weak references, and they are removed as soon as the owner is deleted, without
+waiting for the garbage collector.
 """
 
 import weakref
@@ -16,12 +16,12 @@ from torch.utils.hooks import RemovableHandle
 class Hook:
     """A forward hook, or forward pre-hook, that calls a method of its owner.
 
-    A copy of the module gets a copy of the hook. It has no owner and removes itself when it is first called, unless a copy of
+    Copying a module copies its hooks. The copied hook has no owner and removes itself on the first call, unless a copy of
     the owner adopts it; see :meth:`Hooks.adopt`.
 
     Args:
         method: the name of the method.
-        context: what the method is called with, before what torch passes to hooks.
+        context: positional arguments of the method, before those that torch passes to hooks.
     """
 
     def __init__(self, method: str, *context: Any) -> None:
@@ -41,7 +41,7 @@ class Hook:
 
 
 class Hooks:
-    """All hooks of one owner. An owner that can be copied calls :meth:`adopt` in its ``__setstate__``."""
+    """All hooks of one owner. An owner that supports copying calls :meth:`adopt` in its ``__setstate__``."""
 
     def __init__(self, owner: object) -> None:
         self._hooks: list[Hook] = []
@@ -49,14 +49,14 @@ class Hooks:
         self.adopt(owner)
 
     def adopt(self, owner: object) -> None:
-        """Make the hooks those of ``owner``."""
+        """Make ``owner`` the owner of the hooks."""
         self._owner = weakref.ref(owner)
         for hook in self._hooks:
             hook.owner = self._owner
         remove_with(owner, self._handles)
 
     def add(self, register: Callable[..., RemovableHandle], method: str, *context: Any) -> RemovableHandle:
-        """Have ``register``, such as ``module.register_forward_hook``, call a method of the owner."""
+        """Register a hook with ``register``, such as ``module.register_forward_hook``, that calls a method of the owner."""
         hook = Hook(method, *context)
         hook.owner = self._owner
         handle = register(hook)
@@ -65,7 +65,7 @@ class Hooks:
         return handle
 
     def remove(self) -> None:
-        """Remove them from their modules."""
+        """Remove the hooks from their modules."""
         remove_all(self._handles)
         self._hooks.clear()
 
@@ -74,7 +74,7 @@ class Hooks:
 
 
 def remove_with(owner: object, handles: list[RemovableHandle]) -> None:
-    """Remove hooks, those in the list by then, as soon as ``owner`` is gone."""
+    """Remove the hooks that are in the list when ``owner`` is deleted."""
     weakref.finalize(owner, remove_all, handles).atexit = False
 
 
@@ -85,7 +85,7 @@ def remove_all(handles: list[RemovableHandle]) -> None:
 
 
 def nobody() -> None:
-    """The owner of a hook that has none."""
+    """Stand in for the weak reference of a hook without an owner."""
 
 
 def _leave(module: nn.Module, hook: Hook) -> None:

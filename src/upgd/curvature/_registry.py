@@ -1,8 +1,8 @@
-"""Which module is swept by which rule.
+"""Registry of layer and loss rules.
 
-A *layer rule* takes the curvature ``h`` (second derivatives of the loss, one per entry of the layer's output) and the
-gradient ``g`` (first derivatives, same shape) to the curvature of the layer's input, and leaves the diagonal of the
-layer's parameters on the way. A *loss rule* begins the sweep: it gives the curvature of the loss's input.
+A *layer rule* maps the curvature ``h`` (second derivatives of the loss with respect to each entry of the layer's output)
+and the gradient ``g`` (first derivatives, same shape) to the curvature of the layer's input. It also adds the diagonals of
+the layer's parameters. A *loss rule* starts the sweep: it returns the curvature of the loss's input.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 LayerRule = Callable[[Any, Any, Tensor, Tensor], Tensor | None]
 #: ``rule(criterion, input, target, factor) -> curvature of the input``; ``factor`` is the gradient at the loss.
 LossRule = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
-#: ``derivatives(module, x) -> (σ'(x), σ''(x))``, with None for a σ'' that is zero.
+#: ``derivatives(module, x) -> (σ'(x), σ''(x))``; None instead of σ'' if it is zero.
 Derivatives = Callable[[Any, Tensor], tuple[Tensor, Tensor | None]]
-#: ``capture(module, input, output) -> whatever the rule wants to find in call.captured``
+#: ``capture(module, input, output) -> value``, which the rule finds in ``call.captured``
 Capture = Callable[[Any, Tensor, Tensor], Any]
 
 AnyRule = TypeVar("AnyRule", bound=Callable[..., Any])
@@ -25,7 +25,7 @@ AnyRule = TypeVar("AnyRule", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Layer:
-    """What is known of a type of layers; the fields are the arguments of :func:`layer`."""
+    """The rule and options of a layer type; the fields are the arguments of :func:`layer`."""
 
     rule: LayerRule
     capture: Capture | None = None
@@ -39,15 +39,15 @@ LOSSES: dict[type[nn.Module], LossRule] = {}
 def layer(
     *types: type[nn.Module], capture: Capture | None = None, unit_dim: int | None = None
 ) -> Callable[[AnyRule], AnyRule]:
-    """Register the rule of one or more types of layers.
+    """Register the rule for one or more layer types.
 
     Args:
-        types: modules with one input tensor and one output tensor, without interaction between samples.
-        capture: what to keep from the forward pass beside the input, as ``capture(module, input, output)``, or the place
-            to raise an error about a call that the rule does not cover. It must not keep the output itself, which would
-            keep the whole graph alive; ``output.detach()`` is fine.
-        unit_dim: the dimension of the output that counts units or channels, from the end; None if it is where the input
-            has it.
+        types: Module classes with one input tensor and one output tensor, without interaction between samples.
+        capture: Called as ``capture(module, input, output)`` in the forward pass; its result is available to the rule as
+            ``call.captured``. It can also raise an error for calls that the rule does not support. It must not return the
+            output itself, which would keep the graph alive; ``output.detach()`` is fine.
+        unit_dim: The output dimension of the units or channels, counted from the end. Default: None, the same dimension as
+            in the input.
 
     Example:
         >>> class Scale(nn.Module):
@@ -71,7 +71,7 @@ def layer(
 
 
 def elementwise(*types: type[nn.Module]) -> Callable[[Derivatives], Derivatives]:
-    """Register an activation by its first and second derivative: the curvature of its input is ``h·σ'² + g·σ''``.
+    """Register an activation by its first and second derivative. The curvature of its input is ``h·σ'² + g·σ''``.
 
     Example:
         >>> class Sine(nn.Module):
@@ -97,11 +97,11 @@ def elementwise(*types: type[nn.Module]) -> Callable[[Derivatives], Derivatives]
 
 
 def loss(*types: type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
-    """Register the rule of one or more types of loss modules, called as ``criterion(input, target)``.
+    """Register the rule for one or more loss modules, called as ``criterion(input, target)``.
 
     The rule is called as ``rule(criterion, input, target, factor)`` and returns the second derivative of
-    ``(factor * criterion(input, target)).sum()`` by each entry of ``input``. ``factor`` has the shape of the criterion's
-    output: a number, or one for each entry with ``reduction="none"``.
+    ``(factor * criterion(input, target)).sum()`` with respect to each entry of ``input``. ``factor`` has the shape of the
+    criterion's output: a scalar, or one number per entry with ``reduction="none"``.
     """
 
     def register(rule: AnyRule) -> AnyRule:
@@ -113,7 +113,7 @@ def loss(*types: type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
 
 
 def find(registered: dict[type[nn.Module], Any], module: nn.Module) -> Any | None:
-    """What is registered for the module's type, or for a base class whose ``forward`` the type has not replaced."""
+    """Return the entry for the module's type, or for a base class whose ``forward`` the type does not override."""
     for kind in type(module).__mro__:
         if kind in registered:
             return registered[kind] if type(module).forward is kind.forward else None

@@ -1,19 +1,21 @@
-"""The sweep: how curvature rides on the ordinary backward pass.
+"""The sweep that propagates curvature during the ordinary backward pass.
 
-A :class:`Follower` is the forward hook of one module. Each time the module is called with gradients enabled it makes a
-:class:`Call`, hooks it to the node that the module left in autograd's graph, and signs that node with it. A later module
-that finds the signature on its input's node knows whose output it was given. So the calls form a chain (a graph, with
-Fork and Add) that lies beside autograd's and lives exactly as long.
+A :class:`Follower` is the forward hook of one module. Each time the module is called with gradients enabled, the follower
+creates a :class:`Call`, attaches it to the autograd node that the module created, and marks that node. A later module that
+finds the mark on the node of its input knows which call produced the input. The calls form a chain (a graph, with Fork and
+Add) parallel to autograd's graph, with the same lifetime.
 
-Backward, autograd runs a node and then its hooks. The hook finds the curvature of the call's output, which the consumer
-of that output has left there; the rule turns it into the curvature of the input, which goes to the call before.
+In the backward pass, autograd runs a node and then its hooks. The hook reads the curvature of the call's output, which the
+consumer of that output has stored there. The rule computes the curvature of the input from it and passes it to the
+preceding call.
 
-A broken chain would be a wrong number, so every link is checked. A call that autograd reaches before any curvature has
-come was used by something unknown. And the gradient that arrives must be *the very tensor* that the one known consumer
-sent: as soon as anybody else uses an output, autograd adds the gradients up, and the sum is another tensor.
+A broken chain would give wrong numbers, so every link is checked. If autograd reaches a call that has not received any
+curvature, its output was used by an unknown operation. The gradient that arrives must also be *the same tensor object*
+that the one known consumer sent: if anything else uses an output, autograd sums the gradients, and the sum is a new tensor.
 
-Nothing here may refer to an output or to the node that made it: nodes hold their calls, so that would be a cycle which
-Python's garbage collector cannot see. And neither modules nor nodes may keep HesScale alive: followers refer to it weakly.
+Calls must not reference an output or the node that created it. Nodes hold their calls, so this would be a reference cycle
+that Python's garbage collector cannot detect. Modules and nodes must not keep HesScale alive either, so followers hold weak
+references to it.
 """
 
 import weakref
@@ -31,10 +33,10 @@ from upgd.curvature._registry import Layer, LossRule
 if TYPE_CHECKING:
     from upgd.curvature.hesscale import HesScale
 
-#: A node of autograd's graph; torch.autograd.graph.Node would be the type if its annotations were right.
+#: A node of autograd's graph; torch.autograd.graph.Node has incorrect annotations.
 Node = Any
 
-#: Operations that keep all entries in their order: followed although no module made them. A cast counts as one of them.
+#: Operations that preserve all entries and their order. They are followed although no module performs them; so are casts.
 _RESHAPES = {
     "ToCopyBackward0",
     *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0", "CloneBackward0"),
@@ -45,13 +47,13 @@ _NOTHING = cast(Tensor, None)
 
 
 class Call:
-    """One call of one module, as its rule sees it.
+    """One call of one module, as passed to its rule.
 
     Attributes:
-        input: what the module was called with.
-        captured: what the rule's ``capture`` kept from the forward pass.
-        needs_input: whether the curvature of the input is wanted; if not, the rule may return None.
-        name: how errors call the module.
+        input: the input of the module.
+        captured: the result of the rule's ``capture``.
+        needs_input: whether the curvature of the input is needed; if not, the rule may return None.
+        name: the name of the module in error messages.
     """
 
     __slots__ = (
@@ -81,27 +83,27 @@ class Call:
         self.target: Any = None
         self.captured: Any = None
         self.output: Tensor | None = None
-        # Where the inputs come from: the call, which of its outputs, which gradient of this call's node (None if the
-        # module made several nodes and another one has it).
+        # The origin of each input: the call, the index of its output, and the index of the gradient of this call's node
+        # (None if the module created several nodes and another one has it).
         self.sources: list[tuple[Call, int, int | None]] = []
-        # What comes back for each output: its curvature and gradient; in which backward pass, from which loss.
+        # For each output: its curvature and gradient, and the backward pass and loss that they belong to.
         self.curvatures: list[Tensor | None] = [None] * outputs
         self.gradients: list[Tensor | None] = [None] * outputs
         self.backward = self.sweep = -1
 
     def wants(self, param: Tensor | None) -> bool:
-        """Whether the diagonal of this parameter is wanted: not if it is frozen or not there."""
+        """Return whether the diagonal of this parameter is needed; False if it is frozen or None."""
         return param is not None and param.requires_grad
 
     def add(self, param: Tensor | None, diagonal: Tensor | None) -> None:
-        """Add to the parameter's diagonal: the sum over the batch and all positions of ``∂²L/∂param²``."""
+        """Add to the parameter's diagonal: ``∂²L/∂param²`` summed over the batch and all positions."""
         if param is not None and diagonal is not None and param.requires_grad:
             self.follower.owner._add(param, diagonal, [param])
 
     # ------------------------------------------------------------------------------------------------- forward: linking
 
     def link(self, node: Node, inputs: Sequence[Any]) -> None:
-        """Find the calls that the inputs come from, sign the node and have it run this call."""
+        """Find the calls that produced the inputs, mark the node, and register this call as its hook."""
         owner = self.follower.owner
         for x in inputs:
             before = x.grad_fn if isinstance(x, Tensor) else None
@@ -116,14 +118,14 @@ class Call:
         node.register_hook(self._on_backward)
 
     def _entry(self, node: Node, x: Tensor, inputs: Sequence[Any]) -> tuple[Node, int]:
-        """The one edge by which the module's part of the graph, which begins at ``node``, leads back to its input."""
+        """Return the only edge that leads from the module's part of the graph, starting at ``node``, to its input."""
         edges = _edges(node, x, inputs)
-        # The layers of torch have one. Others may have several, and one of them would not send the whole gradient.
+        # Modules of torch have one such edge. With several edges, each of them would carry only part of the gradient.
         entries = list(islice(edges, 1)) if self.follower.is_of_torch else list(edges)
         if len(entries) != 1:
             raise RuntimeError(
-                f"HesScale cannot follow {self.name}: its forward uses its input in {len(entries)} places; begin it with "
-                "x = x.view_as(x), so that there is one."
+                f"HesScale cannot follow {self.name}: its forward uses its input in {len(entries)} places; start it with "
+                "x = x.view_as(x), so that there is only one."
             )
         return entries[0]
 
@@ -143,7 +145,7 @@ class Call:
     # ------------------------------------------------------------------------------------------------ backward: sweeping
 
     def _on_backward(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> None:
-        owner = self.follower.owner_if_alive()  # kept for the time of the sweep
+        owner = self.follower.owner_if_alive()  # keeps the owner alive during the sweep
         if owner is None:
             return
         if torch.is_grad_enabled():  # backward(create_graph=True)
@@ -158,7 +160,7 @@ class Call:
             assert curvature is not None
             if position is not None:
                 gradient = source.gradients[output] = grad_inputs[position]
-                if gradient is not None and gradient.device != curvature.device:  # behind x.to(device)
+                if gradient is not None and gradient.device != curvature.device:  # after x.to(device)
                     curvature = curvature.to(gradient.device)
             source.receive(output, curvature, self.backward, self.sweep)
         if not graph_is_kept():
@@ -166,10 +168,10 @@ class Call:
             self.target = self.captured = self.output = None
 
     def receive(self, output: int, curvature: Tensor, backward: int, sweep: int) -> None:
-        """Take the curvature of an output from the call that used it."""
+        """Store the curvature of an output, received from the call that used it."""
         if self.curvatures[output] is not None and self.backward == backward:
             raise RuntimeError(
-                f"HesScale found two modules that use the output of {self.name}; give each its own: "
+                f"HesScale found two modules that use the output of {self.name}; give each its own copy: "
                 "a, b = upgd.curvature.Fork()(output)."
             )
         if self.shape is not None and curvature.shape != self.shape:
@@ -178,7 +180,7 @@ class Call:
         self.backward, self.sweep = backward, sweep
 
     def take(self, grad_outputs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """The curvature and the gradient of the output; of several outputs, which are copies, their sums."""
+        """Return the curvature and the gradient of the output; with several outputs, which are copies, their sums."""
         if len(grad_outputs) == 1:
             self._check(0, grad_outputs[0])
             h, g = self.curvatures[0], grad_outputs[0]
@@ -200,12 +202,12 @@ class Call:
             raise RuntimeError(
                 f"HesScale followed one use of the output of {self.name}, but its gradient has another part: the output is "
                 "also used elsewhere (a functional call, a penalty, a second module), or a tensor hook changed the "
-                "gradient. Let modules share an output by a, b = upgd.curvature.Fork()(output), add with "
-                "upgd.curvature.Add, or take the other use out with output.detach()."
+                "gradient. Share an output between modules with a, b = upgd.curvature.Fork()(output), add with "
+                "upgd.curvature.Add, or exclude the other use with output.detach()."
             )
 
     def upstream_parameters(self) -> list[Tensor]:
-        """The trainable parameters of the nearest layer that has some, whose gradients come later in this backward pass."""
+        """Return the trainable parameters of the nearest preceding layer that has any; their gradients come later."""
         calls = [source for source, _, _ in self.sources]
         for call in calls:
             trainable: list[Tensor] = [param for param in call.follower.params if param.requires_grad]
@@ -215,7 +217,7 @@ class Call:
         return []
 
     def unit_dim(self) -> int | None:
-        """Where the output has the units or channels of the last layer that made some."""
+        """Return the output dimension that holds the units or channels of the last layer that defines any."""
         call: Call | None = self
         while call is not None:
             dim = call.follower.layer.unit_dim
@@ -223,7 +225,8 @@ class Call:
                 here, there = cast(torch.Size, self.shape), cast(torch.Size, call.shape)
                 if len(here) == len(there):
                     return dim
-                # Flattened. If positions alone were, channels are in their place, from the front; else all are units.
+                # Flattened. If only the positions were, the channels keep their place from the front; otherwise, all
+                # entries are units.
                 place = len(there) + dim
                 return place if here[place : place + 1] == there[place : place + 1] else -1
             call = call.sources[0][0] if call.sources else None
@@ -241,12 +244,12 @@ class Follower:
         self.params = list(module.parameters(recurse=False))
         self.is_of_torch = type(module).__module__.startswith("torch.nn.")
         self.watched = False
-        self.stranger: str | None = None  # the last operation, not a module's, whose result the module was given
-        self.last = (-1, -1)  # backward pass and sweep that last came through
+        self.stranger: str | None = None  # the last unknown operation whose result was passed to the module
+        self.last = (-1, -1)  # the last backward pass and sweep
 
     @property
     def owner(self) -> "HesScale":
-        """The owner, for those who hold it: in its own methods, and during a call."""
+        """The owner; use only in its own methods or during a call, while a strong reference exists."""
         owner = self.owner_if_alive()
         assert owner is not None
         return owner
@@ -262,7 +265,7 @@ class Follower:
             if getattr(module, "inplace", False):
                 raise ValueError(in_place(self.name))
             if not self.watched or first.grad_fn is None:
-                return None  # it does nothing
+                return None  # the module is an identity
             first = output = first.view_as(first)
         call = Call(self, len(output) if isinstance(output, tuple) else 1, first.shape)
         call.input = args[0]
@@ -279,18 +282,18 @@ class Follower:
         h, g = call.take(grad_outputs)
         if call.input._version != call.version:
             raise RuntimeError(
-                f"the input of {self.name} was changed in place after the forward pass; HesScale needs it as it was."
+                f"the input of {self.name} was changed in place after the forward pass; HesScale needs the original."
             )
         if self.params:
             self._once(call)
             self.owner._drop_old(self.params, call.backward)
-        # Mixed precision: parameters decide; without any, the curvature that has come so far.
+        # Mixed precision: the parameters determine the type; without any, the curvature received so far.
         dtype = self.params[0].dtype if self.params else h.dtype
         if h.dtype != dtype:
             h = h.to(dtype)
         if g.dtype != dtype:
             g = g.to(dtype)
-        if call.input.dtype != dtype and call.input.is_floating_point():  # not the indices of an embedding
+        if call.input.dtype != dtype and call.input.is_floating_point():  # embedding indices stay integers
             call.input = call.input.to(dtype)
         if self.watched:
             self._add_features(call, h)
@@ -299,8 +302,8 @@ class Follower:
     def _once(self, call: Call) -> None:
         if self.last == (call.backward, call.sweep):
             raise RuntimeError(
-                f"HesScale found {self.name} called twice on the way to one loss; its parameters then have mixed second "
-                "derivatives, which HesScale does not know. Call each layer once."
+                f"HesScale found that {self.name} is called twice for one loss; its parameters then have mixed second "
+                "derivatives, which HesScale does not compute. Call each layer once."
             )
         self.last = call.backward, call.sweep
 
@@ -313,12 +316,12 @@ class Follower:
         self.owner._add(self.module, sum_by_unit(worth, dim), call.upstream_parameters())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the model is not followed: its hooks have no owner.
+        # A copy of the model is not followed, because its hooks have no owner.
         return Hook, ("",)
 
 
 class ReshapeFollower(Follower):
-    """Stands for all reshapes and casts between modules: no module, no hook, and curvature passes unchanged."""
+    """Represents all reshapes and casts between modules. It has no module and no hook, and passes curvature unchanged."""
 
     def __init__(self, owner: "HesScale") -> None:
         super().__init__(owner, nn.Identity(), "a reshaped tensor", Layer(lambda module, call, h, g: h))
@@ -358,7 +361,7 @@ class LossFollower(Follower):
 
 
 def signed_by(node: Node, owner: "HesScale") -> Call | None:
-    """The call that made this node's output, if it is one of ``owner``'s, or a reshaped output of one."""
+    """Return the call of ``owner`` that produced this node's output, directly or through reshapes; otherwise None."""
     call: Call | None = node.metadata.get(owner._reshapes)
     if call is None and node.name() in _RESHAPES:
         before, output = node.next_functions[0]
@@ -373,7 +376,7 @@ def signed_by(node: Node, owner: "HesScale") -> Call | None:
 
 
 def _edges(node: Node, x: Tensor, inputs: Sequence[Any]) -> Iterator[tuple[Node, int]]:
-    """All edges that lead to ``x`` from the part of the graph between ``node`` and ``inputs``: node, number."""
+    """Yield all edges (node, index) that lead to ``x`` from the part of the graph between ``node`` and ``inputs``."""
     end, end_output = x.grad_fn, x.output_nr
     todo: list[Node] = [node]
     for current in todo:

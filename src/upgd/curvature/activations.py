@@ -12,7 +12,7 @@ from upgd.curvature._sweep import Call
 
 @layer(nn.ReLU)
 def relu(module: nn.ReLU, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
-    # σ' is 0 or 1 and σ'' is 0, so that curvature passes as gradient does: by torch's own kernel.
+    # σ' is 0 or 1 and σ'' is 0, so curvature propagates like the gradient, with torch's kernel.
     return torch.ops.aten.threshold_backward(h, call.input, 0) if call.needs_input else None
 
 

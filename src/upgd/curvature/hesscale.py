@@ -1,4 +1,4 @@
-"""HesScale: an estimate of the Hessian's diagonal from the ordinary backward pass."""
+"""HesScale: an estimate of the diagonal of the Hessian from the ordinary backward pass."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +14,16 @@ from upgd.curvature._hooks import remove_all, remove_with
 from upgd.curvature._registry import LAYERS, LOSSES, find
 from upgd.curvature._sweep import Follower, LossFollower, ReshapeFollower, in_place
 
-# Importing them registers their rules.
+# Imported for their side effect of registering rules.
 __all__ = ["HesScale", "activations", "layers", "losses"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class HesScale:
-    r"""The diagonal of the loss's Hessian, estimated at linear cost during the ordinary ``loss.backward()``.
+    r"""Estimate the diagonal of the loss's Hessian at linear cost during the ordinary ``loss.backward()``.
 
-    Second derivatives are swept back from the loss as gradients are, keeping in each layer the diagonal alone:
+    Second derivatives are propagated backward from the loss, like gradients, keeping only the diagonal in each layer:
 
     .. math::
         \frac{\partial^2 L}{\partial a_{l,i}^2} \approx \sum_k \Big[ \frac{\partial^2 L}{\partial a_{l+1,k}^2}
@@ -31,26 +31,25 @@ class HesScale:
         \qquad
         \frac{\partial^2 L}{\partial W_{l,ij}^2} \approx \frac{\partial^2 L}{\partial a_{l,i}^2}\, h_{l-1,j}^2
 
-    beginning with the exact diagonal at the network's output, so that the last layer is exact. A batch counts as the
-    criterion reduces it: with ``reduction="mean"``, the mean of per-sample values.
+    The sweep starts with the exact diagonal at the network's output, so the last layer is exact. Batches are reduced as the
+    criterion reduces them: with ``reduction="mean"``, the diagonal is the mean of per-sample values.
 
-    Like gradients, diagonals add up over several backward passes; a parameter's begins anew with the first backward after
-    ``zero_grad()``, that is when ``param.grad`` is None or zero everywhere. A backward pass that HesScale does not follow,
-    such as one of a loss computed within :meth:`paused`, adds nothing; where it is the first after ``zero_grad()`` and no
-    other comes, there is no diagonal, which is an error (or zero, if ``zero_grad(set_to_none=False)`` left zeros).
+    Like gradients, diagonals accumulate over backward passes. A parameter's diagonal restarts with the first backward pass
+    after ``zero_grad()``, that is, when ``param.grad`` is None or entirely zero. A backward pass that HesScale does not
+    follow, such as that of a loss computed within :meth:`paused`, adds nothing. If it is the only one since
+    ``zero_grad()``, there is no diagonal, which is an error (or zero, if ``zero_grad(set_to_none=False)`` left zeros).
 
-    What it cannot follow, it refuses with an error that names the module: it never guesses. Layers must be modules, called
-    with gradients enabled; see :mod:`upgd.curvature` for what is known and how to add to it.
+    HesScale never guesses: if it cannot follow the computation, it raises an error that names the module. Layers must be
+    modules, called with gradients enabled. See :mod:`upgd.curvature` for the supported layers and how to add more.
 
     Args:
-        model: the network. Its modules get forward hooks, its parameters hooks; nothing else about it changes. The hooks are
-            gone as soon as this object is.
-        criterion: the loss module, called as ``criterion(model(x), y)``. What you call ``backward()`` on may be its
-            result times any number, and sums of several results.
-        features: modules, or their names, whose :meth:`feature_diagonal` you will want; see also :meth:`watch`.
-        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does; diagonals are then those of the loss
-            itself, as gradients are after ``scaler.unscale_(optimizer)``.
-
+        model: The network. HesScale adds forward hooks to its modules and hooks to its parameters, and changes nothing
+            else. The hooks are removed when the HesScale object is deleted.
+        criterion: The loss module, called as ``criterion(model(x), y)``. You may call ``backward()`` on its result
+            multiplied by a number, or on a sum of several results.
+        features: Modules, or their names, for which :meth:`feature_diagonal` is needed; see also :meth:`watch`.
+        scaler: The ``torch.amp.GradScaler`` that scales the loss, if any. Diagonals are then those of the unscaled loss,
+            as gradients are after ``scaler.unscale_(optimizer)``.
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         >>> criterion = nn.CrossEntropyLoss()
@@ -73,9 +72,9 @@ class HesScale:
         self.criterion = criterion
         self.scaler = scaler
         self.is_paused = False
-        # By identity, because a tensor's own hash is slow: the parameter or module, and what add_as_grad gave for it.
+        # Keyed by id, because hashing a tensor is slow: the parameter or module, and the result of add_as_grad.
         self._values: dict[int, tuple[Tensor | nn.Module, tuple[int, Tensor]]] = {}
-        # What is gone from there because the gradient began anew without us.
+        # Keys whose values were discarded because the gradient restarted in an unfollowed pass.
         self._forgotten: set[int] = set()
         self._watches: dict[int, GradientWatch] = {}
         self._reshapes = ReshapeFollower(self)
@@ -85,31 +84,31 @@ class HesScale:
         remove_with(self, self._handles)
         self.watch(*features)
         for module, follower in self._followers.items():
-            # Before the hooks of others, which may replace the output: then it is not this layer's any more.
+            # First, because other hooks may replace the output, which is then no longer the output of this layer.
             self._handles.append(module.register_forward_hook(follower, prepend=True))
         self._handles.append(criterion.register_forward_hook(self._loss_follower, prepend=True, with_kwargs=True))
 
     def diagonal(self, param: Tensor) -> Tensor:
-        """The estimate of ``∂²L/∂param²`` that the backward passes since ``zero_grad()`` have left.
+        """Return the estimate of ``∂²L/∂param²``, accumulated over the backward passes since ``zero_grad()``.
 
         Args:
-            param: a parameter of a layer of the model.
+            param: A parameter of a layer of the model.
 
         Returns:
-            A tensor of the parameter's shape, detached. A later backward makes a new one and does not change it.
+            A detached tensor of the parameter's shape. Later backward passes create a new tensor and do not modify it.
         """
         if id(param) in self._values:
             return self._values[id(param)][1][1]
         raise RuntimeError(self._why_not(param))
 
     def feature_diagonal(self, module: nn.Module) -> Tensor:
-        """The estimate of ``∂²L/∂gate²`` for a gate, constant 1, on each unit or channel of the module's output.
+        """Return the estimate of ``∂²L/∂gate²`` for a gate of constant value 1 on each unit or channel of the output.
 
-        That is the sum over the batch (and a channel's positions) of the output's curvature times the output squared.
-        Watch the module before the backward pass: ``HesScale(..., features=[module])`` or :meth:`watch`.
+        This is the curvature of the output times the squared output, summed over the batch (and a channel's positions).
+        Watch the module before the backward pass with ``HesScale(..., features=[module])`` or :meth:`watch`.
 
         Returns:
-            A vector with one entry for each unit or channel.
+            A vector with one entry per unit or channel.
         """
         if id(module) in self._values:
             return self._values[id(module)][1][1]
@@ -124,20 +123,20 @@ class HesScale:
         raise RuntimeError(f"HesScale has seen no backward through {name} yet; call loss.backward() first.")
 
     def watch(self, *modules: nn.Module | str) -> None:
-        """Make :meth:`feature_diagonal` work for these modules, or modules of these names, from the next forward on."""
+        """Enable :meth:`feature_diagonal` for these modules, or modules of these names, from the next forward pass on."""
         for module in modules:
             if isinstance(module, str):
                 module = self.model.get_submodule(module)
             if module not in self._followers:
                 raise ValueError(
-                    f"features must be layers of the model, but one is a {type(module).__name__} which is not or which "
-                    "contains other modules; name the layer or the activation itself."
+                    f"features must be layers of the model, but one is a {type(module).__name__} that is not in the model or "
+                    "contains other modules; pass the layer or the activation itself."
                 )
             self._followers[module].watched = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not follow forward passes made within: for a second loss that HesScale is to have no part in."""
+        """Context manager that disables HesScale for forward passes, for example to compute a second loss."""
         before, self.is_paused = self.is_paused, True
         try:
             yield
@@ -145,7 +144,7 @@ class HesScale:
             self.is_paused = before
 
     def remove(self) -> None:
-        """Take the hooks off again. Diagonals can still be read."""
+        """Remove the hooks. Diagonals can still be read."""
         remove_all(self._handles)
         self._watches.clear()
 
@@ -156,12 +155,12 @@ class HesScale:
         self.remove()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy follows the copied model. It begins without diagonals.
+        # A copy follows the copied model and starts without diagonals.
         features = [module for module, follower in self._followers.items() if follower.watched]
         return _rebuild, (self.model, self.criterion, features, self.scaler, bool(self._handles))
 
     def _add(self, key: Tensor | nn.Module, value: Tensor, references: Sequence[Tensor]) -> None:
-        """Add up as the gradients of ``references`` do, which this backward pass has not reached yet."""
+        """Accumulate a value like the gradients of ``references``, which this backward pass has not reached yet."""
         if self.scaler is not None:
             value = value / self.scaler.scale(torch.ones((), dtype=value.dtype, device=value.device))
         previous = self._values.get(id(key))
@@ -175,7 +174,7 @@ class HesScale:
             self._watches[id(watched)].follow(id(key))
 
     def _forget(self, keys: set[int], kept: bool | Tensor) -> None:
-        """A backward pass that was not followed leaves diagonals as they are, unless it found no gradient: then they go."""
+        """Handle an unfollowed backward pass: diagonals are kept if the gradient was nonzero, and discarded otherwise."""
         for key in keys & self._values.keys():
             if isinstance(kept, Tensor):
                 owner, (backward, total) = self._values[key]
@@ -185,44 +184,44 @@ class HesScale:
                 self._forgotten.add(key)
 
     def _drop_old(self, params: list[nn.Parameter], backward: int) -> None:
-        """Free what the coming values will replace, so that they find its memory, which is still in the cache."""
+        """Free diagonals that are about to be replaced, so that the allocator can reuse their memory."""
         for param in params:
             if param.grad is None and id(param) in self._values and self._values[id(param)][1][0] != backward:
                 del self._values[id(param)]
 
     def _lost(self, name: str) -> str:
-        """What to say when gradient arrives at a module and no curvature has."""
+        """Return the error message for a module that receives a gradient but no curvature."""
         everyone = [*self._followers.values(), self._loss_follower]
         strangers = [f"{f.name} was called with the result of {f.stranger}" for f in everyone if f.stranger]
         seen = f" ({'; '.join(strangers)})" if strangers else ""
         return (
-            f"HesScale cannot follow the output of {name} to the loss{seen}. Between the modules there may be nothing but "
-            "reshapes and casts, and the loss must come from the criterion: write activations as modules (nn.ReLU() for "
-            "F.relu), sums as upgd.curvature.Residual or Add, and call the criterion that HesScale was given. For another "
-            "loss of the same model, run its forward pass within curvature.paused()."
+            f"HesScale cannot follow the output of {name} to the loss{seen}. Between modules, only reshapes and casts are "
+            "allowed, and the loss must come from the criterion: write activations as modules (nn.ReLU() instead of "
+            "F.relu), sums as upgd.curvature.Residual or Add, and call the criterion that was passed to HesScale. For "
+            "another loss of the same model, run its forward pass within curvature.paused()."
         )
 
     def _why_not(self, param: Tensor) -> str:
         name = next((f"{n!r}" for n, p in self.model.named_parameters() if p is param), None)
         if name is None:
-            return f"HesScale knows no such parameter (shape {tuple(param.shape)}); pass one of its model's parameters."
+            return f"HesScale does not know this parameter (shape {tuple(param.shape)}); pass a parameter of its model."
         if not param.requires_grad:
             return f"HesScale has no diagonal for {name}: it is frozen (requires_grad=False)."
         if not any(param is p for f in self._followers.values() for p in f.params):
-            return f"HesScale has no diagonal for {name}: no layer it knows owns this parameter; put it into a module."
+            return f"HesScale has no diagonal for {name}: no known layer owns this parameter; put it into a module."
         if id(param) in self._forgotten:
             return _not_followed(name)
         return (
-            f"HesScale has no diagonal for {name} yet; call criterion(model(x), y).backward() while it is attached, through "
-            f"the module that owns the parameter.{if_compiled()}"
+            f"HesScale has no diagonal for {name} yet; call criterion(model(x), y).backward() while HesScale is attached, "
+            f"through the module that owns the parameter.{if_compiled()}"
         )
 
 
 def _not_followed(name: str) -> str:
     return (
-        f"HesScale has no diagonal for {name}: since zero_grad() its gradient comes only from a backward pass that HesScale "
-        "did not follow; call criterion(model(x), y).backward() outside of curvature.paused(), too, or set "
-        "optimizer.curvature = None for steps with first-order utility."
+        f"HesScale has no diagonal for {name}: since zero_grad(), its gradient comes only from a backward pass that "
+        "HesScale did not follow; call criterion(model(x), y).backward() outside curvature.paused() as well, or set "
+        "optimizer.curvature = None to use first-order utility."
     )
 
 
@@ -237,21 +236,19 @@ def _rebuild(
 
 def _followers(owner: HesScale, model: nn.Module) -> dict[nn.Module, Follower]:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, but it is a {type(model).__name__}.")
+        raise TypeError(f"model must be a torch.nn.Module, not a {type(model).__name__}.")
     followers: dict[nn.Module, Follower] = {}
     of_param: dict[Tensor, str] = {}
     for path, module in model.named_modules():
         kind = type(module).__name__
         name = f"{path!r} ({kind})" if path else f"the model ({kind})"
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            raise TypeError(
-                f"HesScale cannot look into {name}, which is compiled; give it the model without torch.compile."
-            )
+            raise TypeError(f"HesScale cannot follow {name}, which is compiled; pass the model without torch.compile.")
         layer = find(LAYERS, module)
         if layer is None:
             if next(module.children(), None) is None and not isinstance(module, _CONTAINERS):
                 raise TypeError(
-                    f"HesScale has no rule for {name}; take one of {_names(LAYERS)}, or add a rule with "
+                    f"HesScale has no rule for {name}; use one of {_names(LAYERS)}, or add a rule with "
                     "@upgd.curvature.layer or @upgd.curvature.elementwise."
                 )
             continue
@@ -259,18 +256,18 @@ def _followers(owner: HesScale, model: nn.Module) -> dict[nn.Module, Follower]:
             raise ValueError(in_place(name))
         if getattr(module, "padding_mode", "zeros") != "zeros":
             raise ValueError(
-                f"HesScale follows convolutions that pad with zeros, but {name} has {module.padding_mode!r}."
+                f"HesScale supports convolutions with zero padding only, but {name} has {module.padding_mode!r}."
             )
         if hasattr(module, "parametrizations") or hasattr(module, "weight_orig") or hasattr(module, "weight_g"):
             raise TypeError(
                 f"HesScale cannot follow {name}: its weight is computed from other parameters (weight or spectral norm, "
-                "pruning, a parametrization); take that off first."
+                "pruning, a parametrization); remove that first."
             )
         for param in module.parameters(recurse=False):
             if param in of_param:
                 raise ValueError(
-                    f"HesScale cannot follow {name}: it shares a parameter with {of_param[param]}, and mixed second "
-                    "derivatives would be missing; give each layer its own."
+                    f"HesScale cannot follow {name}: it shares a parameter with {of_param[param]}, so mixed second "
+                    "derivatives would be missing; give each layer its own parameters."
                 )
             of_param[param] = name
         followers[module] = Follower(owner, module, name, layer)
@@ -282,7 +279,7 @@ def _loss_follower(owner: HesScale, criterion: nn.Module) -> LossFollower:
     if rule is None:
         given = type(criterion).__name__ if isinstance(criterion, nn.Module) else repr(criterion)
         raise TypeError(
-            f"criterion must be one of the modules {_names(LOSSES)}, but it is {given}; use the module instead of the "
+            f"criterion must be one of the modules {_names(LOSSES)}, not {given}; use the module instead of the "
             "function, or add a rule with @upgd.curvature.loss."
         )
     return LossFollower(owner, criterion, f"the criterion ({type(criterion).__name__})", rule)

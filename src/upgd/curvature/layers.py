@@ -1,11 +1,12 @@
-"""How curvature passes through the layers.
+"""Propagation of curvature through layers.
 
-The general rule, for a layer that maps an input x to an output y, keeps of the Hessian by y its diagonal h alone::
+For a layer that maps an input x to an output y, the general rule keeps only the diagonal h of the Hessian with respect to
+y::
 
     ∂²L/∂x_i² ≈ Σ_k h_k·(∂y_k/∂x_i)² + g_k·∂²y_k/∂x_i²
 
-Every rule here is this sum, in closed form and at linear cost. For a linear map the second term is zero, and the first is
-the ordinary backward pass with squared weights.
+Every rule in this module is this sum in closed form, at linear cost. For a linear map, the second term is zero, and the
+first is the ordinary backward pass with squared weights.
 """
 
 import math
@@ -23,7 +24,7 @@ from upgd.curvature.modules import Add, Fork, Gate
 
 @layer(nn.Identity, nn.Flatten, nn.Unflatten, Fork, Add)
 def unchanged(module: nn.Module, call: Call, h: Tensor, g: Tensor) -> Tensor:
-    """Every entry of an input becomes one of the output; shapes are matched, and branches summed, by the sweep."""
+    """Pass curvature unchanged: entries of the input and output correspond; the sweep reshapes and sums branches."""
     return h
 
 
@@ -31,7 +32,7 @@ def unchanged(module: nn.Module, call: Call, h: Tensor, g: Tensor) -> Tensor:
 def linear(module: nn.Linear, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
     weight, bias, x = module.weight, module.bias, call.input
     rows = h
-    if h.ndim != 2:  # one sample, or sequences
+    if h.ndim != 2:  # a single sample, or sequences
         rows, x = h.reshape(-1, module.out_features), x.reshape(-1, module.in_features)
     if call.wants(weight):
         call.add(weight, rows.t() @ (x * x))
@@ -91,13 +92,13 @@ def average_pool(module: Any, call: Call, h: Tensor, g: Tensor) -> Tensor | None
     if isinstance(module, nn.AvgPool2d):
         divisor = module.divisor_override
     else:
-        # A row of pixels is an image, too, and only two-dimensional pooling can be asked for sums.
+        # Treat the row as an image, because only 2-D pooling supports divisor_override, which gives sums.
         x, h, size, stride, padding = x.unsqueeze(-2), h.unsqueeze(-2), (1, *size), (1, *stride), (0, *padding)
 
     def pool(x: Tensor, divisor: int | None) -> Tensor:
         return F.avg_pool2d(x, size, stride, padding, module.ceil_mode, module.count_include_pad, divisor)
 
-    # A window's mean is its sum over a divisor, which depends on padding at the borders.
+    # The mean of a window is its sum over a divisor, which depends on the padding at the borders.
     one = torch.ones_like(x)
     divisors = pool(one, 1) / pool(one, divisor)
     return _pull_back(lambda x: pool(x, 1), x, h / divisors.square())
@@ -117,7 +118,7 @@ def adaptive_average_pool(
 
 
 def _slopes(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """What each entry was multiplied by in an elementwise linear map: its vector-Jacobian product with ones."""
+    """Return the factor of each entry in an elementwise linear map: its vector-Jacobian product with ones."""
     node: Any = y.grad_fn
     slopes = node(torch.ones_like(y))
     return cast(Tensor, slopes[0] if isinstance(slopes, tuple) else slopes)
@@ -140,14 +141,14 @@ def gate(module: Gate, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
 def _needs_running_statistics(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, y: Tensor) -> None:
     if module.training or module.running_mean is None:
         raise RuntimeError(
-            "HesScale follows BatchNorm with running statistics only, because those of the batch make samples interact; "
+            "HesScale supports BatchNorm with running statistics only, because batch statistics make samples interact; "
             "call .eval() on the BatchNorm modules (with track_running_stats=True), or use LayerNorm."
         )
 
 
 @layer(nn.BatchNorm1d, nn.BatchNorm2d, capture=_needs_running_statistics)
 def batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
-    """With running statistics it is a linear map of each channel; with those of the batch, samples would interact."""
+    """With running statistics, BatchNorm is a linear map of each channel."""
     shape = [1, -1] + [1] * (h.ndim - 2)
     mean, variance = cast(Tensor, module.running_mean), cast(Tensor, module.running_var)
     inverse = (variance + module.eps).rsqrt().view(shape)
@@ -180,7 +181,7 @@ def layer_norm(module: nn.LayerNorm, call: Call, h: Tensor, g: Tensor) -> Tensor
 
 @layer(nn.GroupNorm)
 def group_norm(module: nn.GroupNorm, call: Call, h: Tensor, g: Tensor) -> Tensor | None:
-    """LayerNorm over each group of channels and their positions, with one weight and one bias for each channel."""
+    """LayerNorm over each group of channels and their positions, with one weight and one bias per channel."""
     whole, groups = call.input.shape, (len(call.input), module.num_groups, -1)
     x, inverse = _normalized(call.input.reshape(groups), [-1], module.eps)
     others = [d for d in range(h.ndim) if d != 1]
@@ -197,14 +198,14 @@ def group_norm(module: nn.GroupNorm, call: Call, h: Tensor, g: Tensor) -> Tensor
 
 
 def _normalized(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor]:
-    """x̂ = (x − mean)/s over the dimensions, and 1/s."""
+    """Return x̂ = (x − mean)/s over the dimensions, and 1/s."""
     variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
     inverse = (variance + eps).rsqrt()
     return (x - mean) * inverse, inverse
 
 
 def through_normalization(x: Tensor, inverse: Tensor, h: Tensor, g: Tensor, dims: list[int]) -> Tensor:
-    """From the curvature of x̂, given as ``x``, to that of the input of a normalization over n entries.
+    """Map the curvature of x̂, given as ``x``, to the curvature of the input of a normalization over n entries.
 
     ``n·s·∂x̂_k/∂x_i = n·[k = i] − 1 − x̂_k·x̂_i`` and ``n·s²·∂²x̂_k/∂x_i² = −2·x̂_i·D_ki − x̂_k·D_ii`` with ``D = s·∂x̂/∂x``; the
     sums over k need three means each.
@@ -225,14 +226,14 @@ def _needs_the_whole_gradient(module: nn.Embedding, x: Tensor, y: Tensor) -> Non
     for option in ("sparse", "scale_grad_by_freq"):
         if getattr(module, option):
             raise RuntimeError(
-                f"HesScale follows embeddings with dense gradients as they are, but one has {option}=True; build it with "
+                f"HesScale supports embeddings with plain dense gradients only, but one has {option}=True; create it with "
                 f"{option}=False."
             )
 
 
 @layer(nn.Embedding, capture=_needs_the_whole_gradient, unit_dim=-1)
 def embedding(module: nn.Embedding, call: Call, h: Tensor, g: Tensor) -> None:
-    """A row of weights acts wherever its index stands, as a filter does at its positions."""
+    """A row of the weight acts at every position of its index, like a filter at its positions."""
     if call.wants(module.weight):
         diagonal = torch.zeros_like(module.weight, dtype=h.dtype)
         diagonal.index_add_(0, call.input.flatten(), h.reshape(-1, module.embedding_dim))
@@ -247,24 +248,24 @@ def log_softmax(module: nn.LogSoftmax, call: Call, h: Tensor, g: Tensor) -> Tens
     if not call.needs_input:
         return None
     if module.dim is None:
-        raise ValueError(f"{call.name}: HesScale needs LogSoftmax to say its dimension; write nn.LogSoftmax(dim=1).")
+        raise ValueError(f"{call.name}: HesScale needs an explicit dimension; write nn.LogSoftmax(dim=1).")
     q = torch.softmax(call.input, module.dim)
     h_all, g_all = h.sum(module.dim, keepdim=True), g.sum(module.dim, keepdim=True)
     return h * (1 - 2 * q) + h_all * q.square() - g_all * (q - q.square())
 
 
 def _pull_back(function: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor) -> Tensor:
-    """The transposed Jacobian of ``function`` at ``x``, applied to ``cotangent``."""
+    """Apply the transposed Jacobian of ``function`` at ``x`` to ``cotangent``."""
     with torch.enable_grad():
         x = x.detach().to(cotangent.dtype).requires_grad_()
         return torch.autograd.grad(function(x), x, cotangent)[0]
 
 
 def _pad(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor, Sequence[int], Callable[[Tensor], Tensor]]:
-    """The input as the convolution proper sees it, the padding left to do, and the way back from its curvature."""
+    """Return the input after explicit padding, the remaining padding, and a function that undoes it for curvature."""
     if not isinstance(module.padding, str):
         return x, module.padding, lambda h: h
-    before_after: list[int] = []  # last dimension first, as F.pad wants it
+    before_after: list[int] = []  # last dimension first, as in F.pad
     for size, dilation in zip(reversed(module.kernel_size), reversed(module.dilation), strict=True):
         total = dilation * (size - 1) if module.padding == "same" else 0
         before_after += [total // 2, total - total // 2]
@@ -272,7 +273,10 @@ def _pad(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[Tensor, Sequence[int
 
 
 def _window_sizes(inputs: int, outputs: int, device: torch.device) -> Tensor:
-    """How many inputs adaptive pooling joins into each output: from ⌊k·inputs/outputs⌋ to ⌈(k + 1)·inputs/outputs⌉."""
+    """Return the number of inputs averaged into each output of adaptive pooling.
+
+    Output k covers the inputs from ⌊k·inputs/outputs⌋ to ⌈(k + 1)·inputs/outputs⌉.
+    """
     k = torch.arange(outputs, device=device)
     first = (k * inputs).div(outputs, rounding_mode="floor")
     end = ((k + 1) * inputs + outputs - 1).div(outputs, rounding_mode="floor")

@@ -1,8 +1,8 @@
-"""Where the sweep begins: second derivatives of the losses by their input.
+"""Start of the sweep: second derivatives of the losses with respect to their input.
 
-Each rule returns ``factor`` times the second derivative of the criterion's output, where ``factor`` is the gradient that
-arrives at that output: 1 for ``loss.backward()``, 1/k for ``(loss / k).backward()``, a number per sample if the criterion
-does not reduce. Cross-entropies have a full Hessian in their logits; the rules give its exact diagonal.
+Each rule returns ``factor`` times the second derivative of the criterion's output, where ``factor`` is the gradient with
+respect to that output: 1 for ``loss.backward()``, 1/k for ``(loss / k).backward()``, one number per sample if the criterion
+does not reduce. Cross-entropies have a full Hessian with respect to their logits; the rules return its exact diagonal.
 """
 
 import torch
@@ -15,7 +15,7 @@ from upgd.curvature._registry import loss
 def mean_squared_error(criterion: nn.MSELoss, y: Tensor, target: Tensor, factor: Tensor) -> Tensor:
     if y.shape != target.shape:
         raise ValueError(
-            f"HesScale needs MSELoss's input and target to have one shape, but they have {tuple(y.shape)} and "
+            f"HesScale needs the input and target of MSELoss to have the same shape, not {tuple(y.shape)} and "
             f"{tuple(target.shape)}; reshape the target."
         )
     return (2 * factor / y.numel() if criterion.reduction == "mean" else 2 * factor).expand_as(y)
@@ -45,10 +45,10 @@ def negative_log_likelihood(criterion: nn.NLLLoss, y: Tensor, target: Tensor, fa
 
 
 def _share(criterion: nn.CrossEntropyLoss, target: Tensor, factor: Tensor, classes: int) -> Tensor:
-    """What multiplies −log q of the target in the loss, for each sample: target masses, class weights, reduction.
+    """Return the factor of −log q of the target for each sample: target mass, class weights and reduction.
 
-    A sample's loss is ``−Σ_c w_c·t_c·log q_c`` for a target distribution t, which label smoothing ε makes
-    ``(1 − ε)·t + ε/C``. Its Hessian by the logits has the diagonal ``(Σ_c w_c·t_c)·(q − q²)``.
+    The loss of a sample is ``−Σ_c w_c·t_c·log q_c`` for a target distribution t, which label smoothing ε replaces by
+    ``(1 − ε)·t + ε/C``. Its Hessian with respect to the logits has the diagonal ``(Σ_c w_c·t_c)·(q − q²)``.
     """
     weight, smoothing = criterion.weight, criterion.label_smoothing
     if target.is_floating_point():
@@ -56,13 +56,13 @@ def _share(criterion: nn.CrossEntropyLoss, target: Tensor, factor: Tensor, class
         return mass * (factor / mass.numel() if criterion.reduction == "mean" else factor)
 
     if target.numel() == 1 and criterion.reduction == "mean" and (weight is None or smoothing == 0):
-        # Learning from a stream: the mean of one sample is that sample, whatever its weight (ignored, it is NaN).
+        # Online learning: the weighted mean of one sample is that sample, whatever its weight (NaN if it is ignored).
         return factor.expand(target.shape)
     mass = own = target != criterion.ignore_index
     if weight is not None:
         own = weight[target.where(mass, 0)] * mass
         mass = (1 - smoothing) * own + smoothing * weight.mean() * mass
-    # torch divides the mean by the weights of the targets, with and without smoothing.
+    # torch divides the mean by the sum of target weights, with and without smoothing.
     return mass * (factor / own.sum() if criterion.reduction == "mean" else factor)
 
 

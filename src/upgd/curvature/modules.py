@@ -1,4 +1,4 @@
-"""Modules that say to HesScale what plain tensor operations cannot: gates, and networks that branch and join."""
+"""Modules that make structure visible to HesScale that plain tensor operations hide: gates, branches and sums."""
 
 import torch
 from torch import Tensor, nn
@@ -7,14 +7,14 @@ __all__ = ["Add", "Fork", "Gate", "Residual"]
 
 
 class Gate(nn.Module):
-    """Multiplies every unit or channel by a gate of its own, 1 from the beginning.
+    """Multiply each unit or channel by a gate, initialized to 1.
 
-    The gate's gradient and curvature say what a feature is worth: losing it, gate 1 → 0, costs about
-    ``½·∂²L/∂gate² − ∂L/∂gate``. Keep ``weight`` out of the optimizer if the gates are to stay 1.
+    The gate's gradient and curvature estimate the utility of a feature: removing it (gate 1 → 0) costs about
+    ``½·∂²L/∂gate² − ∂L/∂gate``. Do not pass ``weight`` to the optimizer if the gates should stay 1.
 
     Args:
-        units: how many units or channels.
-        dim: where they are in the input; 1 is right for ``(batch, units)`` and ``(batch, channels, height, width)``.
+        units: Number of units or channels.
+        dim: Their dimension in the input. Default: 1, as in ``(batch, units)`` and ``(batch, channels, height, width)``.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), gate := upgd.curvature.Gate(3), nn.Linear(3, 1))
@@ -34,7 +34,7 @@ class Gate(nn.Module):
         return x * self.shaped(x)
 
     def shaped(self, x: Tensor) -> Tensor:
-        """The gates in the shape that multiplies ``x``."""
+        """Return the gates in a shape that broadcasts against ``x``."""
         shape = [1] * x.ndim
         shape[self.dim] = -1
         return self.weight.view(shape)
@@ -44,10 +44,10 @@ class Gate(nn.Module):
 
 
 class Fork(nn.Module):
-    """Hands its input to several branches: ``a, b = fork(x)``. Each result may be used once.
+    """Pass the input to several branches: ``a, b = fork(x)``. Each result may be used once.
 
-    Backward, gradients and curvatures of the branches add up (curvatures without the mixed derivatives, as everywhere
-    in HesScale).
+    In the backward pass, gradients and curvatures of the branches are summed (curvatures without mixed derivatives, as
+    everywhere in HesScale).
     """
 
     def __init__(self, branches: int = 2) -> None:
@@ -55,28 +55,28 @@ class Fork(nn.Module):
         self.branches = branches
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        # One node in the graph with several outputs: so each branch can be told from the others on the way back.
+        # A single node with several outputs, so that the branches can be distinguished in the backward pass.
         return x.expand(self.branches, *x.shape).unbind()
 
 
 class Add(nn.Module):
-    """The sum of two tensors of the same shape: ``add(a, b)``."""
+    """Add two tensors of the same shape: ``add(a, b)``."""
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         if a.shape != b.shape:
             raise ValueError(
-                f"Add takes tensors of one shape, but these have {tuple(a.shape)} and {tuple(b.shape)}; give Residual a "
+                f"Add takes tensors of the same shape, not {tuple(a.shape)} and {tuple(b.shape)}; give Residual a "
                 "shortcut that makes them equal, such as nn.Linear or nn.Conv2d with kernel_size=1."
             )
         return a + b
 
 
 class Residual(nn.Module):
-    """``body(x) + shortcut(x)``, in a form that HesScale can follow.
+    """Compute ``body(x) + shortcut(x)`` in a form that HesScale can follow.
 
     Args:
-        body: any module.
-        shortcut: the other branch; None for ``x`` itself.
+        body: Any module.
+        shortcut: The other branch. Default: None, the identity.
 
     Example:
         >>> block = upgd.curvature.Residual(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))

@@ -1,8 +1,8 @@
-"""How useful a weight or a feature is: the truth, its cheap approximations, and how well these order things.
+"""Utility of weights and features: the true utility, cheap approximations, and their rank correlation.
 
-The utility of a weight (or of a feature, that is, of a hidden unit or channel) is what the loss would rise by without it.
-:func:`true_weights` and :func:`true_features` measure exactly that, one removal at a time. The approximations cost one
-backward pass at most:
+The utility of a weight (or of a feature, that is, a hidden unit or channel) is the increase of the loss when it is removed.
+:func:`true_weights` and :func:`true_features` compute it exactly, one removal at a time. The approximations cost at most
+one backward pass:
 
 ====================  =====================================  ==========================================
 measure               of a weight ``w``                      of a feature ``h`` with a gate ``m`` = 1
@@ -14,11 +14,11 @@ squared_gradient      ``g²``                                 ``(∂L/∂m)²``
 random                standard normal                        standard normal
 ====================  =====================================  ==========================================
 
-All take ``(model, criterion, x, y)`` and return a dict: names of parameters to tensors of their shapes, or names of the
-modules whose outputs are the features to vectors with one entry per unit or channel. None of them touches the model's
-parameters, gradients or buffers. :func:`correlation` compares two such dicts by rank.
+All functions take ``(model, criterion, x, y)`` and return a dict. It maps parameter names to tensors of the parameters'
+shapes, or the names of the modules whose outputs are the features to vectors with one entry per unit or channel. They do not
+modify the model's parameters, gradients or buffers. :func:`correlation` compares two such dicts by rank.
 
-:func:`propagate` and :func:`conservation` are the paper's two theorems about the approximations.
+:func:`propagate` and :func:`conservation` implement the paper's two theorems about the approximations.
 """
 
 from upgd.utility.approximations import first_order, magnitude, random, second_order, squared_gradient

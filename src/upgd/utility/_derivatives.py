@@ -1,4 +1,4 @@
-"""Exact second derivatives, for small things."""
+"""Exact second derivatives of small functions."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch.func import grad, vmap
 
 
 def hessian_diagonal(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """``∂²f/∂x²`` for every entry of ``at``: one pass back through the gradient for each, many of them at a time."""
+    """Return ``∂²f/∂x²`` for every entry of ``at``, with one backward pass through the gradient per entry, batched."""
     gradient = grad(function)
     places = torch.arange(at.numel(), device=at.device)
 

@@ -1,4 +1,4 @@
-"""Looking at a model while it computes: the order of its modules, its hidden features, gates on these."""
+"""Inspect a model during a forward pass: the order of its modules, its hidden features, and gates on these."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from upgd.networks import ACTIVATION_FUNCTIONS, ACTIVATION_MODULES, LAYERS, is_l
 #: A loss as a function of outputs and targets: a module such as ``nn.MSELoss()``, or any function.
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
-_NOTHING_BETWEEN = "there is no module between two layers; use nn.ReLU() for F.relu"
+_NOTHING_BETWEEN = "there is no module between two layers; use nn.ReLU() instead of F.relu"
 
 
 class Call(NamedTuple):
-    """A module without children that took part in a forward pass, with copies of its tensors: others may work in place."""
+    """A leaf module called in a forward pass, with copies of its tensors, because later modules may modify them in place."""
 
     name: str
     module: nn.Module
@@ -29,22 +29,22 @@ class Call(NamedTuple):
 
 
 class Feature(NamedTuple):
-    """The hidden features that one module puts out."""
+    """The hidden features that one module outputs."""
 
     name: str
     module: nn.Module
-    #: The dimension of the output, from the end, along which the units or channels lie.
+    #: The output dimension of the units or channels, counted from the end.
     dim: int
-    #: The gates that change nothing: a vector of ones, one for each unit or channel.
+    #: Neutral gates: a vector of ones, one per unit or channel.
     open: Tensor
 
     def along_output(self, gates: Tensor) -> Tensor:
-        """A vector of gates in the shape in which it multiplies the output."""
+        """Reshape a vector of gates so that it broadcasts against the output."""
         return gates.reshape(gates.shape + (1,) * (-1 - self.dim))
 
 
 def check_repeatable(model: nn.Module) -> None:
-    """Refuse a model that gives another loss for the same sample when asked again."""
+    """Raise ValueError if the model does not give the same loss for the same sample every time."""
     for name, module in model.named_modules():
         changes = (
             isinstance(module, _BatchNorm)
@@ -53,14 +53,14 @@ def check_repeatable(model: nn.Module) -> None:
         )
         if module.training and changes:
             raise ValueError(
-                f"model has the {type(module).__name__} {name!r} in training mode, so that one sample has no one loss;"
+                f"model has the {type(module).__name__} {name!r} in training mode, so the loss of a sample is not unique;"
                 " call model.eval() first"
             )
 
 
 @torch.no_grad()
 def calls(model: nn.Module, x: Tensor) -> list[Call]:
-    """The modules without children, in the order in which a forward pass calls them."""
+    """Return the leaf modules in the order in which a forward pass calls them."""
     check_repeatable(model)
     seen: list[Call] = []
     inputs: dict[nn.Module, Any] = {}
@@ -87,7 +87,7 @@ def _copied(value: Any) -> Any:
 
 
 def find_features(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -> list[Feature]:
-    """The hidden features of a model: what the activations between its layers put out, or the modules named."""
+    """Return the hidden features of a model: the outputs of the activations between its layers, or of the named modules."""
     order = calls(model, x)
     layers = [place for place, call in enumerate(order) if isinstance(call.module, LAYERS)]
     found = []
@@ -101,7 +101,7 @@ def find_features(model: nn.Module, x: Tensor, names: Sequence[str] | None = Non
         inner = order[min(layers, default=0) : max(layers, default=0)]
         between_layers = [call.name for call in inner if not isinstance(call.module, LAYERS)]
         raise ValueError(
-            f"features names {sorted(missing)}, but "
+            f"features contains {sorted(missing)}, but "
             + (f"the modules between two layers are {between_layers}" if between_layers else _NOTHING_BETWEEN)
         )
     if not found:
@@ -110,46 +110,46 @@ def find_features(model: nn.Module, x: Tensor, names: Sequence[str] | None = Non
 
 
 def _activation(layer: Call, between: list[Call]) -> Call:
-    """The activation that follows a layer. An Identity stands for one only where there is no other."""
+    """Return the activation that follows a layer, or an Identity if there is no other."""
     activations = [call for call in between if isinstance(call.module, ACTIVATION_MODULES)]
     activations += [call for call in between if isinstance(call.module, nn.Identity)]
     if not activations:
         raise ValueError(
             f"no activation module follows the layer {layer.name!r}, so its features cannot be found; name the"
-            " modules that put out hidden features, such as features=['0.act', '1.act'], or use nn.ReLU() for F.relu"
+            " modules that output hidden features, such as features=['0.act', '1.act'], or use nn.ReLU() instead of F.relu"
         )
     return activations[0]
 
 
 def _feature(call: Call, layer: Call, order: list[Call]) -> Feature:
     if sum(other.module is call.module for other in order) > 1:
-        raise ValueError(f"the module {call.name!r} is called more than once; give each layer an activation of its own")
+        raise ValueError(f"the module {call.name!r} is called more than once; give each layer its own activation")
     dim = _unit_dim(call, layer)
     return Feature(call.name, call.module, dim, call.output.new_ones(call.output.shape[dim]))
 
 
 def _unit_dim(call: Call, layer: Call) -> int:
-    """The dimension of a call's output, from the end, along which the units or channels of the layer before it lie."""
+    """Return the output dimension, counted from the end, of the units or channels of the preceding layer."""
     if isinstance(layer.module, nn.Linear):
         return -1
     dim: int = -1 - len(layer.module.kernel_size)  # type: ignore[arg-type]
     if call.output.ndim == layer.output.ndim:
         return dim
-    # Something flattened in between. If channels have one position left, they are where they were, from the front.
+    # The output was flattened. If channels have a single position left, they keep their place from the front.
     dim += layer.output.ndim - call.output.ndim
     channels = layer.module.out_channels
     if dim >= 0 or call.output.shape[dim] != channels:
         raise ValueError(
-            f"features cannot be the {channels} channels of {layer.name!r} where the module {call.name!r} puts out the shape"
-            f" {tuple(call.output.shape)}, in which they cannot be told apart; put the activation before what merges them,"
-            " such as nn.Flatten()"
+            f"features cannot be the {channels} channels of {layer.name!r}, because the module {call.name!r} outputs the"
+            f" shape {tuple(call.output.shape)}, in which they are merged; put the activation before the module that merges"
+            " them, such as nn.Flatten()"
         )
     return dim
 
 
 @contextmanager
 def gated(found: Sequence[Feature], gates: Mapping[str, Tensor]) -> Iterator[None]:
-    """While this holds, the features named in ``gates`` are multiplied by their gate."""
+    """Context manager that multiplies the features named in ``gates`` by their gates."""
 
     def multiply(feature: Feature) -> Callable[[nn.Module, Any, Tensor], Tensor]:
         return lambda _module, _inputs, output: output * feature.along_output(gates[feature.name])
@@ -160,7 +160,7 @@ def gated(found: Sequence[Feature], gates: Mapping[str, Tensor]) -> Iterator[Non
 
 @contextmanager
 def hooked(hooks: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """While this holds, the modules have these forward hooks."""
+    """Context manager that adds forward hooks to modules."""
     handles = [module.register_forward_hook(hook) for module, hook in hooks]
     try:
         yield
@@ -170,15 +170,15 @@ def hooked(hooks: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[No
 
 
 def function_before(x: Tensor, layers: Mapping[Tensor, str], passed: Container[Tensor] = ()) -> tuple[str, str] | None:
-    """The layer that ``x`` was computed from, and the activation function in between. None if there is no such function.
+    """Return the layer that ``x`` was computed from and the activation function in between, or None.
 
-    Hooks cannot see functions, but autograd remembers them. From ``x`` we go back until we meet parameters of a layer, or of
-    something that we know nothing about.
+    Hooks do not see functional calls, but autograd records them. The search goes back from ``x`` until it meets the
+    parameters of a layer or unknown parameters.
 
     Args:
-        x: what another layer is called with.
-        layers: the layers' names by their parameters.
-        passed: parameters that we may go past, of normalisations.
+        x: the input of another layer.
+        layers: names of the layers by their parameters.
+        passed: parameters to skip, such as those of normalizations.
     """
     function = None
     nodes: list[Any] = [x.grad_fn] if x.grad_fn is not None else []

@@ -27,18 +27,18 @@ def first_order(
     of: Of = "weights",
     features: Sequence[str] | None = None,
 ) -> dict[str, Tensor]:
-    """The first-order approximation of the true utility: ``−g·w`` of a weight, ``−∂L/∂m`` of a feature with gate m = 1.
+    """Return the first-order approximation of utility: ``−g·w`` of a weight, ``−∂L/∂m`` of a feature with gate m = 1.
 
     Args:
-        model: any module; it is called as ``model(x)``.
-        criterion: the loss, called as ``criterion(model(x), y)``.
-        x: inputs.
-        y: targets.
-        of: ``"weights"`` (and biases), or ``"features"``: hidden units after their activation, channels of convolutions.
-        features: names of the modules whose outputs are the features. By default the activations between the layers.
+        model: Any module, called as ``model(x)``.
+        criterion: The loss, called as ``criterion(model(x), y)``.
+        x: The inputs.
+        y: The targets.
+        of: ``"weights"`` (and biases), or ``"features"``: hidden units after their activation, or channels of convolutions.
+        features: Names of the modules whose outputs are the features. Default: the activations between the layers.
 
     Returns:
-        Names of parameters (or of the modules that put out features) to tensors.
+        A dict that maps names of parameters, or of the modules that output features, to tensors.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -61,21 +61,21 @@ def second_order(
     features: Sequence[str] | None = None,
     curvature: Literal["hesscale", "exact"] = "hesscale",
 ) -> dict[str, Tensor]:
-    """The second-order approximation: ``½·h·w² − g·w`` of a weight, ``½·∂²L/∂m² − ∂L/∂m`` of a feature with gate m = 1.
+    """Return the second-order approximation: ``½·h·w² − g·w`` of a weight, ``½·∂²L/∂m² − ∂L/∂m`` of a feature, gate m = 1.
 
     Args:
-        model: as for :func:`first_order`.
-        criterion: as for :func:`first_order`; for ``"hesscale"`` a loss module that :class:`upgd.HesScale` knows.
-        x: inputs.
-        y: targets.
-        of: as for :func:`first_order`.
-        features: as for :func:`first_order`.
-        curvature: ``"hesscale"`` estimates the second derivatives in one backward sweep; ``"exact"`` computes them, with
-            one pass for every single item: for small networks, to see what the estimate costs. HesScale rides on an
-            ordinary backward pass, which hooks of your own, another HesScale among them, will see.
+        model: See :func:`first_order`.
+        criterion: See :func:`first_order`; for ``"hesscale"``, a loss module that :class:`upgd.HesScale` supports.
+        x: The inputs.
+        y: The targets.
+        of: See :func:`first_order`.
+        features: See :func:`first_order`.
+        curvature: ``"hesscale"`` estimates the second derivatives in one backward sweep. ``"exact"`` computes them with one
+            pass per entry, which is suitable for small networks, to evaluate the estimate. HesScale runs an ordinary
+            backward pass, which triggers your own hooks, including those of another HesScale.
 
     Returns:
-        Names of parameters (or of the modules that put out features) to tensors.
+        A dict that maps names of parameters, or of the modules that output features, to tensors.
     """
     if curvature not in ("hesscale", "exact"):
         raise ValueError(f"curvature must be 'hesscale' or 'exact', not {curvature!r}")
@@ -97,8 +97,8 @@ def squared_gradient(
     of: Of = "weights",
     features: Sequence[str] | None = None,
 ) -> dict[str, Tensor]:
-    """The squared gradient: ``g²`` of a weight, ``(∂L/∂m)²`` of a feature with gate m = 1. Arguments as for
-    :func:`first_order`."""
+    """Return the squared gradient: ``g²`` of a weight, ``(∂L/∂m)²`` of a feature with gate m = 1. See :func:`first_order`
+    for the arguments."""
     loss, items = _loss_of(model, criterion, x, y, of, features)
     return {name: gradient**2 for name, gradient in grad(loss)(items).items()}
 
@@ -113,8 +113,8 @@ def magnitude(
     of: Of = "weights",
     features: Sequence[str] | None = None,
 ) -> dict[str, Tensor]:
-    """The magnitude: ``|w|`` of a weight; of a feature, the mean of ``|h|`` over the batch (and a channel's positions).
-    Arguments as for :func:`first_order`."""
+    """Return the magnitude: ``|w|`` of a weight; of a feature, the mean of ``|h|`` over the batch (and a channel's
+    positions). See :func:`first_order` for the arguments."""
     if _checked(of) == "weights":
         return {name: parameter.detach().abs() for name, parameter in model.named_parameters()}
     found = find_features(model, x, features)
@@ -133,7 +133,7 @@ def random(
     features: Sequence[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
-    """Standard normals, the control that knows nothing. Arguments as for :func:`first_order`; ``generator`` as torch's."""
+    """Return standard normals, an uninformed baseline. See :func:`first_order` for the arguments."""
     _, items = _loss_of(model, criterion, x, y, of, features)
     return {name: torch.empty_like(item).normal_(generator=generator) for name, item in items.items()}
 
@@ -141,7 +141,7 @@ def random(
 def _loss_of(
     model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor, of: Of, names: Sequence[str] | None
 ) -> tuple[Loss, dict[str, Tensor]]:
-    """The loss as a function of the things whose utility is asked for, and their values: weights, or gates of 1."""
+    """Return the loss as a function of the weights, or of gates on the features, and their values (gates are 1)."""
     check_repeatable(model)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if _checked(of) == "weights":
@@ -173,7 +173,7 @@ def _hesscale_diagonals(
     try:
         for parameter in parameters.values():
             parameter.grad = None
-            parameter.requires_grad_(True)  # what is frozen has a utility, too
+            parameter.requires_grad_(True)  # frozen parameters have a utility as well
         with torch.enable_grad(), HesScale(model, criterion, features=watched) as curvature:
             criterion(model(x), y).backward()
             if of == "weights":

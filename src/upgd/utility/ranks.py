@@ -10,7 +10,7 @@ __all__ = ["average_ranks", "correlation", "spearman"]
 
 
 def average_ranks(values: Tensor) -> Tensor:
-    """Ranks 1 … n along the last dimension; equal values share the mean of the ranks that they take up.
+    """Return ranks 1 … n along the last dimension; tied values share the mean of their ranks.
 
     Example:
         >>> average_ranks(torch.tensor([3.0, 1.0, 1.0, 7.0]))
@@ -21,7 +21,7 @@ def average_ranks(values: Tensor) -> Tensor:
     place = torch.arange(count, device=values.device)
     differs = ordered[..., 1:] != ordered[..., :-1]
     edge = differs.new_ones(*values.shape[:-1], min(count, 1))
-    # In sorted order a run of equal values has a first and a last place: known at one end, carried along the run.
+    # In sorted order, a run of ties has a first and a last index: find them at the ends and propagate them along the run.
     first = torch.where(torch.cat((edge, differs), -1), place, 0).cummax(-1).values
     last = torch.where(torch.cat((differs, edge), -1), place, count).flip(-1).cummin(-1).values.flip(-1)
     shared = (first + last).double() / 2 + 1
@@ -29,16 +29,16 @@ def average_ranks(values: Tensor) -> Tensor:
 
 
 def centred_ranks(values: Tensor) -> Tensor:
-    """Average ranks minus their mean."""
+    """Return average ranks minus their mean."""
     return average_ranks(values) - (values.shape[-1] + 1) / 2
 
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:
-    """Spearman's rank correlation of ``a`` and ``b`` along the last dimension: Pearson's, of the average ranks.
+    """Return Spearman's rank correlation along the last dimension: Pearson's correlation of the average ranks.
 
     Returns:
-        float64, of the leading dimensions. NaN where ``a`` or ``b`` is constant (or has fewer than two items): a
-        constant orders nothing.
+        float64, with the shape of the leading dimensions. NaN where ``a`` or ``b`` is constant or has fewer than two
+        items.
 
     Example:
         >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 20.0, 15.0]))
@@ -56,23 +56,23 @@ def correlation(
     scope: Literal["global", "local"] = "global",
     of: Literal["weights", "features"] = "weights",
 ) -> Tensor:
-    """How well an approximate utility orders weights or features: its rank correlation with the true one.
+    """Return the rank correlation of an approximate utility with the true utility.
 
     Args:
-        approximate: names to tensors, from a function of :mod:`upgd.utility`.
-        true: the same names, from :func:`true_weights` or :func:`true_features`.
+        approximate: Names to tensors, from a function of :mod:`upgd.utility`.
+        true: The same names, from :func:`true_weights` or :func:`true_features`.
         scope: ``"global"`` ranks all items of the network together; ``"local"`` ranks within each layer and averages
-            the layers' correlations, without the layers where it is undefined.
-        of: what the dicts hold. A layer of weights is a module, its weight and bias together; a layer of features is
+            the layers' correlations, excluding layers where it is undefined.
+        of: What the dicts contain. A layer of weights is a module, its weight and bias together; a layer of features is
             one entry of the dict.
 
     Returns:
-        A float64 scalar; NaN where it is undefined.
+        A float64 scalar; NaN where the correlation is undefined.
     """
     if approximate.keys() != true.keys():
         raise ValueError(
-            f"approximate and true must name the same items, but one has {sorted(approximate)} and the other"
-            f" {sorted(true)}; compute both for the same model, and both of weights or both of features"
+            f"approximate and true must have the same names, but one has {sorted(approximate)} and the other"
+            f" {sorted(true)}; compute both for the same model, and both for weights or both for features"
         )
     choices = (("scope", scope, ("global", "local")), ("of", of, ("weights", "features")))
     for argument, chosen, allowed in choices:
@@ -91,5 +91,5 @@ def _joined(utilities: Mapping[str, Tensor], names: list[str]) -> Tensor:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """The cosine of the angle between vectors along the last dimension; of centred ones, their correlation."""
+    """Return the cosine similarity along the last dimension; for centred vectors, this is their correlation."""
     return (a * b).sum(-1) / ((a * a).sum(-1) * (b * b).sum(-1)).sqrt()

@@ -1,13 +1,13 @@
 """The paper's two theorems about approximate utilities: propagation (Appendix A) and conservation (Appendix B).
 
-Both are about chains ``a_l = W_l·h_{l−1} + b_l``, ``h_l = σ(a_l)``. What the weight ``W_l[i, j]`` adds to its
-pre-activation is its *contribution* ``c = W_l[i, j]·h_{l−1}[j]``; that of a bias is the bias. The two terms of the
-second-order utility are then one number per unit and sample times a power of the contribution::
+Both concern chains ``a_l = W_l·h_{l−1} + b_l``, ``h_l = σ(a_l)``. The *contribution* of the weight ``W_l[i, j]`` to its
+pre-activation is ``c = W_l[i, j]·h_{l−1}[j]``; that of a bias is the bias. The two terms of the second-order utility are
+then one number per unit and sample times a power of the contribution::
 
     first    f_l[i, j] = ρ_l[i]·c        ρ = −∂L/∂a
     second   s_l[i, j] = κ_l[i]·c²       κ = ½·∂²L/∂a²   (HesScale's estimate)
 
-``docs/utility.md`` derives what the functions compute and says where the printed theorems slip.
+``docs/utility.md`` derives the formulas and points out errors in the printed theorems.
 """
 
 from collections.abc import Callable
@@ -38,23 +38,23 @@ class Terms(NamedTuple):
 
 
 class Balance(NamedTuple):
-    """The utilities around each unit of a hidden layer, one entry per unit, summed over the batch."""
+    """The utilities around each unit of a hidden layer: one entry per unit, summed over the batch."""
 
-    #: The sum over the weights that enter the unit, and its bias.
+    #: The sum over the incoming weights of the unit, including its bias.
     incoming: Terms
-    #: The sum over the weights that leave the unit.
+    #: The sum over the outgoing weights of the unit.
     outgoing: Terms
-    #: What the incoming weights are worth together beyond their sum, to second order: ``κ·(a² − Σ c²)``. The theorem
-    #: assumes it to be zero.
+    #: The second-order utility of the incoming weights together, beyond the sum of their utilities: ``κ·(a² − Σ c²)``. The
+    #: theorem assumes that it is zero.
     interaction: Tensor
 
 
 class _Layer(NamedTuple):
-    """A Linear layer of a chain and the activation after it, with what they computed: tensors (samples, units)."""
+    """A Linear layer of a chain and the activation after it, with the tensors they computed, ``(samples, units)``."""
 
     name: str
     linear: nn.Linear
-    #: The name of the module that puts out ``hidden``.
+    #: The name of the module that outputs ``hidden``.
     feature: str
     inputs: Tensor
     preactivation: Tensor
@@ -63,28 +63,28 @@ class _Layer(NamedTuple):
     bend: Tensor
 
     def contributions(self) -> Tensor:
-        """``W[i, j]·h[j]``: (samples, units, inputs)."""
+        """Return ``W[i, j]·h[j]``: ``(samples, units, inputs)``."""
         return self.linear.weight.detach() * self.inputs.unsqueeze(1)
 
 
 def propagate(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -> dict[str, Terms]:
-    """Utility propagation: the utilities of a layer's weights, computed from those of the next layer's.
+    """Propagate utility: compute the utilities of a layer's weights from those of the next layer's weights.
 
-    Per sample, from the last layer, where ``ρ = −∂L/∂a`` and ``κ = ½·∂²L/∂a²`` come from the loss, to the first::
+    Per sample, from the last layer, where ``ρ = −∂L/∂a`` and ``κ = ½·∂²L/∂a²`` are computed from the loss, to the first::
 
         ρ_l[i] = σ'/h · Σ_k f_{l+1}[k, i]
         κ_l[i] = σ'²/h² · Σ_k s_{l+1}[k, i] − σ''/(2h) · Σ_k f_{l+1}[k, i]        σ', σ'' at a_l[i], h = h_l[i]
 
     Args:
-        model: a chain of Linear layers and activations, such as ``upgd.networks.MLP``.
-        criterion: the loss, called as ``criterion(model(x), y)``.
-        x: inputs.
-        y: targets.
+        model: A chain of Linear layers and activations, such as ``upgd.networks.MLP``.
+        criterion: The loss, called as ``criterion(model(x), y)``.
+        x: The inputs.
+        y: The targets.
 
     Returns:
-        For each name of ``model.named_parameters()`` the two terms, equal to those of :func:`first_order` and
-        :func:`second_order`. NaN for what is lost: where contributions that are not zero cancel exactly, so that the unit is
-        silent but not dead (``h = 0`` with ``σ' ≠ 0``), its outgoing utilities are zero and say nothing of its incoming ones.
+        The two terms for each name of ``model.named_parameters()``, equal to those of :func:`first_order` and
+        :func:`second_order`. NaN where the information is lost: if nonzero contributions cancel exactly, a unit outputs
+        ``h = 0`` with ``σ' ≠ 0``. Its outgoing utilities are then zero and do not determine its incoming ones.
     """
     layers, rho, kappa = _chain(model, criterion, x, y)
     terms: dict[str, Terms] = {}
@@ -101,21 +101,21 @@ def propagate(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -> d
 
 
 def conservation(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -> dict[str, Balance]:
-    """Conservation of utility: what enters a unit against what leaves it.
+    """Return the utilities of the incoming and the outgoing weights of each hidden unit.
 
-    With an activation that is linear on each side of the origin (ReLU, LeakyReLU, identity)::
+    Utility is conserved if the activation is linear on each side of the origin (ReLU, LeakyReLU, identity)::
 
         incoming.first                = outgoing.first
         incoming.second + interaction = outgoing.second
 
     Args:
-        model: as for :func:`propagate`.
-        criterion: as for :func:`propagate`.
-        x: inputs.
-        y: targets.
+        model: See :func:`propagate`.
+        criterion: See :func:`propagate`.
+        x: The inputs.
+        y: The targets.
 
     Returns:
-        For the name of each module that puts out hidden features the balance of its units. ``outgoing.total()`` is the
+        The balance of the units, for the name of each module that outputs hidden features. ``outgoing.total()`` is the
         second-order utility of the features.
 
     Example:
@@ -130,7 +130,7 @@ def conservation(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -
         of_weights = _terms(rho.unsqueeze(2), kappa.unsqueeze(2), layer.contributions())
         outgoing = Terms(of_weights.first.sum((0, 1)), of_weights.second.sum((0, 1)))
         rho, kappa = _from_derivatives(rho, kappa, layer.linear.weight.detach(), previous)
-        # The squares of the contributions to a unit, its bias among them, need no tensor of all contributions.
+        # The sum of squared contributions to a unit, including its bias, without a tensor of all contributions.
         squares = previous.inputs**2 @ previous.linear.weight.detach().T ** 2 + _bias(previous.linear) ** 2
         incoming = Terms((rho * previous.preactivation).sum(0), (kappa * squares).sum(0))
         interaction = (kappa * (previous.preactivation**2 - squares)).sum(0)
@@ -139,13 +139,13 @@ def conservation(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -
 
 
 def _terms(rho: Tensor, kappa: Tensor, contributions: Tensor) -> Terms:
-    """``ρ·c`` and ``κ·c²``. What contributes nothing is worth nothing, even to a unit whose ρ and κ are undefined."""
+    """Return ``ρ·c`` and ``κ·c²``. A zero contribution has zero utility, even if ρ and κ are undefined."""
     nothing = contributions == 0
     return Terms(torch.where(nothing, 0, rho * contributions), torch.where(nothing, 0, kappa * contributions**2))
 
 
 def _from_outgoing(first: Tensor, second: Tensor, layer: _Layer) -> tuple[Tensor, Tensor]:
-    """ρ and κ of a layer from the sums of the outgoing utilities of its units: the propagation theorem."""
+    """Return ρ and κ of a layer from the summed outgoing utilities of its units: the propagation theorem."""
     silent, dead = layer.hidden == 0, (layer.slope == 0) & (layer.bend == 0)
     hidden = torch.where(silent, torch.nan, layer.hidden)
     rho = layer.slope / hidden * first
@@ -154,13 +154,13 @@ def _from_outgoing(first: Tensor, second: Tensor, layer: _Layer) -> tuple[Tensor
 
 
 def _from_derivatives(rho: Tensor, kappa: Tensor, weight: Tensor, layer: _Layer) -> tuple[Tensor, Tensor]:
-    """ρ and κ of a layer from those of the next: backpropagation and HesScale."""
+    """Return ρ and κ of a layer from those of the next layer: backpropagation and HesScale."""
     below = rho @ weight
     return below * layer.slope, (kappa @ weight**2) * layer.slope**2 - below * layer.bend / 2
 
 
 def _chain(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -> tuple[list[_Layer], Tensor, Tensor]:
-    """The layers of a chain, and ρ and κ of the last: (samples, outputs), from the loss itself."""
+    """Return the layers of a chain, and ρ and κ of the last layer, ``(samples, outputs)``, computed from the loss."""
     order = calls(model, x)
     starts = [place for place, call in enumerate(order) if type(call.module) is nn.Linear]
     if not starts:
@@ -189,7 +189,7 @@ def _check_chain(order: list[Call], outputs: Tensor) -> None:
             )
         if not torch.equal(call.output, outputs if following is None else following.input):
             raise ValueError(
-                f"what the module {call.name!r} puts out is not what the next one takes in; the model must be a chain of"
+                f"the output of the module {call.name!r} is not the input of the next one; the model must be a chain of"
                 " modules, with its activations as modules"
             )
 
@@ -208,7 +208,7 @@ def _layer(block: list[Call]) -> _Layer:
 def _composed(block: list[Call]) -> Function:
     def apply(a: Tensor) -> Tensor:
         for call in block:
-            a = call.module(a.clone())  # it may work in place
+            a = call.module(a.clone())  # the module may work in place
         return a
 
     return apply

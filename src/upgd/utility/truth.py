@@ -1,4 +1,4 @@
-"""True utility, the oracle: take one weight or feature away, see what the loss does."""
+"""True utility: the change of the loss when a weight or feature is removed."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,9 +13,9 @@ from upgd.utility._model import Criterion, Feature, calls, find_features, gated,
 
 __all__ = ["true_features", "true_weights"]
 
-#: What the removals that are computed at once may take, in bytes.
+#: Memory limit, in bytes, for removals that are computed at once.
 _MEMORY = 1 << 27
-#: The number of no item.
+#: The index that stands for no removal.
 _NOTHING = -1
 
 
@@ -23,21 +23,21 @@ _NOTHING = -1
 def true_weights(
     model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor, *, chunk: int | None = None
 ) -> dict[str, Tensor]:
-    """The true utility of every weight and bias: ``L(weights without w) − L(weights)``, on the same sample or batch.
+    """Return the true utility of every weight and bias: ``L(weights without w) − L(weights)``, on the same sample or batch.
 
-    Every entry is removed by itself, many at a time with ``torch.func.vmap`` where torch can. The weight of a Linear layer
-    is removed where it acts, as a change of one pre-activation, so that only what follows the layer is computed again.
+    Each entry is removed separately, many at a time with ``torch.func.vmap`` where torch supports it. Removing a weight of
+    a Linear layer changes one pre-activation, so only the modules after the layer are recomputed.
 
     Args:
-        model: any module; it is called as ``model(x)``.
-        criterion: the loss, called as ``criterion(model(x), y)``; its value is a scalar.
-        x: inputs.
-        y: targets.
-        chunk: how many removals to compute at once; by default as many as fit 128 MiB.
+        model: Any module, called as ``model(x)``.
+        criterion: The loss, called as ``criterion(model(x), y)``; it must return a scalar.
+        x: The inputs.
+        y: The targets.
+        chunk: Number of removals to compute at once. Default: as many as fit in 128 MiB.
 
     Returns:
-        For each name of ``model.named_parameters()`` a tensor of the parameter's shape. The difference of two losses
-        has their rounding errors: use float64 where small utilities matter.
+        A tensor of the parameter's shape for each name of ``model.named_parameters()``. The difference of two losses
+        contains their rounding errors; use float64 if small utilities matter.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -69,20 +69,20 @@ def true_features(
     features: Sequence[str] | None = None,
     chunk: int | None = None,
 ) -> dict[str, Tensor]:
-    """The true utility of every hidden feature: ``L(h = 0) − L``, on the same sample or batch.
+    """Return the true utility of every hidden feature: ``L(h = 0) − L``, on the same sample or batch.
 
-    A feature is a unit after its activation; after a convolution, a channel at all its positions.
+    A feature is a unit after its activation; after a convolution, it is a channel at all its positions.
 
     Args:
-        model: a module with Linear or convolution layers.
-        criterion: the loss, called as ``criterion(model(x), y)``.
-        x: inputs.
-        y: targets.
-        features: names of the modules whose outputs are the features. By default the activations between the layers.
-        chunk: how many removals to compute at once; by default as many as fit 128 MiB.
+        model: A module with Linear or convolution layers.
+        criterion: The loss, called as ``criterion(model(x), y)``.
+        x: The inputs.
+        y: The targets.
+        features: Names of the modules whose outputs are the features. Default: the activations between the layers.
+        chunk: Number of removals to compute at once. Default: as many as fit in 128 MiB.
 
     Returns:
-        For each of these modules' names a vector with one entry per unit or channel.
+        A vector with one entry per unit or channel for each of these modules' names.
     """
     activations = _activation_bytes(model, x)
     utilities = {}
@@ -95,10 +95,10 @@ def true_features(
 def _rises(
     loss_without: Callable[[Tensor], Tensor], count: int, chunk: int | None, size: int, device: torch.device
 ) -> Tensor:
-    """What the loss rises by without item 0, 1, …, count − 1, a bounded number of them at once.
+    """Return the increase of the loss without each of the items 0 … count − 1, a bounded number of them at once.
 
-    The loss with all items is computed in the same way, as the removal of no item: then both have the same rounding
-    errors, and what changes nothing (half of the weights of a ReLU network) has a utility of exactly zero, a tie.
+    The full loss is computed in the same way, as the removal of no item. Both then have the same rounding errors, and items
+    without effect (half of the weights of a ReLU network) have a utility of exactly zero, which makes them ties.
     """
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1, not {chunk}")
@@ -119,7 +119,7 @@ def _losses_without(loss_without: Callable[[Tensor], Tensor], items: Tensor) -> 
     except RuntimeError as error:
         if "Batching rule not implemented" not in str(error):
             raise
-        return torch.stack([loss_without(item) for item in items])  # recurrent layers go one by one
+        return torch.stack([loss_without(item) for item in items])  # recurrent layers do not support vmap
     return losses
 
 
@@ -139,7 +139,7 @@ def _loss_without_feature(
 def _loss_without_entry(
     model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor, name: str, parameter: Tensor
 ) -> Callable[[Tensor], Tensor]:
-    """The general way: a copy of the parameter with one zero for every removal."""
+    """Return the loss without an entry, in the general case: copies the parameter and sets one entry to zero."""
     places = torch.arange(parameter.numel(), device=parameter.device).view_as(parameter)
 
     def loss(entry: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def _loss_without_entry(
 def _loss_without_weight(
     model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor, layer: nn.Linear
 ) -> Callable[[Tensor], Tensor]:
-    """The fast way for ``W[i, j]`` of a Linear layer: its output ``i`` loses ``W[i, j]·input[j]``."""
+    """Return the loss without ``W[i, j]`` of a Linear layer: subtracts ``W[i, j]·input[j]`` from its output ``i``."""
     units = torch.arange(layer.out_features, device=layer.weight.device)
     weights = layer.weight.flatten()
 
@@ -170,10 +170,10 @@ def _loss_without_weight(
 
 
 def _acts_only_in(layer: nn.Linear, name: str, model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -> bool:
-    """Whether the layer's weight acts through the layer's output alone.
+    """Return whether the layer's weight affects the loss only through the layer's output.
 
-    The weight is replaced by NaN everywhere but in that output; whoever else looks at it (tied weights, a functional
-    call) spoils the loss.
+    The weight is replaced by NaN except in that output, so any other use of it (tied weights, a functional call) makes the
+    loss NaN.
     """
 
     def with_own_weight(_layer: nn.Module, inputs: tuple[Tensor, ...], _output: Any) -> Tensor:

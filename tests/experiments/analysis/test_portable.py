@@ -131,7 +131,7 @@ def test_a_learner_twice_is_damage(tmp_path):
 def test_no_foreign_file_is_replaced(tmp_path):
     path = tmp_path / "mine.csv.gz"
     path.write_bytes(gzip.compress(b"mine"))
-    with pytest.raises(ValueError, match="no output replaces that"):
+    with pytest.raises(ValueError, match="which is never overwritten"):
         portable.write(path, [record()])
     assert gzip.decompress(path.read_bytes()) == b"mine"
 

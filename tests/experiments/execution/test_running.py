@@ -375,7 +375,10 @@ def test_a_network_of_ones_own():
         "output-permuted-digits", {"sgd": {"lr": 0.1}}, seeds=1, steps=5, network="two-layers", backend="torch"
     )
     assert results.records[0].key.network == "two-layers"
-    for name, says in (("two-layers", "a network named 'two-layers' already exists"), ("conv", "'conv' cannot be")):
+    for name, says in (
+        ("two-layers", "a network named 'two-layers' already exists"),
+        ("conv", "'conv' is not a valid"),
+    ):
         with pytest.raises(ValueError, match=says):
             architecture.register(name)(TwoLayers)
 
