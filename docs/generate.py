@@ -229,6 +229,7 @@ MODULES = {
     "upgd.methods": "Learning methods: one class each.",
     "upgd.methods.units": "What methods that act on hidden units receive and return.",
     "upgd.networks": "Networks by name, with initial weights as a function of the seed.",
+    "upgd.activations": "Activation modules that torch does not have.",
     "upgd.curvature": "HesScale and the rules for layers and losses.",
     "upgd.utility": "True utility, approximations, rank correlation.",
     "upgd.monitor": "Figures about a network that learns.",
