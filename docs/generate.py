@@ -204,16 +204,22 @@ def readme() -> str:
     for name in _SHOWN:
         page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
         table = page.partition("## Weight-wise, global")[2].partition("\n## ")[0]
-        means = dict(re.findall(r"^\| ([^|]+?) \| [^|]+ \| (0\.\d+) ±", table, re.M))
+        means = dict(re.findall(r"^\| (?:\d+\. )?([^|]+?) \| (?:[^|]+ \| ){1,2}(0\.\d+) ±", table, re.M))
         title = page.partition("\n")[0].removeprefix("# ")
-        most = max(means[method] for method in _COLUMNS)
-        cells = [str(Decimal(means[method]).quantize(Decimal("0.001"), ROUND_HALF_UP)) for method in _COLUMNS]
-        cells = [f"**{cell}**" if means[method] == most else cell for cell, method in zip(cells, _COLUMNS, strict=True)]
+        most = max(means.values())
+        cells = [_rounded(means[method]) if method in means else "–" for method in _COLUMNS]
+        cells = [
+            f"**{cell}**" if means.get(method) == most else cell for cell, method in zip(cells, _COLUMNS, strict=True)
+        ]
         rows.append([f"[{title}](docs/results/{name}.md)", *cells])
     text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     before, start, rest = text.partition("<!-- results -->\n")
     table = "\n".join(_table(["problem", *_COLUMNS], rows))
     return f"{before}{start}{table}\n<!-- end of results -->{rest.partition('<!-- end of results -->')[2]}"
+
+
+def _rounded(number: str) -> str:
+    return str(Decimal(number).quantize(Decimal("0.001"), ROUND_HALF_UP))
 
 
 #: The modules with public names, in the order of the reference.

@@ -28,6 +28,7 @@ def reproduce(
     *names: str,
     scale: Literal["paper", "small", "smoke"] = "paper",
     panels: str | None = None,
+    methods: str | None = None,
     grid: Literal["paper", "extended", "star", "climb", "coarse", "tiny"] | None = None,
     only: Repeated = (),
     sweep_seeds: int | None = None,
@@ -64,6 +65,8 @@ def reproduce(
         paper: full length and seeds; small: two cores, minutes; smoke: seconds, on embedded data.
     panels
         Only these panels of the figure, separated by commas.
+    methods
+        Only these methods, separated by commas.
     grid
         paper: all combinations of the paper's values; extended: also the values between them and those of the best known
         settings, with the best inside the paper's grid beside the best of all; star: the best known setting, and all that
@@ -98,6 +101,7 @@ def reproduce(
     """
     of_sweeps = {
         "panels": panels,
+        "methods": methods,
         "grid": grid,
         "sweep_seeds": sweep_seeds,
         "sweep_steps": sweep_steps,
@@ -143,6 +147,7 @@ def reproduce(
             steps=steps,
             sweep_steps=_by_problem(lengths[study.name], study),
             data=instead,
+            methods=[name.strip() for name in methods.split(",")] if methods else [],
         )
         for study in studies
         if study.name != UTILITY_QUALITY

@@ -1,14 +1,18 @@
 """Pages: no number on them is typed by hand, and they say how much of the paper was run, and how."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_records import results
 
 from upgd.data import load
-from upgd.experiments import run
+from upgd.experiments import Results, run
+from upgd.experiments.analysis.compare import holm
 from upgd.experiments.paper.notes import filled
-from upgd.experiments.paper.pages import _at_edge, _data, _row, _scale, _shorter_search, write_page
+from upgd.experiments.paper.pages import _at_edge, _computed, _data, _matrix, _scale, _shorter_search, write_page
 from upgd.experiments.paper.reproduce import plan, reproduce
+from upgd.experiments.paper.statistics import against_all
 
 
 def test_numbers_are_the_records(tmp_path):
@@ -18,9 +22,9 @@ def test_numbers_are_the_records(tmp_path):
     page = write_page(found, tmp_path, "upgd reproduce toy-changing-outputs --scale smoke").read_text(encoding="utf-8")
     for finding in found.findings.values():
         scores = [one.loss.astype(np.float64).mean() for one in finding.entry.records.values()]
-        error = np.std(scores, ddof=1) / np.sqrt(2)
-        line = next(line for line in page.splitlines() if line.startswith(f"| {finding.arm.name} |"))
-        assert f"| {np.mean(scores):.4f} ± {error:.4f} (2) |" in line
+        reach = 12.7062 * np.std(scores, ddof=1) / np.sqrt(2)  # t of one degree of freedom
+        line = next(line for line in page.splitlines() if f". {finding.arm.name} | lr" in line)
+        assert f"| {np.mean(scores):.4f} ± {reach:.4f} (2) |" in line
     assert "\nWe agree.\n" in page
     assert "Command: `upgd reproduce toy-changing-outputs --scale smoke`" in page
     for ending in ("png", "svg", "pdf"):
@@ -32,10 +36,17 @@ def test_p_is_corrected_for_the_number_of_tests():
         return results(experiment, level=lambda one: 0.5 + len(one.method) / 200 * (1 + one.seed % 2))
 
     found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], final_seeds=6), compute)
-    tested = [(name, row) for name, row in found.rows(found.plan.panels[0]) if row.p_holm is not None]
-    assert any(row.p < 0.01 < row.p_holm for _, row in tested)
-    for name, row in tested:
-        assert f" ({row.p_holm:.3f})" in _row(name, row)[-2]
+    every = against_all(found, found.plan.panels[0])
+    assert len(every) == 10  # of five curves
+    corrected = holm([one.pair.p for one in every])
+    assert [one.pair.p_holm for one in every] == corrected
+    assert any(one.pair.p < 0.01 < one.pair.p_holm for one in every)
+    matrix = _matrix(found, found.plan.panels[0])
+    for one in every:
+        difference = f"{one.pair.difference:+.4f} ± {one.pair.reach:.4f}".replace("-", "−")
+        insignificant = one.pair.p_holm >= 0.05
+        cell = f"{difference} (p {one.pair.p_holm:.2f}) =" if insignificant else f"**{difference}**"
+        assert cell in matrix
 
 
 class TestNotes:
@@ -63,6 +74,45 @@ class TestNotes:
         with pytest.raises(ValueError, match=rf"the notes ask for .*{wrong}.*; there is "):
             filled(f"{{{{{name}}}}}", found)
 
+    def test_differences_have_intervals(self, found):
+        every = {(one.first, one.second): one.pair for one in against_all(found, found.plan.panels[0])}
+        pair = every["UPGD", "SGD"] if ("UPGD", "SGD") in every else every["SGD", "UPGD"]
+        text = filled("{{weight-global | SGD - UPGD}}", found)
+        assert text.startswith(
+            f"{-pair.difference if ('UPGD', 'SGD') in every else pair.difference:+.4f} ± ".replace("-", "−")
+        )
+
+    def test_paragraphs_without_their_numbers_are_left_out(self, found):
+        one, *_ = found.plan.arms()
+        partial = replace(found, findings={arm: own for arm, own in found.findings.items() if arm != one})
+        assert one.name == "UPGD"
+        assert filled("First.\n\nUPGD {{weight-global | UPGD}}.\n\nLast.", partial) == "First.\n\nLast."
+
+
+def test_it_says_how_much_there_is_and_no_more():
+    study = plan("upgd-stationary-mnist", "smoke", panels=["weight-global", "weight-local"])
+    assert _computed(reproduce(study, lambda _: Results([]))) == (
+        "Computed: weight-wise, global: nothing; weight-wise, local: nothing."
+    )
+
+    def some(experiment):  # nothing of UPGD, and one run of SGD's search
+        everything = results(experiment).records
+        own = [one for one in everything if one.key.method != "upgd"]
+        return Results([one for one in own if one.key.method != "sgd" or one.key.settings["lr"] == 0.01])
+
+    assert _computed(reproduce(replace(study, panels=study.panels[:1]), some)) == (
+        "Computed: weight-wise, global: 7 of 10 settings, 8 of 10 final runs (settings of UPGD 0 of 2, SGD 1 of 2)."
+    )
+
+    def others(experiment):
+        return Results([one for one in results(experiment).records if not one.key.method.startswith("upgd")])
+
+    found = reproduce(replace(study, panels=study.panels[:1]), others)
+    assert _computed(found) == "Computed: weight-wise, global: nothing but what it shares with the others."
+    assert found.panel(study.panels[0]) == (None, [])
+    only = plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], methods=["sgd"])
+    assert _computed(reproduce(only, results)) == "Computed: weight-wise, global: 2 settings, 2 final runs."
+
 
 def test_it_says_how_much_of_the_paper_was_run():
     assert _scale(plan("toy-changing-inputs")) == (
@@ -84,8 +134,10 @@ def test_learners_that_all_diverged_have_no_numbers(tmp_path):
 
     found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"]), compute)
     page = write_page(found, tmp_path, "…").read_text(encoding="utf-8")
-    (line,) = (line for line in page.splitlines() if line.startswith("| PGD |"))
-    assert line.endswith("| – (0) | – | – | – | 2 of 2 |")
+    (line,) = (line for line in page.splitlines() if line.startswith("| 5. PGD |"))
+    assert line.endswith("| – (0) | – | – | 2 of 2 |")
+    assert "Of 10 runs of the search 2 diverged (PGD 2 of 2):" in page
+    assert (tmp_path / "upgd-stationary-mnist-weight-global-survival.svg").exists()
 
 
 def test_it_says_whose_values_are_at_the_edge_and_where():

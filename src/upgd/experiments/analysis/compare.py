@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from upgd.experiments.analysis.metrics import METRICS, Metric, area, check, quarter, usual
-from upgd.experiments.analysis.student import p_value
+from upgd.experiments.analysis.student import p_value, quantile
 from upgd.experiments.spec.engine import ENGINE
 from upgd.store import Record
 
@@ -174,6 +174,7 @@ class Pair:
         first, second: the two.
         seeds: how many seeds were compared.
         difference: the mean of the first minus that of the second; None if they share no seed.
+        reach: how far the 95 % interval of the difference alone reaches to either side; None where there is nothing to test.
         p: of a paired t-test of the difference; None where there is nothing to test.
         p_holm: the same, corrected for the number of pairs.
     """
@@ -184,6 +185,7 @@ class Pair:
     difference: float | None
     p: float | None
     p_holm: float | None = None
+    reach: float | None = None
 
 
 def engine_text(engine: int) -> str:
@@ -434,7 +436,9 @@ def _pair(first: Entry, second: Entry, metric: Metric) -> Pair:
     common = sorted(set(first.records) & set(second.records))
     differences = _finite(area(first.records[seed], metric) - area(second.records[seed], metric) for seed in common)
     mean = float(differences.mean()) if len(differences) else None
-    return Pair(first, second, len(differences), mean, _paired_t(differences))
+    seeds = len(differences)
+    reach = quantile(seeds - 1) * float(differences.std(ddof=1)) / math.sqrt(seeds) if seeds > 1 else None
+    return Pair(first, second, seeds, mean, _paired_t(differences), reach=reach)
 
 
 def _paired_t(differences: NDArray[np.float64]) -> float | None:

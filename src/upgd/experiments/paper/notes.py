@@ -4,15 +4,21 @@ Notes name a number instead of stating it, so that it cannot be another one than
 
 - ``{{weight-global | UPGD}}`` is the mean of a panel's curve, ``{{weight-global | UPGD | last quarter}}`` that of its last
   quarter (or ``first quarter``);
+- ``{{weight-global | UPGD - SGDW}}`` is the paired difference of two curves with its 95 % interval, and says so where they
+  are level;
 - ``{{weight-global | UPGD | lr 0.01}}`` is what the search found next to the chosen setting, with this hyperparameter alone
   changed.
+
+A paragraph with a number that is not computed yet is left out.
 """
 
 import re
 from collections.abc import Mapping
 from typing import TypeVar
 
+from upgd.experiments.paper.catalogue import Panel
 from upgd.experiments.paper.reproduce import Reproduction
+from upgd.experiments.paper.statistics import against_all
 
 __all__ = ["filled"]
 
@@ -21,25 +27,51 @@ Found = TypeVar("Found")
 _NAMED = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 
 
+class _NotComputed(Exception):
+    """A curve of the study has no final runs yet."""
+
+
 def filled(text: str, found: Reproduction) -> str:
-    """The text with numbers instead of their names.
+    """The text with numbers instead of their names, without the paragraphs of which numbers are not computed yet.
 
     Raises:
         ValueError: a name is not that of a number.
     """
-    return _NAMED.sub(lambda match: _number(match.group(1), found), text)
+    paragraphs = []
+    for paragraph in text.split("\n\n"):
+        try:
+            paragraphs.append(_NAMED.sub(lambda match: _number(match.group(1), found), paragraph))
+        except _NotComputed:
+            continue
+    return "\n\n".join(paragraphs)
 
 
 def _number(name: str, found: Reproduction) -> str:
-    panel, curve, which = ([part.strip() for part in name.split("|")] + ["", ""])[:3]
-    panels = {one.key: one for one in found.plan.panels}
-    rows = dict(found.rows(_of(panels, panel, "panel", name)))
-    row = _of(rows, curve, "curve", name)
+    key, curve, which = ([part.strip() for part in name.split("|")] + ["", ""])[:3]
+    panel = _of({one.key: one for one in found.plan.study.panels}, key, "panel", name)
+    first, minus, second = (part.strip() for part in curve.partition(" - "))
+    rows = dict(found.rows(panel))
+    for one in (first, second) if minus else (first,):
+        if one not in rows and one.removesuffix(", paper's grid") in {arm.name for arm in panel.arms}:
+            raise _NotComputed
+        _of(rows, one, "curve", name)
+    if minus:
+        return _difference(found, panel, first, second)
+    row = rows[first]
     numbers = {"": row.mean, "first quarter": row.first_quarter, "last quarter": row.last_quarter}
     if which not in numbers:
-        (best,) = [one.best for arm, one in found.findings.items() if arm in panels[panel].arms and arm.name == curve]
+        (best,) = [one.best for arm, one in found.findings.items() if arm in panel.arms and arm.name == first]
         numbers |= {f"{key} {value:g}": score for key, own in best.neighbours.items() for value, score in _plain(own)}
     return f"{_of(numbers, which, 'number', name):.4f}"
+
+
+def _difference(found: Reproduction, panel: Panel, first: str, second: str) -> str:
+    for one in against_all(found, panel):
+        if {one.first, one.second} == {first, second} and one.pair.difference is not None:
+            difference = one.pair.difference if one.first == first else -one.pair.difference
+            reach = "" if one.pair.reach is None else f" ± {one.pair.reach:.4f}"
+            return f"{difference:+.4f}{reach}{', level' * one.level}".replace("-", "−")
+    raise _NotComputed
 
 
 def _plain(scores: Mapping[object, float]) -> list[tuple[float, float]]:

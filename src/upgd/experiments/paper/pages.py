@@ -5,26 +5,30 @@ What a person has to say about it stands in ``NAME.notes.md`` beside the page, a
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from upgd import writing
 from upgd.experiments.analysis import figures
 from upgd.experiments.analysis.bands import band, of_seeds
 from upgd.experiments.analysis.compare import Comparison, Row
 from upgd.experiments.analysis.results import settings_text, short_names
+from upgd.experiments.analysis.student import quantile
 from upgd.experiments.execution.progress import duration
 from upgd.experiments.paper.catalogue import GRIDS, Arm, Panel
 from upgd.experiments.paper.notes import filled
 from upgd.experiments.paper.reproduce import Finding, Plan, Reproduction
+from upgd.experiments.paper.statistics import LEVEL, Against, against_all, survival, survivors
 from upgd.experiments.spec import defaults
 from upgd.methods.colours import colour
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "write_page"]
+__all__ = ["draw", "draw_survival", "write_page"]
 
 _PAGE = """\
 # {title}
@@ -33,10 +37,12 @@ _PAGE = """\
 
 {about}
 
+{computed}
+
 {notes}{scale} Curves are means over task windows, of which neighbours are joined where there are more than 80, with 95 %
-confidence bands over runs. *To the best* is the mean difference over the seeds that both have, with the p of a paired t-test,
-corrected by Holm's procedure for the tests of all pairs of methods in the table. Methods of which fewer runs diverged come
-first; their means are over the runs that did not.
+confidence bands over runs. Tables have means ± 95 % intervals over runs. Methods of which fewer runs diverged come first;
+their means are over the runs that did not. Differences are paired by seed, row minus column, with the 95 % interval of each;
+bold ones are significant at 5 % in a paired t-test, corrected by Holm's procedure for all pairs of the panel. {level}
 
 {panels}
 
@@ -47,7 +53,7 @@ first; their means are over the runs that did not.
 
 
 def write_page(found: Reproduction, folder: Path, command: str) -> Path:
-    """Write the page, and the figure of each panel as PNG, SVG and PDF.
+    """Write the page, and its figures as PNG, SVG and PDF.
 
     Args:
         found: what came out.
@@ -60,8 +66,9 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     study, name = found.plan.study, found.plan.study.name
     beside = folder / f"{name}.notes.md"
-    notes = filled(beside.read_text(encoding="utf-8").strip(), found) + "\n\n" if beside.exists() else ""
-    for key, figure in draw(found).items():
+    text = filled(beside.read_text(encoding="utf-8").strip(), found) if beside.exists() else ""
+    notes = f"{text}\n\n" if text else ""
+    for key, figure in {**draw(found), **draw_survival(found)}.items():
         figures.save(figure, folder / f"{name}-{key}")
     page = folder / f"{name}.md"
     content = _PAGE.format(
@@ -69,6 +76,8 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
         name=name,
         command=command,
         about=study.about,
+        computed=_computed(found),
+        level=LEVEL,
         notes=notes,
         scale=_scale(found.plan),
         panels="\n\n".join(_panel(found, panel) for panel in found.plan.panels),
@@ -103,6 +112,36 @@ def draw(found: Reproduction) -> "dict[str, Figure]":
     return drawn
 
 
+def draw_survival(found: Reproduction) -> "dict[str, Figure]":
+    """For each panel of which runs of the search diverged, the share that had not, over time; by the panel's key."""
+    figures.check()
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    drawn = {}
+    for panel in found.plan.panels:
+        runs = {arm: survivors(found, arm) for arm in panel.arms if arm in found.findings}
+        if found.panel(panel)[0] is None or not any((own >= 0).any() for own in runs.values()):
+            continue
+        drawn[f"{panel.key}-survival"] = figure = Figure(figsize=(8, 3.4), layout="constrained")
+        ax = figure.subplots()
+        for arm, own in runs.items():
+            look = _look(arm)
+            steps, share = survival(own, found.plan.place(arm, searching=True).steps)
+            style = "--" if look.dash == "dash" else "-"
+            label = f"{look.name} ({len(own):,} runs)"
+            ax.step(np.maximum(steps, 1), share, where="post", color=look.colour, linestyle=style, label=label)
+        ax.set_xscale("log")
+        least = min(float((own < 0).mean()) for own in runs.values())
+        ax.set_ylim(max(0.0, 1 - 1.5 * (1 - least)), 1 + 0.05 * (1 - least))
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        ax.set_title(f"{panel.title}: runs of the search that have not diverged", loc="left", fontsize=11)
+        ax.set_xlabel("step")
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(1.01, 0))
+    return drawn
+
+
 def _look(arm: Arm) -> figures.Look:
     """Within a panel only the order of the utility sets variants apart, or its scaling where UPS is searched."""
     dash = "dash" if ("order", (2,)) in arm.fixed or arm.name.endswith(", local") else "solid"
@@ -126,47 +165,128 @@ def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str,
 
 
 def _panel(found: Reproduction, panel: Panel) -> str:
-    """A panel's figure and table."""
-    comparison, _ = found.panel(panel)
+    """A panel's figure, its table, every method against every other, and who diverged."""
+    comparison, findings = found.panel(panel)
     if comparison is None:
-        return f"## {panel.title}\n\nNot run yet."
-    head = [
-        "method",
-        "setting",
-        "mean ± s.e. (n)",
-        "first quarter",
-        "last quarter",
-        "to the best (p, Holm)",
-        "diverged",
-    ]
-    lines = [head, ["---", "---", *["---:"] * 5]]
-    lines += [_row(name, row) for name, row in found.rows(panel)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"## {panel.title}\n\nNot computed."
+    head = ["method", "setting", "tried", "mean ± 95 % (n)", "first quarter", "last quarter", "diverged"]
+    rows, tried = found.rows(panel), _tried(found, panel)
+    edges = {id(one.entry): one.best.edges for own in findings for one in (own, own.papers) if one is not None}
+    lines = [_row(number, name, row, tried[name], edges[id(row.entry)]) for number, (name, row) in enumerate(rows, 1)]
+    table = _table([head, ["---", "---", *["---:"] * 5], *lines])
     title = f"{comparison.problem}, network {comparison.network}, {comparison.steps:,} steps"
     figure = f"![{panel.title}: online {comparison.metric}]({found.plan.study.name}-{panel.key}.svg)"
-    return f"## {panel.title}\n\n{figure}\n\nOnline {comparison.metric} over all steps; {title}:\n\n{table}"
+    parts = [
+        f"## {panel.title}",
+        figure,
+        f"Online {comparison.metric} over all steps; {title}:",
+        table,
+        *([_matrix(found, panel)] if len(rows) > 1 else []),
+        _who_diverged(found, panel),
+    ]
+    return "\n\n".join(parts)
 
 
-def _row(name: str, row: Row) -> list[str]:
+def _table(lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _row(number: int, name: str, row: Row, tried: str, edges: Collection[str] = ()) -> list[str]:
     alive = row.seeds - row.diverged
-    mean = f"{_number(row.mean)} ± {row.error:.4f}" if alive > 1 else _number(row.mean)
+    mean = f"{_number(row.mean)} ± {quantile(alive - 1) * row.error:.4f}" if alive > 1 else _number(row.mean)
     return [
-        name,
-        settings_text(row.entry.settings),
+        f"{number}. {name}",
+        settings_text(row.entry.settings, edges).replace("*", "\\*"),
+        tried,
         f"{mean} ({alive})",
         _number(row.first_quarter),
         _number(row.last_quarter),
-        _difference(row),
         f"{row.diverged} of {row.seeds}",
     ]
 
 
-def _difference(row: Row) -> str:
-    if row.difference is None:
+def _tried(found: Reproduction, panel: Panel) -> dict[str, str]:
+    """How many settings a row was chosen from, by its name; and of how many, where some are missing."""
+    tried = {}
+    for arm in panel.arms:
+        if (finding := found.findings.get(arm)) is None:
+            continue
+        wanted = len(found.plan.settings(arm))
+        tried[arm.name] = _of(finding.best.tried, wanted)
+        if finding.papers is not None:
+            tried[f"{arm.name}, paper's grid"] = f"{len(found.plan.papers(arm)):,}"
+    return tried
+
+
+def _of(there: int, wanted: int) -> str:
+    return f"{there:,}" if there == wanted else f"{there:,} of {wanted:,}"
+
+
+def _matrix(found: Reproduction, panel: Panel) -> str:
+    """Every method minus every one below it."""
+    names = [name for name, _ in found.rows(panel)]
+    cells = {(one.first, one.second): _cell(one) for one in against_all(found, panel)}
+    head = ["row − column", *map(str, range(2, len(names) + 1))]
+    lines = [
+        [f"{number}. {name}", *(cells.get((name, other), "") for other in names[1:])]
+        for number, name in enumerate(names[:-1], 1)
+    ]
+    return _table([head, ["---", *["---:"] * (len(names) - 1)], *lines])
+
+
+def _cell(one: Against) -> str:
+    pair = one.pair
+    if pair.difference is None:
         return "–"
-    p = row.p_holm
-    chance = "" if p is None else " (< 0.001)" if p < 0.001 else f" ({p:.3f})"
-    return f"{row.difference:+.4f}{chance}".replace("-", "−")
+    reach = "" if pair.reach is None else f" ± {pair.reach:.4f}"
+    text = f"{pair.difference:+.4f}{reach}".replace("-", "−")
+    significant = pair.p_holm is not None and pair.p_holm < 0.05
+    p = "" if significant or pair.p_holm is None else f" (p {pair.p_holm:.2f})"
+    return f"{f'**{text}**' if significant else text}{p}{' =' * one.level}"
+
+
+def _who_diverged(found: Reproduction, panel: Panel) -> str:
+    """How many runs of the search diverged, and the figure of when they did."""
+    counts = {arm.name: survivors(found, arm) for arm in panel.arms if arm in found.findings}
+    total, lost = sum(map(len, counts.values())), sum(int((own >= 0).sum()) for own in counts.values())
+    if not lost:
+        return f"None of the {total:,} runs of the search diverged."
+    each = ", ".join(f"{name} {(own >= 0).sum():,} of {len(own):,}" for name, own in counts.items() if (own >= 0).any())
+    figure = f"![{panel.title}: runs that have not diverged]({found.plan.study.name}-{panel.key}-survival.svg)"
+    return f"Of {total:,} runs of the search {lost:,} diverged ({each}):\n\n{figure}"
+
+
+def _computed(found: Reproduction) -> str:
+    """How much of each panel there is, and never more than that."""
+    parts = []
+    for panel in found.plan.panels:
+        arms = [arm for arm in panel.arms if arm in found.plan.arms()]
+        wanted = {arm: len(found.plan.settings(arm)) for arm in arms}
+        there = {arm: found.findings[arm].best.tried if arm in found.findings else 0 for arm in arms}
+        final = {arm: _final_runs(found, arm) for arm in arms}
+        if not any(there.values()):
+            parts.append(f"{_inside_a_sentence(panel.title)}: nothing")
+            continue
+        shared = [arm for arm in arms if all(arm in other.arms for other in found.plan.study.panels)]
+        if len(shared) < len(arms) and not any(there[arm] for arm in arms if arm not in shared):
+            parts.append(f"{_inside_a_sentence(panel.title)}: nothing but what it shares with the others")
+            continue
+        missing = [f"{arm.name} {there[arm]:,} of {wanted[arm]:,}" for arm in arms if there[arm] < wanted[arm]]
+        ended = f"{_of(sum(n for n, _ in final.values()), sum(n for _, n in final.values()))} final runs"
+        parts.append(
+            f"{_inside_a_sentence(panel.title)}: {_of(sum(there.values()), sum(wanted.values()))} settings, {ended}"
+            + (f" (settings of {', '.join(missing)})" if missing else "")
+        )
+    return f"Computed: {'; '.join(parts)}."
+
+
+def _final_runs(found: Reproduction, arm: Arm) -> tuple[int, int]:
+    """How many final runs of an arm there are, and how many there should be."""
+    finding, wanted = found.findings.get(arm), len(found.plan.seeds(arm))
+    if finding is None:
+        return 0, wanted
+    ones = [one for one in (finding, finding.papers) if one is not None]
+    return sum(len(one.entry.records) if one.entry else 0 for one in ones), wanted * len(ones)
 
 
 def _number(value: float) -> str:
@@ -186,6 +306,7 @@ def _scale(plan: Plan) -> str:
         lengths[f"{ours} runs of {steps:,} steps for each curve ({as_in})"] = None
     only = [settings_text({name: value}) for name, values in plan.only.items() for value in values]
     limited = f", limited to {', '.join(only)}" if only else ""
+    limited += f", of {', '.join(plan.methods)} alone" if plan.methods else ""
     return f"Scale: {'; '.join(lengths)}. Settings tried: {GRIDS[plan.grid]}{limited}."
 
 

@@ -54,6 +54,7 @@ class Plan:
         steps: how long each learner runs; None: as the scale says.
         sweep_steps: how long the learners of a problem run in the search, if that is less; as long where nothing is said.
         data: data sets that stand in for others.
+        methods: of these methods alone; empty: of all.
         centres: where a climb has come to, by curve.
     """
 
@@ -69,11 +70,13 @@ class Plan:
     data: Mapping[str, str]
     shortlist: int
     shortlist_seeds: int
+    methods: tuple[str, ...] = ()
     centres: Mapping[Arm, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 
     def arms(self) -> list[Arm]:
         """All curves, none twice."""
-        return self.study.arms(panel.key for panel in self.panels)
+        arms = self.study.arms(panel.key for panel in self.panels)
+        return [arm for arm in arms if not self.methods or arm.method in self.methods]
 
     def problems(self) -> list[str]:
         """The problems that learners run on; none twice."""
@@ -214,8 +217,12 @@ class Reproduction:
         return wanted - there
 
     def panel(self, panel: Panel) -> tuple[Comparison | None, list[Finding]]:
-        """What a panel shows; None if there is nothing."""
+        """What a panel shows; None if there is nothing, or nothing but curves that all panels of the study share."""
         found = [self.findings[arm] for arm in panel.arms if arm in self.findings and self.findings[arm].entry]
+        wanted = [arm for arm in self.plan.arms() if arm in panel.arms]
+        own = [arm for arm in wanted if not all(arm in other.arms for other in self.plan.study.panels)]
+        if own and not any(finding.arm in own for finding in found):
+            found = []
         entries = tuple(finding.entry for finding in found if finding.entry)
         return (replace(found[0].comparison, entries=entries) if found else None), found
 
@@ -257,6 +264,7 @@ def plan(
     steps: int | None = None,
     sweep_steps: int | Mapping[str, int] | None = None,
     data: Mapping[str, str] | None = None,
+    methods: Sequence[str] = (),
 ) -> Plan:
     """What to do for a study; whatever is not given is the scale's.
 
@@ -291,6 +299,10 @@ def plan(
     for key in panels:
         if key not in known:
             raise ValueError(f"{name} has no panel {key!r}; choose among {', '.join(known)}")
+    shown = {arm.method: None for key in panels or known for arm in known[key].arms}
+    for method in methods:
+        if method not in shown:
+            raise ValueError(f"{name} has no method {method!r}; choose among {', '.join(shown)}")
     return Plan(
         study=study,
         scale=size,
@@ -304,6 +316,7 @@ def plan(
         data=dict(data or {}),
         shortlist=0 if shortlist == 0 else numbers.get("shortlist", size.shortlist),
         shortlist_seeds=numbers.get("shortlist_seeds", size.shortlist_seeds),
+        methods=tuple(methods),
     )
 
 

@@ -1,0 +1,106 @@
+"""What a panel's numbers say: every method against every other, what the grid cannot tell apart, and who diverged when."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from upgd.experiments.analysis.compare import Best, Entry, Pair, pairs
+from upgd.experiments.analysis.metrics import METRICS, Metric
+from upgd.experiments.execution.jobs import whole
+from upgd.experiments.paper.catalogue import Arm, Panel
+from upgd.experiments.paper.reproduce import Reproduction
+
+__all__ = ["LEVEL", "Against", "against_all", "resolution", "survival", "survivors"]
+
+#: What pages say about :func:`resolution`.
+LEVEL = (
+    "Two methods are level (=) if the difference is not significant, or no larger than what a finer grid promises the one "
+    "that is behind: the height of parabolas through its best setting and the neighbours of that in the search. This is "
+    "about settings between those that were tried; a value with an asterisk is the smallest or largest that was tried, and "
+    "better ones may lie beyond."
+)
+_SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class Against:
+    """Two curves of a panel.
+
+    Attributes:
+        first, second: their names; the first is not behind in the table.
+        pair: the paired difference, its interval and the corrected p.
+        level: see :data:`LEVEL`.
+    """
+
+    first: str
+    second: str
+    pair: Pair
+    level: bool
+
+
+def resolution(best: Best) -> float:
+    """How much better a setting between those that were tried may be.
+
+    For each hyperparameter with steps *a* and *b* from the best score down to those of its neighbours, a parabola through the
+    three is higher than the best of them by (a − b)² / 8(a + b). With one neighbour alone, because the value is at an edge or
+    the other neighbour diverged, it is at most *a* / 8. These heights are added.
+    """
+    return sum((_promise(best.score, near.values()) for near in best.neighbours.values()), 0.0)
+
+
+def _promise(score: float, neighbours: Iterable[float]) -> float:
+    steps = [abs(score - other) for other in neighbours if not math.isnan(other)]
+    if len(steps) == 2 and sum(steps) > 0:
+        return (steps[0] - steps[1]) ** 2 / (8 * sum(steps))
+    return sum(steps) / 8
+
+
+def against_all(found: Reproduction, panel: Panel) -> list[Against]:
+    """Every row of a panel's table against every row below it; p is corrected for all of them together (Holm)."""
+    comparison, findings = found.panel(panel)
+    if comparison is None:
+        return []
+    rows = found.rows(panel)
+    searched = {id(one.entry): one.best for finding in findings for one in (finding, finding.papers) if one is not None}
+    names = {id(row.entry): name for name, row in rows}
+    return [
+        Against(
+            names[id(pair.first)],
+            names[id(pair.second)],
+            pair,
+            _level(pair, comparison.metric, searched),
+        )
+        for pair in pairs(comparison, [row.entry for _, row in rows])
+    ]
+
+
+def _level(pair: Pair, metric: Metric, searched: Mapping[int, Best]) -> bool:
+    if pair.difference is None or pair.p_holm is None or pair.p_holm >= _SIGNIFICANT:
+        return True
+    ahead = (pair.difference > 0) == METRICS[metric].higher
+    behind: Entry = pair.second if ahead else pair.first
+    return abs(pair.difference) <= resolution(searched[id(behind)])
+
+
+def survivors(found: Reproduction, arm: Arm) -> NDArray[np.int64]:
+    """When each run of an arm's search diverged, in steps; -1 if it never did."""
+    digests = {digest for experiment in found.plan.sweep([arm]) for digest in whole(experiment).digests}
+    own = (record.diverged_at for record in found.records if record.key.digest in digests)
+    return np.array([-1 if step is None else step for step in own], np.int64)
+
+
+def survival(diverged_at: NDArray[np.int64], steps: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Steps, and the share of runs that had not diverged when each was taken: the corners of a survival curve.
+
+    Example:
+        >>> at, share = survival(np.array([-1, 5, 5, 20]), 100)
+        >>> at.tolist(), share.tolist()
+        ([0, 5, 20, 100], [1.0, 0.5, 0.25, 0.25])
+    """
+    at, count = np.unique(diverged_at[diverged_at >= 0], return_counts=True)
+    share = 1 - np.cumsum(count) / len(diverged_at)
+    last = share[-1:] if len(share) else np.ones(1)
+    return np.concatenate([[0], at, [steps]]), np.concatenate([[1.0], share, last])
