@@ -154,9 +154,16 @@ def _stable(singular: Tensor) -> Tensor:
 
 
 def _singular_values(matrix: Tensor) -> Tensor:
-    """Return the singular values of matrices in the last two dimensions; NaN for non-finite ones, which LAPACK rejects."""
+    """Return the singular values of matrices in the last two dimensions, the largest first; NaN for non-finite ones, which
+    LAPACK rejects."""
     finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-    singular = torch.linalg.svdvals(torch.where(finite, matrix, 0))
+    matrix = torch.where(finite, matrix, 0)
+    if matrix.dtype == torch.float32 and matrix.device.type in ("cpu", "cuda"):
+        # Eigenvalues of the smaller Gram matrix take a fraction of the time, and in 64 bits they lose nothing of 32.
+        wide = (matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT).double()
+        singular = torch.linalg.eigvalsh(wide @ wide.mT).clamp(min=0).sqrt().flip(-1).float()
+    else:
+        singular = torch.linalg.svdvals(matrix)
     return torch.where(finite.squeeze(-1), singular, math.nan)
 
 

@@ -92,7 +92,7 @@ def plasticities(stream, updates, criterion, learners=LEARNERS, network=NETWORK)
 
 
 def test_sample_plasticity_is_the_mean_over_the_last_updates():
-    looks = {"every": 40, "samples": 10}
+    looks = {"every": 40, "updates": 10}
     found = population().run(STREAM, 80, diagnostics=Diagnostics(**looks)).diagnostics["sample_plasticity"]
     for look, updates in enumerate((range(30, 40), range(70, 80))):
         expected = plasticities(STREAM, updates, cross_entropy)
@@ -108,14 +108,14 @@ def test_sample_plasticity_is_that_of_updates_since_the_last_look():
 def test_sample_plasticity_of_a_regression():
     stream, network = make("toy-changing-outputs"), MLP((16, 8, 1))
     learners = [Learner(method="sgd", lr=0.01, seed=1), LEARNERS[0]]
-    found = population(learners, network).run(stream, 30, diagnostics=Diagnostics(every=30, samples=5)).diagnostics
+    found = population(learners, network).run(stream, 30, diagnostics=Diagnostics(every=30, updates=5)).diagnostics
     expected = plasticities(stream, range(25, 30), torch.nn.functional.mse_loss, learners, network)
     np.testing.assert_allclose(found["sample_plasticity"][0], expected.mean(0), atol=1e-5)
 
 
 @pytest.mark.parametrize("stop", [33, 39, 40])
 def test_sample_plasticity_does_not_depend_on_where_a_run_is_cut(stop):
-    looks = Diagnostics(every=40, samples=10)
+    looks = Diagnostics(every=40, updates=10)
     expected = population().run(STREAM, 80, diagnostics=looks).diagnostics["sample_plasticity"]
     first, second = population(), population()
     first.run(STREAM, stop, diagnostics=looks)
@@ -206,7 +206,7 @@ def test_convolutions_have_channels():
     assert result.diagnostics["gate_histogram/layers.0.weight"][0, 1].sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("options", [{"every": 0}, {"samples": 0}, {"every": 1.5}])
+@pytest.mark.parametrize("options", [{"every": 0}, {"samples": 0}, {"updates": 0}, {"every": 1.5}])
 def test_a_mistake_gets_one_sentence(options):
     with pytest.raises(ValueError, match="must be an integer of at least 1"):
         Diagnostics(**options)

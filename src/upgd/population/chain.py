@@ -137,6 +137,13 @@ class Chain:
         following = self._next[weight]
         return self._biases[weight], following.weight, following.bias
 
+    def outputs(self, parameters: Parameters, x: Tensor) -> Tensor:
+        """What the network puts out for one sample per learner; arguments as for :meth:`derivatives`."""
+        h = self._arranged(x)
+        for layer in self._layers:
+            h, _ = layer.forward(parameters, h)
+        return h
+
     def derivatives(self, parameters: Parameters, x: Tensor, target: Tensor, loss: Loss) -> Derivatives:
         """All that one sample per learner says.
 

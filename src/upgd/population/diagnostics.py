@@ -19,6 +19,7 @@ from upgd import plugins
 from upgd.monitor import Monitor
 from upgd.normalization import normalized
 from upgd.population.backend import Backend, Group, Loss
+from upgd.population.chain import Chain
 from upgd.population.result import Floats
 from upgd.population.spec import Learner
 from upgd.population.torch_backend import gates
@@ -74,17 +75,19 @@ class Diagnostics:
 
     Args:
         every: how many steps from one look to the next; by default the window.
-        samples: over how many of the last samples activations are looked at, and over how many of the last updates, at most
-            those since the last look, ``sample_plasticity`` is the mean. One update alone says little: samples differ.
+        samples: over how many of the last samples activations are looked at.
+        updates: over how many of the last updates, at most those since the last look, ``sample_plasticity`` is the mean. One
+            update alone says little, since samples differ; but these steps are taken one by one, which takes time.
         tau: the τ up to which a unit counts as dormant.
     """
 
     every: int | None = None
     samples: int = 100
+    updates: int = 10
     tau: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, value in (("every", self.every), ("samples", self.samples)):
+        for name, value in (("every", self.every), ("samples", self.samples), ("updates", self.updates)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
 
@@ -93,30 +96,33 @@ class Diagnostics:
         every = self.every or window
         return (step // every + 1) * every
 
-    def updates(self, window: int) -> int:
+    def measured(self, window: int) -> int:
         """Over how many updates before a look ``sample_plasticity`` is the mean."""
-        return min(self.samples, self.every or window)
+        return min(self.updates, self.every or window)
 
 
-def losses(network: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
+def losses(model: Chain | nn.Module, parameters: Mapping[str, Tensor], x: Tensor, target: Tensor, loss: Loss) -> Tensor:
     """``(learners,)``: the loss of each learner on a sample of its own.
 
     Args:
-        network: the template, where the parameters are.
+        model: the network, where the parameters are; as a chain if it is one.
         parameters: by name, ``(learners, *shape)``.
-        inputs, targets: ``(learners, 1, …)``.
+        x, target: ``(learners, …)``.
         loss: which loss.
     """
 
     def outputs_of_one(own: dict[str, Tensor], sample: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(network, own, (sample,))
-        return outputs
+        assert isinstance(model, nn.Module)
+        outputs: Tensor = functional_call(model, own, (sample.unsqueeze(0),))
+        return outputs.squeeze(0)
 
     with torch.no_grad():
-        outputs = vmap(outputs_of_one)(dict(parameters), inputs)[:, 0]
+        outputs = (
+            model.outputs(parameters, x) if isinstance(model, Chain) else vmap(outputs_of_one)(dict(parameters), x)
+        )
         if loss == "cross_entropy":
-            return F.cross_entropy(outputs, targets[:, 0], reduction="none")
-        return F.mse_loss(outputs, targets[:, 0].to(outputs), reduction="none").flatten(1).mean(1)
+            return F.cross_entropy(outputs, target, reduction="none")
+        return F.mse_loss(outputs, target.to(outputs), reduction="none").flatten(1).mean(1)
 
 
 def seen(group: Group, backend: Backend, inputs: Tensor) -> Tensor:
@@ -159,12 +165,13 @@ def look(
     useful = gates(group, traces, chunk.start + chunk.length) if traces else {}
     inputs = seen(group, backend, chunk.inputs().to(next(network.parameters()).dtype)[group.rows.cpu()])
     found: list[dict[str, Floats]] = []
+    model = copy.deepcopy(network)
     for i, (row, step) in enumerate(zip(group.rows, diverged_at.tolist(), strict=True)):
         if step >= 0:
             found.append({})
             continue
         old, new, useful_now = ({name: t[i].cpu() for name, t in named.items()} for named in (before, after, useful))
-        figures = _look_at_one(network, old, new, useful_now, inputs[i], chunk.targets[row, -1:], loss, wanted)
+        figures = _look_at_one(model, old, new, useful_now, inputs[i], chunk.targets[row, -1:], loss, wanted)
         if figures:
             figures["sample_plasticity"] = plasticities[i]
             figures |= _registered(network, new, learners[i], Batch(inputs[i], chunk.targets[row], loss), figures)
@@ -173,7 +180,7 @@ def look(
 
 
 def _look_at_one(
-    network: nn.Module,
+    model: nn.Module,
     before: dict[str, Tensor],
     after: dict[str, Tensor],
     useful: dict[str, Tensor],
@@ -185,9 +192,8 @@ def _look_at_one(
     """Gradients are those of the last update; all else is as it is now."""
     if not all(p.isfinite().all() for p in after.values()):
         return {}
-    model = copy.deepcopy(network)
-
     model.load_state_dict(before, strict=False)
+    model.zero_grad()
     outputs = model(inputs[-1:])
     lost = F.cross_entropy(outputs, target) if loss == "cross_entropy" else F.mse_loss(outputs, target.to(outputs))
     torch.autograd.backward(lost)

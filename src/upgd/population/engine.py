@@ -16,6 +16,7 @@ from upgd.monitor import sample_plasticity
 from upgd.networks import initial_parameters
 from upgd.population.backend import Backend, Loss, Tally
 from upgd.population.blocks import Pace, Supply
+from upgd.population.chain import Chain
 from upgd.population.choose import BackendChoice, choose
 from upgd.population.diagnostics import Diagnostics, look, losses, seen, stacked
 from upgd.population.interrupt import interrupts_wait
@@ -141,7 +142,7 @@ class Population:
                     self._advance(stream, length, end)
                 elif to_look == 1:
                     self._advance_and_look(stream, end, diagnostics)
-                elif to_look > (alone := diagnostics.updates(self._window)):
+                elif to_look > (alone := diagnostics.measured(self._window)):
                     self._advance(stream, min(length, to_look - alone), end)
                 else:
                     # The steps before a look are taken one by one: it wants to know what each update did.
@@ -265,16 +266,21 @@ class Population:
                 raise ValueError(f"the {name} was {old!r} until step {self.step}, and cannot become {new!r} now")
         self._window, self._loss, self._problem = window, stream.loss, stream.name
 
-    def _advance(self, stream: Stream, length: int, end: int, *, alone: bool = False) -> None:
-        """Take ``length`` steps or fewer, at most to the end of the window; ``end`` is where the run will end. A step that is
-        taken alone, for a look, says nothing about the speed of many."""
-        assert self._window is not None
+    def _advance(self, stream: Stream, length: int, end: int) -> None:
+        """Take ``length`` steps or fewer, at most to the end of the window; ``end`` is where the run will end."""
         before = time.perf_counter()
         chunk = self._supply.take(stream, self.step, length, end)
+        self._learn(chunk, stream.loss)
+        self._pace.adapt(chunk.length, time.perf_counter() - before)
+        self._count(chunk)
+
+    def _learn(self, chunk: Chunk, loss: Loss) -> None:
         self._whole = False
-        self._lanes.advance(chunk, stream.loss)
-        if not alone:
-            self._pace.adapt(chunk.length, time.perf_counter() - before)
+        self._lanes.advance(chunk, loss)
+
+    def _count(self, chunk: Chunk) -> None:
+        """Count the steps that all learners have taken."""
+        assert self._window is not None
         self.step += chunk.length
         if self.step % self._window == 0:
             self._close_window()
@@ -285,7 +291,7 @@ class Population:
         assert self._window is not None
         before = [{name: p.clone() for name, p in backend.parameters().items()} for backend in self._backends]
         self._advance_and_measure(stream, end)
-        recent = [row for step, row in self._plasticities if step > self.step - wanted.updates(self._window)]
+        recent = [row for step, row in self._plasticities if step > self.step - wanted.measured(self._window)]
         plasticities: Floats = np.mean(recent, 0)
         self._plasticities = []
         samples = min(wanted.samples, self.step)
@@ -313,24 +319,30 @@ class Population:
     def _advance_and_measure(self, stream: Stream, end: int) -> None:
         """Take one step, and see how much of its sample's loss the update removes."""
         chunk = self._supply.take(stream, self.step, 1, end)
-        old = [{name: p.clone() for name, p in backend.parameters().items()} for backend in self._backends]
-        self._advance(stream, 1, end, alone=True)
-        new = [backend.parameters() for backend in self._backends]
-        plasticity = sample_plasticity(*(self._losses(chunk, stream.loss, parameters) for parameters in (old, new)))
+        so_far = [tally.loss.clone() for tally in self._tallies]
+        self._learn(chunk, stream.loss)
+        # A learner's loss is that before its update.
+        before = torch.cat([tally.loss - old for tally, old in zip(self._tallies, so_far, strict=True)])
+        inputs = chunk.inputs().to(next(self._network.parameters()).dtype)
+        after = [
+            losses(
+                self._measured,
+                backend.parameters(),
+                seen(group, backend, inputs[group.rows])[:, 0],
+                chunk.targets[group.rows, 0],
+                stream.loss,
+            )
+            for (group, _), backend in zip(self._groups, self._backends, strict=True)
+        ]
+        plasticity = sample_plasticity(before, torch.cat(after).to(before)).cpu()[self._order]
+        self._count(chunk)
         self._plasticities.append((self.step, plasticity.double().numpy()))
 
-    def _losses(self, chunk: Chunk, loss: Loss, parameters: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """``(learners,)``: the losses of a chunk's only sample, on the CPU, with these parameters of each group."""
-        inputs = chunk.inputs().to(next(self._network.parameters()).dtype)
-        found = [
-            losses(self._measured, own, seen(group, backend, inputs[group.rows]), chunk.targets[group.rows], loss)
-            for (group, _), backend, own in zip(self._groups, self._backends, parameters, strict=True)
-        ]
-        return torch.cat(found).cpu()[self._order]
-
     @cached_property
-    def _measured(self) -> nn.Module:
-        """The template where the parameters are."""
+    def _measured(self) -> Chain | nn.Module:
+        """The network where the parameters are."""
+        if Chain.unsupported(self._network) is None:
+            return Chain(self._network)
         return self._network if self._device.type == "cpu" else copy.deepcopy(self._network).to(self._device)
 
     def _close_window(self) -> None:
