@@ -100,6 +100,21 @@ def test_noise_curvature_and_moments(noise):
     held(NETWORK, DIGITS, [Learner(method="adaupgd", lr=0.003, beta_utility=0.9, sigma=0.1, noise=noise)], 80)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "weight-clipping", "lr": 0.05, "clip": 0.9},
+        {"method": "shrink-and-perturb-init", "lr": 0.02, "sigma": 1.0, "weight_decay": 0.1},
+    ],
+    ids=lambda settings: settings["method"],
+)
+def test_bounds_of_initial_distributions(settings):
+    """Weights and biases of Linear layers and convolutions."""
+    learners = [Learner(seed=seed, **settings) for seed in (0, 1)]
+    held(NETWORK, DIGITS, learners, 80)
+    held(ConvNet((1, 20, 20), 3), Images(), learners, 20)
+
+
 class Images:
     name, input_shape, outputs, loss, task_length = "images", (1, 20, 20), 3, "cross_entropy", 25
 

@@ -87,5 +87,5 @@ class WeightClipping(Optimized):
         stepped, changes = self.stepped(w, g, s, h, t)
         if bound is None:
             return stepped, changes
-        limit = h.clip * stepped.new_full(stepped.shape, bound)
+        limit = h.clip * bound
         return stepped.clamp(-limit, limit), changes

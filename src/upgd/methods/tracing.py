@@ -202,9 +202,9 @@ class Rule:
 
     Attributes:
         nodes: the operations in order; arguments are places in this list. Inputs are ``("w",)``, ``("g",)``,
-            ``("curvature",)``, ``("noise",)``, ``("state", number)``, ``("reduced", number)``, ``("scalar", number)``; and of
-            hidden units ``("gate_gradient",)``, ``("gate_curvature",)``, ``("unit_state", number)``,
-            ``("unit_observed", number)``, ``("unit_reduced", number)``.
+            ``("curvature",)``, ``("noise",)``, ``("bound",)``, ``("state", number)``, ``("reduced", number)``,
+            ``("scalar", number)``; and of hidden units ``("gate_gradient",)``, ``("gate_curvature",)``,
+            ``("unit_state", number)``, ``("unit_observed", number)``, ``("unit_reduced", number)``.
         state: the names of the state tensors.
         scalars: per-learner expressions.
         reductions: what is reduced, by the number of the reduction.
@@ -241,6 +241,8 @@ def traced(method: Method) -> Rule:
 def traced_parts(method: Method) -> tuple[Rule, Rule]:
     """A method's rule where it has gates and hidden units, and where it has not: in layers that are not gated, and, if the
     method looks at hidden units, in the output layer. Both have the same operations and scalars, by the same numbers."""
+    if method.needs("bound"):
+        raise CannotTrace("its rule asks for the bound of the initial distribution")
     if not method.uses_units and "gated" not in method.settings:
         (rule,) = _rules(method, True)
         return rule, rule
@@ -251,8 +253,6 @@ def traced_parts(method: Method) -> tuple[Rule, Rule]:
 def _rules(method: Method, *gated: bool) -> list[Rule]:
     if hasattr(method, "reset_units"):
         raise CannotTrace("it resets hidden units")
-    if method.needs("bound"):
-        raise CannotTrace("its rule asks for the bound of the initial distribution")
     tape = _Tape()
     rules = [_traced(method, tape, with_gates) for with_gates in gated]
     return [replace(rule, nodes=tuple(tape.nodes), scalars=tuple(tape.scalars)) for rule in rules]
@@ -266,6 +266,7 @@ def _traced(method: Method, tape: _Tape, gated: bool) -> Rule:
     known: dict[str, Any] = {"w": w, "g": g, "h": h, "t": h.step, "unit": None, "o": None, "r": None}
     known["curvature"] = tape.record("curvature") if method.uses_curvature else None
     known["noise"] = tape.record("noise") if method.needs("noise") else None
+    known["bound"] = tape.record("bound") if method.needs("bound") else None
     new: dict[str, Any] = dict(state)
     values: Mapping[str, Any] = {}
     unit_state = {name: tape.record("unit_state", number) for number, name in enumerate(unit_names)}

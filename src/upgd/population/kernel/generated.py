@@ -75,9 +75,10 @@ def combine(plan, slopes, reduced, rows, scratch):
 _UPDATE = '''
 
 @compiled
-def update(tensor, parameters, state, count, k, reduced, rows, noise, next_x, next_dot, look_ahead):
+def update(tensor, parameters, state, count, k, reduced, rows, noise, next_x, next_dot, look_ahead, fan_in):
     """The new parameters and state, and the products with the next sample."""
     vectorised()
+    bound = _f(1 / math.sqrt(fan_in))
 {scalars}
     columns = tensor.columns
     at_once = max(1, BLOCK // columns)
@@ -138,7 +139,8 @@ def _entry(sources):
 {curvatures}{observing}            for number in range(2 * len(plan) - 1, -1, -1):
                 tensor = _tensor(plan, slopes, number, scratch)
                 update(
-                    tensor, w, s, count, k, r, rows, noise, scratch.next_x, scratch.first_dot, look_ahead and number == 0
+                    tensor, w, s, count, k, r, rows, noise, scratch.next_x, scratch.first_dot, look_ahead and number == 0,
+                    plan[number // 2, 1],
                 )
             for j in range(inputs):
                 scratch.h[j] = scratch.next_x[j]
@@ -320,7 +322,7 @@ def _product(rule: Rule, place: int, uses: list[int], wanted: set[int]) -> int |
 
 def _expression(rule: Rule, place: int, product: int | None) -> str:
     kind, *arguments = rule.nodes[place]
-    inputs = {"w": "w[j]", "g": "delta * h[j]", "curvature": "bend * h2[j]", "noise": "z[j]"}
+    inputs = {"w": "w[j]", "g": "delta * h[j]", "curvature": "bend * h2[j]", "noise": "z[j]", "bound": "bound"}
     if kind in inputs:
         return inputs[kind]
     if kind == "state":
