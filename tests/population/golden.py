@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from upgd.methods import METHODS
 from upgd.networks import MLP
 from upgd.population import Learner, Population
 from upgd.streams import make
@@ -53,9 +54,45 @@ def learners(backend: str) -> dict[str, Learner]:
         {"method": "upgd", "gated": "hidden"},
         {"method": "upgd", "gated": "output", "scaling": "local"},
     ]
+    # Methods that came later, on top of SGD and of Adam.
+    of_entries = (
+        "momentum",
+        "adam",
+        "rmsprop",
+        "obgd",
+        "l2-init",
+        "weight-clipping",
+        "s-ewc",
+        "s-mas",
+        "s-si",
+        "s-rwalk",
+    )
+    of_units = ("continual-backprop", "redo", "self-normalized-resets")
+    often = {
+        "kappa": 0.1,
+        "replacement_rate": 0.05,
+        "maturity": 10.0,
+        "period": 20.0,
+        "tau": 0.5,
+        "rejection": 0.05,
+        "patience": 5.0,
+    }
+    newer: list[dict[str, Any]] = [
+        {"method": "shrink-and-perturb-init", "sigma": 0.1, "weight_decay": 0.01},
+        *(
+            {"method": method, **({"optimizer": optimizer} if "optimizer" in METHODS[method].settings else {})}
+            for method in of_entries
+            for optimizer in (("sgd", "adam") if "optimizer" in METHODS[method].settings else ("",))
+        ),
+    ]
+    without_kernel += [{"method": "upgd", "profile": "authors", "scaling": scaling} for scaling in ("global", "local")]
+    without_kernel += [
+        {"method": method, "optimizer": optimizer} for method in of_units for optimizer in ("sgd", "adam")
+    ]
     found = {}
-    for own in plain + gated + (without_kernel if backend == "torch" else []):
-        settings: dict[str, Any] = {"lr": 0.05}
+    for own in plain + gated + newer + (without_kernel if backend == "torch" else []):
+        settings: dict[str, Any] = {"lr": 0.003 if own.get("optimizer") == "adam" else 0.05}
+        settings |= {name: value for name, value in often.items() if name in METHODS[own["method"]].settings}
         if own["method"] in ("upgd", "upgd-nonprotecting", "ups", "adaupgd"):
             settings |= {"beta_utility": 0.9, "sigma": 0.01}
             settings |= {} if own["method"] == "ups" else {"weight_decay": 0.01}
