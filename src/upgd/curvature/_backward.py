@@ -73,6 +73,7 @@ class GradientWatch:
         on_unfollowed: a bound method, called before such a pass accumulates into the gradient. Its arguments are the
             followed keys and whether the gradient is nonzero: False if it is None, otherwise a tensor, which avoids a
             synchronization with the device.
+
     Attributes:
         handle: removes the hook.
     """

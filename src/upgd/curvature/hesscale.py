@@ -21,15 +21,12 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class HesScale:
-    r"""Estimate the diagonal of the loss's Hessian at linear cost during the ordinary ``loss.backward()``.
+    """Estimate the diagonal of the loss's Hessian at linear cost during the ordinary ``loss.backward()``.
 
-    Second derivatives are propagated backward from the loss, like gradients, keeping only the diagonal in each layer:
+    Second derivatives are propagated backward from the loss, like gradients, keeping only the diagonal in each layer::
 
-    .. math::
-        \frac{\partial^2 L}{\partial a_{l,i}^2} \approx \sum_k \Big[ \frac{\partial^2 L}{\partial a_{l+1,k}^2}
-        W_{l+1,ki}^2\, \sigma'(a_{l,i})^2 + \frac{\partial L}{\partial a_{l+1,k}} W_{l+1,ki}\, \sigma''(a_{l,i}) \Big],
-        \qquad
-        \frac{\partial^2 L}{\partial W_{l,ij}^2} \approx \frac{\partial^2 L}{\partial a_{l,i}^2}\, h_{l-1,j}^2
+        ∂²L/∂a_l[i]²    ≈ Σ_k [ ∂²L/∂a_{l+1}[k]²·W_{l+1}[k, i]²·σ'(a_l[i])² + ∂L/∂a_{l+1}[k]·W_{l+1}[k, i]·σ''(a_l[i]) ]
+        ∂²L/∂W_l[i, j]² ≈ ∂²L/∂a_l[i]²·h_{l−1}[j]²
 
     The sweep starts with the exact diagonal at the network's output, so the last layer is exact. Batches are reduced as the
     criterion reduces them: with ``reduction="mean"``, the diagonal is the mean of per-sample values.
@@ -50,6 +47,7 @@ class HesScale:
         features: Modules, or their names, for which :meth:`feature_diagonal` is needed; see also :meth:`watch`.
         scaler: The ``torch.amp.GradScaler`` that scales the loss, if any. Diagonals are then those of the unscaled loss,
             as gradients are after ``scaler.unscale_(optimizer)``.
+
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         >>> criterion = nn.CrossEntropyLoss()

@@ -68,6 +68,7 @@ def write(
         problem: Restrict the report to this problem.
         title: The title of the page. Default: the names of the files.
         metric: The metric of tables and curves. Default: accuracy for classification, loss for regression.
+
     Returns:
         The path.
     """
