@@ -10,6 +10,7 @@ import importlib.util
 import os
 import pkgutil
 import re
+import runpy
 import shlex
 import socket
 import subprocess
@@ -201,6 +202,22 @@ def test_the_lists_name_all_there_is():
 
     listed = (ROOT / "docs" / "commands.md").read_text()
     assert all(f"\n## upgd {name}\n" in listed for name in app if not name.startswith("-"))
+
+
+@pytest.mark.slow
+def test_the_figures_of_the_landing_page_are_drawn(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib").use("svg")
+    monkeypatch.chdir(tmp_path)
+    figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
+    monkeypatch.setitem(figures["_save"].__globals__, "IMAGES", tmp_path)
+    monkeypatch.setitem(figures["STREAM"], "steps", 20_000)
+    figures["lost"]()
+    figures["gate"]()
+    for name in ("lost", "gate"):
+        assert (tmp_path / f"{name}.svg").read_text().count("<path") > 20
+    shown = re.findall(r"images/(\w+)\.svg", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    assert shown == ["lost", "gate", "result"]
+    assert all(name in figures for name in shown)
 
 
 def commands(page: Path) -> list[tuple[int, str]]:
