@@ -1,1 +1,1 @@
-"""Speed as ratios, measured side by side in one run. ``python -m benchmarks [NAME …]`` runs all, or those named."""
+"""Benchmarks of speed as ratios, interleaved in one run. ``python -m benchmarks [NAME …]`` runs all or the named ones."""

@@ -4,7 +4,7 @@ import sys
 
 import benchmarks
 
-# A benchmark has a main() that wants no arguments. What else lies here, such as what writes a page, is a script of its own.
+# A benchmark has a main() without required arguments. Other modules here, such as page writers, are separate scripts.
 modules = {
     info.name: module
     for info in pkgutil.iter_modules(benchmarks.__path__)

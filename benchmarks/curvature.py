@@ -1,6 +1,6 @@
-"""What HesScale costs: forward and backward with it, over forward and backward without.
+"""The cost of HesScale: forward and backward passes with it, relative to those without.
 
-Rounds of both take turns in one process, on one thread; processor time, the best of each: `python -m benchmarks.curvature`.
+Interleaved rounds in one process on one thread; processor time, best round of each: `python -m benchmarks.curvature`.
 """
 
 import time
@@ -23,7 +23,7 @@ CASES = {
 def measure(
     build: Callable[[], nn.Module], shape: tuple[int, ...], steps: int, rounds: int = 40
 ) -> tuple[float, float]:
-    """Processor seconds of one forward and backward without and with HesScale: the best round of each."""
+    """Return the processor seconds of one forward and backward pass without and with HesScale: the best round of each."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator)
     y = torch.randint(10, shape[:1], generator=generator)

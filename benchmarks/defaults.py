@@ -1,6 +1,6 @@
-"""What the defaults of UPGD and AdaUPGD are worth next to SGD and AdamW, in plain training loops at batch size 1.
+"""The defaults of UPGD and AdaUPGD compared with SGD and AdamW, in plain training loops with batch size 1.
 
-``python -m benchmarks.defaults [PROCESSES]`` prints a table. It is 288 runs of 20,000 steps: about an hour of processor time.
+``python -m benchmarks.defaults [PROCESSES]`` prints a table. It runs 288 × 20,000 steps, about an hour of processor time.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from upgd.streams import make
 STEPS, SEEDS = 20_000, 3
 DIGITS = MLP((64, 100, 50, 10))
 TOY = MLP((16, 64, 32, 1), "identity")
-#: Online accuracy of the digits, squared error of the toy problems.
+#: Online accuracy for the digits, squared error for the toy problems.
 PROBLEMS: dict[str, tuple[MLP, dict[str, int]]] = {
     "output-permuted-digits": (DIGITS, {"task_length": 1_000}),
     "input-permuted-digits": (DIGITS, {"task_length": 1_000}),
@@ -48,7 +48,7 @@ def settings() -> Iterator[Setting]:
 
 
 def mean(problem: str, setting: Setting, seed: int) -> float:
-    """The mean over all steps of what is measured before each update; NaN for a run that diverges."""
+    """Return the mean over all steps of the metric before each update; NaN for a diverged run."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     network, options = PROBLEMS[problem]

@@ -1,6 +1,6 @@
 """Learner-steps per second on a GPU, end to end.
 
-``python -m benchmarks.gpu [random | mnist] [both | kernel | torch] [FILE]`` prints a table, and puts it into FILE as JSON.
+``python -m benchmarks.gpu [random | mnist] [both | kernel | torch] [FILE]`` prints a table and writes it to FILE as JSON.
 """
 
 import json
@@ -20,7 +20,7 @@ from upgd.streams import make
 
 UPGD = {"method": "upgd", "lr": 0.01, "sigma": 0.1, "beta_utility": 0.9999, "weight_decay": 0.01}
 
-#: Methods whose kernels are made from their rules.
+#: Methods with kernels generated from their rules.
 GENERATED = {
     "UPGD, second order": {**UPGD, "order": 2},
     "UPGD, feature-wise": {**UPGD, "granularity": "feature"},
@@ -34,7 +34,7 @@ GENERATED = {
 
 
 def rate(network, learners: Sequence[Learner], stream, seconds: float = 1.0, backend: str = "auto") -> float:
-    """Learner-steps per second, once everything is compiled and the networks have begun to learn."""
+    """Return learner-steps per second, after compilation and once the networks have started to learn."""
     population = Population(network, learners, device="cuda", backend=backend)
     population.run(stream, 300, window=10_000)
     begin = time.perf_counter()
@@ -50,7 +50,7 @@ def rate(network, learners: Sequence[Learner], stream, seconds: float = 1.0, bac
 
 
 def images(kind: str, outputs: int):
-    """Random images, or input-permuted MNIST where that is asked for and has so many classes."""
+    """Return a stream of random images, or input-permuted MNIST if requested and the number of classes matches."""
     if kind == "mnist" and outputs == 10:
         return make("input-permuted-mnist")
     random = np.random.default_rng(0)
@@ -65,7 +65,7 @@ def upgd_learners(count: int, **more) -> list[Learner]:
 
 
 def plain_rate(network, optimizer, stream, steps: int = 300) -> float:
-    """Steps per second of the loop that one would write for a single learner, judging every prediction."""
+    """Return steps per second of a plain training loop for a single learner, which also evaluates every prediction."""
     model = network.cuda()
     chunk = stream.chunk([0], 0, steps, "cuda")
     inputs, targets = chunk.inputs()[0], chunk.targets[0]
@@ -90,7 +90,7 @@ def plain_upgd(params):
 
 
 def on_chip(kind: str):
-    """What the kernel runs: name, network, learners, stream."""
+    """Yield the cases that the kernel runs: name, network, learners, stream."""
     paper, stream = MLP((784, 300, 150, 10)), images(kind, 10)
     for count in (1, 15, 100, 150, 512):
         yield f"UPGD, {count}", paper, upgd_learners(count), stream
@@ -126,7 +126,7 @@ def on_chip(kind: str):
 
 
 def general(kind: str):
-    """What runs in batched tensors, compiled and under CUDA graphs."""
+    """Yield the cases that run in batched tensors, compiled and with CUDA graphs."""
     paper, stream = MLP((784, 300, 150, 10)), images(kind, 10)
     yield "UPGD, 128", paper, upgd_learners(128), stream
     yield "AdamW, 128", paper, [Learner(method="adamw", lr=1e-4, seed=s) for s in range(128)], stream
@@ -143,9 +143,9 @@ def general(kind: str):
 
 def main(kind: str = "random", which: str = "both", path: str | None = None) -> None:
     if not torch.cuda.is_available():
-        print("Skipped: it needs a GPU.")
+        print("Skipped: requires a GPU.")
         return
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; learner-steps/s, 784-300-150-10 unless said")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; learner-steps/s, 784-300-150-10 unless noted")
     rates: dict[str, dict[str, int]] = {"plain": {}, "on chip": {}, "general": {}}
 
     def tell(part: str, name: str, speed: float) -> None:
@@ -165,13 +165,13 @@ def main(kind: str = "random", which: str = "both", path: str | None = None) -> 
 
 
 def read(path: str) -> dict[str, Any]:
-    """A file of results; nothing, if there is none."""
+    """Read a file of results; return an empty dict if it does not exist."""
     file = Path(path)
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def write(path: str, **parts: object) -> None:
-    """Put parts into a file of results, next to those that it has."""
+    """Add parts to a file of results."""
     file = Path(path)
     known = read(path) | {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **parts}
     file.write_text(json.dumps(known, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Put the measured numbers on the page: ``python -m benchmarks.gpu_page`` reads docs/results/gpu.json, writes docs/gpu.md."""
+"""Update the tables of docs/gpu.md from docs/results/gpu.json: ``python -m benchmarks.gpu_page``."""
 
 import json
 import re
@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def rates(found: dict) -> str:
-    """The table of speeds."""
+    """Return the table of speeds."""
     plain = found["rates"]["plain"]
     lines = [
         f"One {found['device']}, torch {found['torch']}.",
@@ -26,7 +26,7 @@ def rates(found: dict) -> str:
 
 
 def proof(found: dict) -> str:
-    """The table of accuracies, and how long it took."""
+    """Return the table of accuracies, and the run time."""
     own = found["proof"]
     lines = ["| method | mean online accuracy | spread of the 20 seeds |", "|---|---:|---:|"]
     for run in own["runs"]:
@@ -38,9 +38,9 @@ def proof(found: dict) -> str:
     lines += [
         "",
         f"The {learners} learners on chip took {on_chip['seconds']:.0f} s for {own['steps']:,} steps each, "
-        f"{learners * own['steps'] / on_chip['seconds']:,.0f} learner-steps/s with everything: drawing initial weights and "
-        f"streams, compiling, windows of 5 000 steps. AdamW's {adamw['learners']} in the general layer took "
-        f"{adamw['seconds']:.0f} s. The plain loop, measured in the same run, takes {own['plain_loop']:.0f} steps/s: it "
+        f"{learners * own['steps'] / on_chip['seconds']:,.0f} learner-steps/s including everything: drawing initial weights "
+        f"and streams, compilation, windows of 5 000 steps. AdamW's {adamw['learners']} learners on the general backend took "
+        f"{adamw['seconds']:.0f} s. The plain loop, measured in the same run, takes {own['plain_loop']:.0f} steps/s and "
         f"would need {alone:.1f} days.",
     ]
     return "\n".join(lines)

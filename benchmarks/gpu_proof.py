@@ -1,7 +1,7 @@
 """A million steps of input-permuted MNIST, six methods × 20 seeds, on one GPU: ``python -m benchmarks.gpu_proof FILE``.
 
-The settings are the best that public sources report. Writes accuracies and times to FILE as JSON; ``python -m
-benchmarks.gpu_page`` puts them on the page docs/gpu.md.
+The settings are the best reported in public sources. Writes accuracies and times to FILE as JSON; ``python -m
+benchmarks.gpu_page`` updates docs/gpu.md with them.
 """
 
 import json
@@ -31,7 +31,7 @@ METHODS = {
 
 
 def run(names: list[str], steps: int) -> dict:
-    """Run some methods in one population; accuracies by method, and the time."""
+    """Run some methods in one population; return accuracies by method, and the time."""
     learners = [Learner(seed=seed, **METHODS[name]) for name in names for seed in range(SEEDS)]
     begin = time.perf_counter()
     population = Population(MLP((784, 300, 150, 10)), learners, device="cuda")

@@ -1,12 +1,12 @@
-"""The raw words of the learners' noise on standard output, for programs that judge random number generators::
+"""Write the raw words of the learners' noise to standard output, for test suites of random number generators::
 
     python -m benchmarks.noise_words index | dieharder -a -g 200
     python -m benchmarks.noise_words step  | dieharder -a -g 200
     python -m benchmarks.noise_words seed  | dieharder -a -g 200
 
-The argument says what neighbours in the stream differ by: the index of the parameter (all 282,160 of a 784-300-150-10
-network, then the next step), the step, or the seed. A number behind it chooses another stream of this kind: the seed, or the
-step. docs/noise.md shows the outcome.
+The argument selects what consecutive words differ in: the index of the parameter (all 282,160 of a 784-300-150-10 network,
+then the next step), the step, or the seed. An optional number selects another stream of this kind: the seed, or the step.
+docs/noise.md shows the results.
 """
 
 import sys
@@ -23,14 +23,14 @@ PAIRS = 32
 
 
 def by_index(seed: int = 0) -> Iterator[Tensor]:
-    """All words of step 1, then of step 2, …: what one learner uses, in this order."""
+    """Yield all words of step 1, then of step 2, and so on, in the order in which a learner uses them."""
     step = 0
     while step := step + 1:
         yield torch.stack(learner_words(seed, step, ENTRIES // 2), -1)
 
 
 def by_step(seed: int = 0) -> Iterator[Tensor]:
-    """The words of one entry at many successive steps, then those of the next entry, …."""
+    """Yield the words of one entry at many consecutive steps, then those of the next entry, and so on."""
     start = 1
     while True:
         radius, angle = learner_words(seed, torch.arange(start, start + BLOCK), PAIRS)
@@ -39,7 +39,7 @@ def by_step(seed: int = 0) -> Iterator[Tensor]:
 
 
 def by_seed(step: int = 1) -> Iterator[Tensor]:
-    """The words of one entry for many successive seeds, then those of the next entry, …."""
+    """Yield the words of one entry for many consecutive seeds, then those of the next entry, and so on."""
     start = 0
     while True:
         radius, angle = learner_words(torch.arange(start, start + BLOCK), step, PAIRS)
@@ -59,7 +59,7 @@ def write() -> None:
         for block in STREAMS[kind](*map(int, number)):
             sys.stdout.buffer.write(block.contiguous().numpy().tobytes())
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has seen enough
+        sys.stderr.close()  # the reader has closed the pipe
 
 
 if __name__ == "__main__":

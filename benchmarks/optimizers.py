@@ -1,7 +1,7 @@
-"""The time of ``step()`` next to torch's AdamW.
+"""The time of ``step()`` relative to torch's AdamW.
 
-The bar: on 10 M parameters UPGD takes at most 2.8 times AdamW(foreach)'s time with noise, at most 2.2 times without.
-AdamW(fused) is what a fused kernel of ours would have to meet.
+Target: on 10 M parameters, UPGD takes at most 2.8 times as long as AdamW(foreach) with noise, and 2.2 times without.
+AdamW(fused) is the reference for a fused kernel.
 """
 
 from collections.abc import Callable

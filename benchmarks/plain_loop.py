@@ -1,4 +1,4 @@
-"""What one writes without this package: a network, autograd, and the rule tensor by tensor. The measure of all speed-ups."""
+"""A plain implementation without this package: a network, autograd, and the rule per tensor. The baseline of speed-ups."""
 
 import time
 
@@ -38,7 +38,7 @@ class PlainUPGD(torch.optim.Optimizer):
 
 
 def seconds_per_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> float:
-    """Learn from each of the samples once, and judge every prediction; how long the processor took for a step.
+    """Train on each sample once, evaluating every prediction; return the processor time per step.
 
     Args:
         inputs: ``(steps, *input_shape)``, ready to use.

@@ -1,8 +1,8 @@
-"""How much faster a population is than a plain loop: ``python -m benchmarks.population``.
+"""Speed-up of a population over a plain loop: ``python -m benchmarks.population``.
 
-All contenders of a table take turns in one process, round after round, so that whatever else the machine does slows them
-alike; the best round of each counts. It is the processor's time that counts, and the clock's where threads are compared.
-Ratios travel between machines better than times do.
+All contenders of a table run interleaved in one process, so that other load on the machine affects them equally; the best
+round of each counts. Times are processor times, or wall-clock times when numbers of threads are compared. Ratios are more
+comparable between machines than times.
 """
 
 import copy
@@ -20,7 +20,7 @@ from upgd.population import Learner, Population
 from upgd.streams import InputPermuted, Stream, make
 
 ROUNDS = 9
-SECONDS = 0.2  #: how long a contender's turn takes, about
+SECONDS = 0.2  #: approximate duration of a contender's turn
 UPGD = {"lr": 0.01, "sigma": 0.1, "beta_utility": 0.9999, "weight_decay": 0.01}
 
 
@@ -30,7 +30,7 @@ class Contender(NamedTuple):
 
 
 def plain_loop(network: nn.Module, stream: Stream, method: str) -> Contender:
-    """One learner, the plain way; its samples lie ready."""
+    """Return a plain loop for one learner, with its samples prepared beforehand."""
     model = copy.deepcopy(network)
     parameters = model.parameters()
     optimizer = PlainUPGD(parameters, **UPGD) if method == "upgd" else torch.optim.AdamW(parameters, lr=1e-4)
@@ -44,7 +44,7 @@ def plain_loop(network: nn.Module, stream: Stream, method: str) -> Contender:
 def population(
     network: nn.Module, stream: Stream, method: str, backend: str, learners: int, threads: int | None = None
 ) -> Contender:
-    """Many learners at once, their samples made on the way; if ``threads`` are given, timed by the clock."""
+    """Return a population that generates its samples on the fly; wall-clock time is measured if ``threads`` is given."""
     settings = UPGD if method == "upgd" else {"lr": 1e-4}
     own = [Learner(method=method, seed=seed, **settings) for seed in range(learners)]
     population = Population(network, own, backend=backend)
@@ -60,8 +60,8 @@ def population(
         torch.set_num_threads(before)
         return taken / steps / learners
 
-    seconds(2)  # compiles, or loads what was compiled
-    turn = 5 * SECONDS if threads else SECONDS  # threads want to get going
+    seconds(2)  # compile, or load compiled code
+    turn = 5 * SECONDS if threads else SECONDS  # threads need time to start
     steps = max(3, int(turn / learners / seconds(20 if backend == "kernel" else 3)))
     name = f"{backend}, {learners} learner{'s' * (learners > 1)}"
     name += f", {threads} thread{'s' * (threads > 1)}" if threads else ""
@@ -69,7 +69,7 @@ def population(
 
 
 def compare(title: str, contenders: list[Contender], bars: dict[str, float]) -> None:
-    """Let them take turns, and print a table; the first is the measure."""
+    """Run the contenders interleaved, and print a table relative to the first one."""
     best = {contender.name: float("inf") for contender in contenders}
     for _ in range(ROUNDS):
         for name, seconds in contenders:
@@ -83,7 +83,7 @@ def compare(title: str, contenders: list[Contender], bars: dict[str, float]) -> 
 
 
 def noise_images(side: int, channels: int = 1) -> Stream:
-    """Images of 256 shades of noise, whose pixels are permuted now and then."""
+    """Return a stream of noise images with 256 shades, whose pixels are permuted from time to time."""
     generator = torch.Generator().manual_seed(0)
     shape = (2000, side, side) if channels == 1 else (2000, channels, side, side)
     images = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
@@ -93,7 +93,7 @@ def noise_images(side: int, channels: int = 1) -> Stream:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"Best of {ROUNDS} interleaved rounds; one thread unless it says otherwise; batch size 1.")
+    print(f"Best of {ROUNDS} interleaved rounds; one thread unless noted; batch size 1.")
 
     network, stream = MLP((784, 300, 150, 10)), noise_images(28)
     backends = [population(network, stream, "upgd", "torch", n) for n in (1, 8, 32)]
@@ -102,7 +102,7 @@ def main() -> None:
     compare("UPGD, 784-300-150-10", [plain_loop(network, stream, "upgd"), *backends, *kernels], bars)
 
     threaded = [population(network, stream, "upgd", "kernel", 8, threads) for threads in (1, 2)]
-    compare("The same by the clock", threaded, {threaded[1].name: 1.8})
+    compare("The same in wall-clock time", threaded, {threaded[1].name: 1.8})
 
     contenders = [plain_loop(network, stream, "adamw"), population(network, stream, "adamw", "kernel", 8)]
     compare("AdamW, 784-300-150-10", contenders, {contenders[-1].name: 8})

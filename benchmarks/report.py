@@ -1,8 +1,8 @@
-"""How fast the page about 2,000 learners is made and drawn.
+"""Time to write and draw the report about 2,000 learners.
 
-Made-up results of three problems, six methods and their grids: curves of 200 windows, and looks inside the best settings.
-Every round is a fresh browser, and it gets one core. A page is at rest when all charts in sight are drawn; others are drawn
-as they come near. ``python -m benchmarks report``.
+Synthetic results of three problems, six methods and their grids: curves of 200 windows, and diagnostics of the best settings.
+Every round starts a fresh browser on one core. A page is at rest when all visible charts are drawn; others are drawn as they
+come near. ``python -m benchmarks report``.
 """
 
 import importlib.util
@@ -32,12 +32,12 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "sgdw": {"weight_decay": [0.001, 0.01, 0.1]},
 }
 RATES = [0.01, 0.001, 0.0001]
-#: One setting of each method is the best, and has more seeds.
+#: One setting of each method is the best and has more seeds.
 BEST = {"lr": 0.001, "sigma": 0.1, "weight_decay": 0.001}
 
 BROWSER = "/usr/bin/chromium"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
-#: Keeps the moment at which the charts in sight are there.
+#: Records the time at which the visible charts are drawn.
 READY = """new MutationObserver(() => {
     if (document.body?.dataset.drawn === "yes") window.ready ??= performance.now();
 }).observe(document, { subtree: true, attributes: true, attributeFilter: ["data-drawn"] });"""
@@ -47,7 +47,7 @@ HEAD = """\
 
 
 def records() -> Iterator[Record]:
-    """Made-up results, as a sweep and the twenty seeds of the best settings leave them."""
+    """Yield synthetic results, as from a sweep and twenty seeds of the best settings."""
     for problem, level in PROBLEMS.items():
         for i, (method, grid) in enumerate(METHODS.items()):
             first = {name: values[0] for name, values in grid.items()}
@@ -59,7 +59,7 @@ def records() -> Iterator[Record]:
 
 
 def made_up(learner: Learner, of: Experiment, level: float | None, rank: int, looked_at: bool) -> Record:
-    """A learner whose curve is the better the nearer its settings are to the best."""
+    """Return a learner whose curve is better the closer its settings are to the best."""
     drawn = np.random.default_rng([learner.seed, rank, round(1e6 * learner.lr)])
     settings = learner.settings()
     away = sum(abs(np.log10((settings.get(name) or 1e-5) / value)) for name, value in BEST.items() if name in settings)
@@ -87,7 +87,7 @@ def made_up(learner: Learner, of: Experiment, level: float | None, rank: int, lo
 
 
 def looks(drawn: np.random.Generator) -> dict[str, list[Any]]:
-    """Figures from inside a learner: numbers for the whole and for each layer, and a histogram of the gates."""
+    """Return diagnostics of a learner: numbers for the whole network and for each layer, and a histogram of the gates."""
     places = ["", *(f"/layers.{i}.{part}" for i in (0, 2, 4) for part in ("weight", "bias"))]
     names = [
         f"{figure}{place}" for figure in ("weight_l1", "weight_l2", "gradient_l1", "gradient_l2") for place in places
@@ -99,14 +99,14 @@ def looks(drawn: np.random.Generator) -> dict[str, list[Any]]:
 
 
 def made(store: Path, page: Path) -> float:
-    """Seconds of processor time to read the store and write the page."""
+    """Return the processor seconds for reading the store and writing the page."""
     begin = time.process_time()
     write(store, page)
     return time.process_time() - begin
 
 
 def drawn(page: Path) -> list[float]:
-    """Seconds by the clock and of the page's processor time, of a fresh browser: what :data:`HEAD` says."""
+    """Return wall-clock and processor times of the page in a fresh browser, in seconds; see :data:`HEAD`."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver, driver.chromium.launch(executable_path=BROWSER, args=FLAGS) as browser:
@@ -119,7 +119,7 @@ def drawn(page: Path) -> list[float]:
             return next(metric["value"] for metric in metrics if metric["name"] == "ThreadTime")
 
         tab.add_init_script(READY)
-        tab.wait_for_timeout(1500)  # the browser's own start is not the page's
+        tab.wait_for_timeout(1500)  # exclude the browser's start
         tab.goto(page.as_uri())
         tab.wait_for_selector("body[data-drawn=yes]")
         opened = processor_time()
@@ -130,7 +130,7 @@ def drawn(page: Path) -> list[float]:
 
 def main() -> None:
     if not Path(BROWSER).exists() or importlib.util.find_spec("playwright") is None:
-        print("Skipped: it needs a browser (apt-get install chromium) and playwright (pip install playwright).")
+        print("Skipped: requires a browser (apt-get install chromium) and playwright (pip install playwright).")
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.db"
@@ -139,7 +139,7 @@ def main() -> None:
         page = Path(folder) / "report.html"
         making = min(made(path, page) for _ in range(ROUNDS))
         size = page.stat().st_size / 1e6
-        print(f"{learners:,} learners; a page of {size:.2f} MB, made in {making:.2f} s of processor time\n")
+        print(f"{learners:,} learners; a page of {size:.2f} MB, written in {making:.2f} s of processor time\n")
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(cores)})  # the browser inherits it
         try:

@@ -1,8 +1,8 @@
-"""What streams cost next to the learning from them: at most 2 % for indices and permutations.
+"""The cost of streams relative to learning: at most 2 % for indices and permutations.
 
-128 seeds take one task of each problem: the time of ``chunk``, per learner and step, over the time that a population
-needs to learn (UPGD, on the device that is there; on a CPU a small population for a few steps). Random bytes of the right
-shapes stand in for the data sets. Rounds take turns in one process, the best of each: ``python -m benchmarks.streams``.
+128 seeds run one task of each problem. The time of ``chunk``, per learner and step, is divided by the time that a population
+needs to learn (UPGD on the available device; on a CPU, a small population for a few steps). Random bytes of the right shapes
+replace the data sets. Interleaved rounds in one process, best of each: ``python -m benchmarks.streams``.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def cases() -> list[tuple[Stream, nn.Module]]:
 
 
 def finished(device: str, job: Callable[[], object]) -> Callable[[], None]:
-    """The job, and the wait until the device has done it."""
+    """Return a function that runs the job and waits for the device."""
 
     def run() -> None:
         job()
@@ -52,7 +52,7 @@ def finished(device: str, job: Callable[[], object]) -> Callable[[], None]:
 
 
 def measure(stream: Stream, network: nn.Module, device: str, learners: int, steps: int) -> tuple[float, float]:
-    """Seconds per learner-step: of the stream, and of the population that learns from it."""
+    """Return seconds per learner-step for the stream and for the population that learns from it."""
     specs = [Learner(method="upgd", lr=0.01, sigma=0.01, seed=seed) for seed in range(learners)]
     population = Population(network, specs, device=device)
     jobs = {
@@ -64,7 +64,7 @@ def measure(stream: Stream, network: nn.Module, device: str, learners: int, step
 
 
 def shuffle_ratio(device: str, size: int = 60_000, wanted: int = 5_000) -> float:
-    """How much longer it takes to sort random keys of all samples than to ask for the order of those wanted."""
+    """Return the time to sort random keys of all samples, relative to computing the order of the wanted samples only."""
     seeds, task = torch.arange(16), torch.zeros((), dtype=torch.long)
     jobs = {
         "sorted": finished(device, lambda: permutations(seeds.to(device), task, size)[:, :wanted]),
@@ -84,7 +84,9 @@ def main() -> None:
         print(
             f"| {stream.name} | {chunk * 1e6:.3f} µs | {learning * 1e6:.2f} µs | {chunk / learning:.2%} |", flush=True
         )
-    print(f"\n5,000 of 60,000 samples: sorting all takes {shuffle_ratio(device):.1f} times as long as asking for them.")
+    print(
+        f"\n5,000 of 60,000 samples: sorting all takes {shuffle_ratio(device):.1f} times as long as evaluating these."
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Timing on a machine that is never quiet."""
+"""Timing on a machine with other load."""
 
 import time
 from collections.abc import Callable, Mapping
 
 
 def interleaved(jobs: Mapping[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
-    """The best time of each job, in seconds, over rounds in which each job runs once, in turn.
+    """Return the best time of each job, in seconds, over rounds in which each job runs once, in turn.
 
-    Whatever else the machine does meets all jobs alike, and the best round is the one it disturbed least.
+    Other load on the machine affects all jobs equally, and the best round is the least disturbed one.
     """
     best = dict.fromkeys(jobs, float("inf"))
     for job in jobs.values():

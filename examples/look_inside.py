@@ -1,7 +1,7 @@
-"""Look inside a network while the task keeps changing: what do plasticity, dormant units, ranks and gates do?
+"""Monitor plasticity, dormant units, ranks and gates of a network while the task keeps changing.
 
-Two learners, UPGD and plain SGD, see handwritten digits (embedded, nothing to download) whose pixels are shuffled anew
-every 500 samples. After each task, a line about each of them.
+Two learners, UPGD and plain SGD, are trained on the embedded handwritten digits, whose pixels are permuted anew every 500
+samples. After each task, the program prints one line per learner.
 
     python examples/look_inside.py [TASKS]
 """
@@ -18,14 +18,14 @@ from upgd.streams import make
 
 
 def main(tasks: int = 4) -> None:
-    """Train both learners and print what their monitors say."""
+    """Train both learners and print their diagnostics."""
     stream = make("input-permuted-digits", task_length=500)
     criterion = nn.CrossEntropyLoss()
     learners = {}
     for name in ("UPGD", "SGD"):
         model = MLP((64, 64, 32, 10), seed=0)
         if name == "UPGD":
-            # Gates near ½ let half of a step through: twice SGD's step size is a fair match.
+            # Gates near ½ halve a step, so twice SGD's step size is a fair comparison.
             optimizer = upgd.UPGD(model.parameters(), lr=0.04, sigma=0.01, generator=torch.Generator().manual_seed(0))
         else:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -49,7 +49,7 @@ def main(tasks: int = 4) -> None:
 
 
 def describe(figures: dict[str, object]) -> str:
-    """A few of a snapshot's figures in one line."""
+    """Format a few diagnostics of a snapshot as one line."""
     second_layer = "layers.2.weight"
     gates = figures.get(f"gate_histogram/{second_layer}")
     near_half = "         –" if gates is None else f"{gates[4] + gates[5]:10.3f}"

@@ -1,4 +1,4 @@
-"""A stream of your own, in ten lines: a sine whose phase changes with every task.
+"""A custom stream in ten lines: a sine whose phase changes with every task.
 
 Run it: ``python examples/own_stream.py``
 """
@@ -34,7 +34,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    print(f"mean loss: {torch.stack(losses[:200]).mean():.3f} at the beginning of the task,", end=" ")
+    print(f"mean loss: {torch.stack(losses[:200]).mean():.3f} at the start of the task,", end=" ")
     print(f"{torch.stack(losses[-200:]).mean():.3f} at its end")
 
 

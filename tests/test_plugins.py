@@ -102,7 +102,7 @@ def test_a_module_of_this_folder(fresh):
             r"my_method cannot be loaded \(ModuleNotFoundError: No module named 'nowhere_at_all'\)",
         ),
         ("a b", "my_method cannot be loaded .SyntaxError"),
-        (GOOD.replace("g, h", "g, h, wish"), r"Mine.update asks for 'wish', which it cannot have"),
+        (GOOD.replace("g, h", "g, h, wish"), r"Mine.update has the argument 'wish', which does not exist"),
         (GOOD.replace('"mine"', '"sgd"'), "a method named 'sgd' already exists"),
     ],
 )
@@ -296,7 +296,7 @@ def test_commands_do_without_a_plugin_that_is_broken(environment, tmp_path):
         ),
         (
             ["run", "jumping-blobs", "--method", "bent", "--lr", "0.1", "--network", "residual", "--plugin=my_bent"],
-            "network cannot be used with these learners, because bent with these settings must know curvature",
+            "network cannot be used with these learners, because bent with these settings needs curvature",
         ),
     ],
 )

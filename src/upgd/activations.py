@@ -1,4 +1,4 @@
-"""Activations that torch does not have."""
+"""Activation modules that torch does not provide."""
 
 import torch
 from torch import Tensor, nn
@@ -7,13 +7,13 @@ __all__ = ["CReLU"]
 
 
 class CReLU(nn.Module):
-    """Concatenated ReLU (Shang et al., 2016): ``[max(x, 0), max(−x, 0)]``, two outputs for every unit.
+    """Concatenated ReLU (Shang et al., 2016): ``[max(x, 0), max(−x, 0)]``, two outputs per unit.
 
-    No unit can die: one of its two outputs passes the gradient on, unless the input is zero. The next layer has twice as many
-    inputs.
+    Units cannot die: one of the two outputs always passes on the gradient, unless the input is zero. The next layer has twice
+    as many inputs.
 
     Args:
-        dim: along which units lie: −1 behind Linear layers, −3 behind two-dimensional convolutions.
+        dim: The dimension of the units. Default: −1, after Linear layers; use −3 after two-dimensional convolutions.
 
     Example:
         >>> CReLU()(torch.tensor([[2.0, -1.0]]))
@@ -28,5 +28,5 @@ class CReLU(nn.Module):
         return f"dim={self.dim}"
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.view_as(x)  # one node in autograd's graph, for HesScale, which follows modules that use their input once
+        x = x.view_as(x)  # HesScale needs modules to use their input only once
         return torch.cat([torch.relu(x), torch.relu(-x)], self.dim)

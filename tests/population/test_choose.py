@@ -11,7 +11,7 @@ from upgd.experiments.execution import workers
 from upgd.networks import MLP
 from upgd.population import Learner, Population, choose
 
-WITHOUT_NUMBA = "numba is not installed (pip install 'upgd[run]' brings what is needed)"
+WITHOUT_NUMBA = "numba is not installed (run pip install 'upgd[run]')"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def warnings(caplog):
     ("error", "reason"),
     [
         (ModuleNotFoundError("No module named 'numba'", name="numba"), WITHOUT_NUMBA),
-        (ImportError("Numba needs NumPy 9 or less"), "Numba needs NumPy 9 or less (pip install"),
+        (ImportError("Numba needs NumPy 9 or less"), "Numba needs NumPy 9 or less (run pip install"),
     ],
 )
 def test_it_is_said_once(without_kernel, caplog, error, reason):
@@ -50,7 +50,7 @@ def test_who_chose_torch_is_told_nothing_and_who_chose_the_kernel_is_refused(wit
     without_kernel(ModuleNotFoundError(name="numba"))
     learners = [Learner(method="sgd", lr=0.1)]
     Population(MLP((4, 3, 2)), learners, backend="torch")
-    with pytest.raises(ValueError, match=r"backend='kernel' cannot be used, because numba is not installed \(pip"):
+    with pytest.raises(ValueError, match=r"backend='kernel' cannot be used, because numba is not installed \(run pip"):
         Population(MLP((4, 3, 2)), learners, backend="kernel")
     assert warnings(caplog) == []
 

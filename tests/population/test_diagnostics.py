@@ -253,11 +253,11 @@ def test_registered_figures_are_beside_the_others_and_survive_a_pause(registry):
         ),
         (
             lambda network, learner, batch: torch.zeros(2, 2),
-            "a figure is a number or a list of numbers, not an",
+            "a diagnostic must be a number or a list of numbers, not an",
         ),
         (
             lambda network, learner, batch: {"weight_l2": 1.0},
-            "the diagnostic 'mine' gives a figure 'weight_l2'",
+            "the diagnostic 'mine' returns 'weight_l2', which already exists",
         ),
     ],
 )

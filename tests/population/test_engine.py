@@ -169,12 +169,12 @@ def test_an_infinite_weight_behind_a_dead_unit_is_seen_when_the_window_ends():
         ({"dtype": torch.bfloat16}, "dtype must be torch.float32 or torch.float64, not torch.bfloat16"),
         (
             {"network": Residual(6, 3), "learners": [Learner(method="upgd", lr=0.1, order=2)]},
-            "upgd .* must know curvature and so the network",
+            "upgd .* needs curvature and so the network",
         ),
         (
             {"network": nn.Sequential(nn.Linear(6, 3), nn.GELU(), nn.Linear(3, 3)),
              "learners": [Learner(method="ups", lr=0.1, wise="feature")]},
-            "ups .* must know the hidden units .*'1' is a GELU",
+            "ups .* needs the hidden units .*'1' is a GELU",
         ),
     ],
 )  # fmt: skip
@@ -195,8 +195,8 @@ def test_a_network_must_be_a_module_that_learns():
 @pytest.mark.parametrize(
     ("stream", "options", "words"),
     [
-        (Counters((7,), 3), {}, "network cannot take the inputs of counters"),
-        (Counters((6,), 4), {}, "network must give 4 outputs"),
+        (Counters((7,), 3), {}, "network does not accept the inputs of counters"),
+        (Counters((6,), 4), {}, "network must have 4 outputs"),
         (STREAM, {"steps": -1}, "steps must be an integer of at least 0, not -1"),
         (STREAM, {"steps": 1.5}, "steps must be an integer of at least 0, not 1.5"),
         (STREAM, {"window": 0}, "window must be an integer of at least 1, not 0"),
@@ -212,7 +212,7 @@ def test_a_wrong_run_gets_one_sentence_and_changes_nothing(stream, options, word
 def test_window_and_loss_stay_what_they_were():
     crowd = population()
     crowd.run(STREAM, 10)
-    with pytest.raises(ValueError, match="the window was 20 until step 10, and cannot become 5 now"):
+    with pytest.raises(ValueError, match="the window was 20 until step 10 and cannot be changed to 5"):
         crowd.run(STREAM, 10, window=5)
     with pytest.raises(ValueError, match="the loss was 'cross_entropy' until step 10"):
         crowd.run(Counters((6,), 3, loss="mse", task_length=20), 10)
@@ -220,9 +220,9 @@ def test_window_and_loss_stay_what_they_were():
 
 def test_a_state_of_others_is_refused():
     crowd = population()
-    with pytest.raises(ValueError, match="state is of other learners"):
+    with pytest.raises(ValueError, match="state belongs to other learners"):
         crowd.restore(population(Learner(method="sgd", lr=0.2)).state())
-    with pytest.raises(ValueError, match="it is of another network"):
+    with pytest.raises(ValueError, match="it belongs to another network"):
         crowd.restore(population(network=MLP((6, 4, 3))).state())
     with pytest.raises(IndexError, match="learner must be from 0 to 0, not 1"):
         crowd.parameters(1)
@@ -267,7 +267,7 @@ def test_interrupts_wait_for_the_end_and_are_answered_at_once(capsys):
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert done == ["stopping as soon as the steps in work are done …\n"]
+    assert done == ["stopping after the current block of steps …\n"]
     with interrupts_wait():
         pass
     with pytest.raises(KeyboardInterrupt):
@@ -319,7 +319,7 @@ def test_an_error_in_the_middle_of_a_step_is_not_forgotten(monkeypatch):
         with pytest.raises(MemoryError):
             crowd.run(STREAM, 100)
     for broken in (crowd.state, crowd.result, lambda: crowd.run(STREAM, 1), lambda: crowd.parameters(0)):
-        with pytest.raises(RuntimeError, match=r"restore\(\) a state"):
+        with pytest.raises(RuntimeError, match=r"call restore\(\) with"):
             broken()
     crowd.restore(state)
     np.testing.assert_array_equal(crowd.run(STREAM, 20).loss, population().run(STREAM, 40).loss)
@@ -399,7 +399,7 @@ def test_numbers_may_be_numpys():
 @pytest.mark.parametrize(
     ("network", "run", "says"),
     [
-        (nn.Flatten(), {}, "network must have parameters to learn, and this Flatten has none"),
+        (nn.Flatten(), {}, "network must have parameters, but this Flatten has none"),
         (MLP((64, 8, 10)), {"diagnostics": True}, r"diagnostics must be Diagnostics\(...\), not True"),
         (MLP((64, 8, 10)), {"steps": 2.5}, "steps must be an integer of at least 0, not 2.5"),
     ],
@@ -414,7 +414,7 @@ def test_misuse_gets_a_sentence(network, run, says):
 def test_statistics_of_batches_are_refused():
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     parameters = {name: p.detach().unsqueeze(0) for name, p in network.named_parameters()}
-    with pytest.raises(ValueError, match="BatchNorm1d '2' in training mode, which takes its statistics from batches"):
+    with pytest.raises(ValueError, match="BatchNorm1d '2' in training mode, which computes statistics over batches"):
         Population(network, [Learner(method="sgd", lr=0.1)], parameters=parameters)
     Population(network.eval(), [Learner(method="sgd", lr=0.1)], parameters=parameters).run(make("stationary-digits"), 2)
 

@@ -204,7 +204,7 @@ def test_the_number_of_threads_does_not_show():
     [
         (MLP((4, 3)), "cuda", torch.float32, "on the CPU, not on cuda"),
         (MLP((4, 3)), "cpu", torch.float64, "torch.float32, not in torch.float64"),
-        (Residual(4, 3), "cpu", torch.float32, "a forward() of its own"),
+        (Residual(4, 3), "cpu", torch.float32, "defines its own forward()"),
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), "cpu", torch.float32, "'0' is a Conv2d"),
         (nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), "cpu", torch.float32, "'1' is a GELU"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), "cpu", torch.float32, "end with a Linear layer"),
@@ -213,7 +213,7 @@ def test_the_number_of_threads_does_not_show():
             nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(6, 2)),
             "cpu",
             torch.float32,
-            "Flatten '1' comes behind a Linear layer",
+            "Flatten '1' comes after a Linear layer",
         ),
         (nn.Sequential(nn.Linear(4, 4), *[nn.Linear(4, 4)] * 2), "cpu", torch.float32, "one layer twice"),
     ],

@@ -65,21 +65,21 @@ class Own(MLP):
 @pytest.mark.parametrize(
     ("network", "words"),
     [
-        (Own((4, 3, 2)), "Own computes its outputs in a forward() of its own"),
+        (Own((4, 3, 2)), "Own defines its own forward()"),
         (nn.Sequential(nn.Tanh()), "no Linear or Conv2d layer"),
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), "does not end with a Linear layer"),
         (nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), "layer '1' is a GELU"),
         (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(8, 2)), "convolution '0' has groups"),
         (nn.Sequential(nn.Flatten(2), nn.Linear(4, 3)), "layer '0' is a Flatten"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(6, 2)), "Flatten '1' comes behind a Linear layer"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(6, 2)), "Flatten '1' comes after a Linear layer"),
         (nn.Sequential(nn.Linear(4, 4), *[nn.Linear(4, 4)] * 2), "one layer twice"),
         (
             nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2)),
-            "not stand right behind a Linear",
+            "not directly follow a Linear",
         ),
         (
             nn.Sequential(nn.Linear(4, 4), CReLU(-3), nn.Linear(8, 2)),
-            "CReLU '1' with dim=-3 does not stand right behind",
+            "CReLU '1' with dim=-3 does not directly follow",
         ),
         (tied(), "one parameter in two layers"),
     ],

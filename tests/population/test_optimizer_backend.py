@@ -175,9 +175,7 @@ def test_every_backend_but_the_kernel(backend):
 
 
 def test_the_kernel_is_refused():
-    with pytest.raises(
-        ValueError, match=r"^backend='kernel' cannot be used, because the steps of sgd-torch are those of"
-    ):
+    with pytest.raises(ValueError, match=r"^backend='kernel' cannot be used, because sgd-torch runs torch's"):
         Population(NETWORK, [Learner(method="sgd-torch", lr=0.1)], backend="kernel")
 
 

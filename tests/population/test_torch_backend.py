@@ -127,7 +127,7 @@ def test_any_module_runs(monkeypatch):
 def test_a_linear_layer_may_see_several_vectors_of_a_sample(monkeypatch, units):
     """Which no chain can: it would take them for one."""
     network = nn.Sequential(nn.Linear(4, units), nn.Tanh(), nn.Flatten(), nn.Linear(5 * units, 2))
-    assert "Flatten '2' comes behind a Linear layer" in str(Chain.unsupported(network))
+    assert "Flatten '2' comes after a Linear layer" in str(Chain.unsupported(network))
     assert_equals_plain_loop(monkeypatch, network, Counters((5, 4), 2), learners_of(PLAIN), steps=20)
 
 

@@ -1,7 +1,7 @@
-"""Methods: one class says everything about a learning rule, and every part of the package asks that class.
+"""Methods: one class defines a learning rule, and everything else in the package is derived from it.
 
-:class:`Method` and :class:`Setting` are what a new method is written with, :func:`register` makes it known, and
-:data:`METHODS` has all of them by name. Each family has a module:
+New methods are written with :class:`Method` and :class:`Setting` and registered with :func:`register`. :data:`METHODS` maps
+names to methods. Each family has a module:
 
 - ``descent``: gradient descent with and without momentum, weight decay and noise;
 - ``adamw``: RMSProp, Adam, AdamW, AdaUPGD;

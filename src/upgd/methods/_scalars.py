@@ -1,9 +1,9 @@
 """Per-learner numbers inside a rule: hyperparameters, the step count, and arithmetic on them.
 
-A rule is written once and runs for one learner (hyperparameters are plain numbers) or for a whole population
-(hyperparameters are vectors with one entry per learner). In a population, ``h.beta`` is a :class:`Scalar`: an expression
-that is evaluated in float64 and only then rounded to the type of the tensor it meets. So ``1 - h.beta`` keeps all bits of
-``1 - 0.9999`` in float32 too, and every expression is evaluated once per step, not once per weight.
+A rule is written once and runs for one learner (hyperparameters are plain numbers) or for a population (hyperparameters are
+vectors with one entry per learner). In a population, ``h.beta`` is a :class:`Scalar`: an expression that is evaluated in
+float64 and rounded only when it is combined with a tensor, to the type of that tensor. ``1 - h.beta`` therefore keeps full
+precision for ``1 - 0.9999`` even in float32, and every expression is evaluated once per step, not once per weight.
 """
 
 import operator
@@ -30,7 +30,7 @@ _ARITHMETIC = {
 }
 
 
-#: What torch calls where a tensor is divided by something else.
+#: The functions that torch calls to divide a tensor by another object.
 _DIVISIONS = (torch.Tensor.div, torch.Tensor.__truediv__, torch.div, torch.true_divide)
 
 
@@ -38,9 +38,9 @@ class Scalar:
     """An expression of hyperparameters and the step count, one value per learner.
 
     Args:
-        owner: decides which tensor stands for the expression when it meets one.
+        owner: resolves the expression to a tensor when it is combined with one.
         key: identifies the expression; equal keys are equal expressions.
-        compute: evaluates the expression, given the values of the names in it.
+        compute: evaluates the expression from the values of the names in it.
         changes: whether it depends on the step.
     """
 
@@ -102,7 +102,7 @@ class Scalar:
     def __ge__(self, other: Any) -> Any:
         return _binary(operator.ge, self, other)
 
-    __hash__ = None  # type: ignore[assignment]  # equality is an expression, too
+    __hash__ = None  # type: ignore[assignment]  # __eq__ returns an expression
 
     def __neg__(self) -> "Scalar":
         return self.owner.expression("neg", operator.neg, (self,))
@@ -128,13 +128,13 @@ class Scalar:
 
 
 class Scalars:
-    """The hyperparameters of a group of learners, by name: what a rule receives as ``h``.
+    """The hyperparameters of a group of learners, by name; passed to rules as ``h``.
 
     Args:
         values: ``{name: (learners,) float64}``.
-        resolve: gives the ``(learners,)`` tensor that stands for an expression.
-        by_reciprocal: whether a tensor is divided by a scalar through a product with 1/scalar, which is faster where the
-            reciprocal is known beforehand and may differ in the last bit.
+        resolve: returns the ``(learners,)`` tensor for an expression.
+        by_reciprocal: whether to divide a tensor by a scalar as a product with 1/scalar. This is faster if the reciprocal
+            is computed beforehand, and may differ in the last bit.
     """
 
     def __init__(
@@ -149,11 +149,11 @@ class Scalars:
 
     @property
     def step(self) -> Scalar:
-        """The number of the step, from 1."""
+        """The step count, from 1."""
         return Scalar(self, "t", operator.itemgetter("t"), changes=True)
 
     def expression(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Scalar:
-        """A function of scalars and numbers."""
+        """Return the expression that applies a function to scalars and numbers."""
         key = f"{name}({', '.join(arg.key if isinstance(arg, Scalar) else repr(arg) for arg in args)})"
 
         def compute(values: Mapping[str, Any]) -> Any:
@@ -162,20 +162,20 @@ class Scalars:
         return Scalar(self, key, compute, any(isinstance(arg, Scalar) and arg.changes for arg in args))
 
     def resolve(self, scalar: Scalar) -> Tensor:
-        """One value per learner, ``(learners,)``."""
+        """Return one value per learner, ``(learners,)``."""
         return self._resolve(scalar)
 
 
 def evaluate(scalar: Scalar, values: Mapping[str, Any], like: Tensor) -> Tensor:
-    """The expression's values in float64, whatever it is made of; ``like`` has one entry per learner."""
+    """Return the values of the expression in float64; ``like`` has one entry per learner."""
     value = torch.as_tensor(scalar.compute(values), device=like.device)
     value = value if value.dtype == torch.bool else value.to(torch.float64)
-    return value.expand_as(value * like)  # also where the values are of several steps
+    return value.expand_as(value * like)  # also if there are values of several steps
 
 
 def _binary(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     for mine, theirs in ((one, other), (other, one)):
-        if getattr(theirs, "is_symbol", False):  # a symbol, see upgd.methods.tracing: it knows how to go on
+        if getattr(theirs, "is_symbol", False):  # a Symbol of upgd.methods.tracing implements the operation
             return NotImplemented
         if isinstance(mine, Scalar) and isinstance(theirs, Tensor):
             return function(_met(one, theirs), _met(other, theirs))
@@ -184,7 +184,7 @@ def _binary(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
 
 
 def _of_tensors(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of torch's for numbers, too."""
+    """Wrap a torch function so that it accepts plain numbers."""
 
     def function(*args: Any) -> Any:
         device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
@@ -196,7 +196,7 @@ def _of_tensors(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _met(value: Any, like: Tensor) -> Any:
-    """What stands for a value when it meets a tensor that begins with the learner dimension."""
+    """Return the form of a value that broadcasts against a tensor with a leading learner dimension."""
     if not isinstance(value, Scalar):
         return value
     resolved = value.owner.resolve(value)

@@ -1,4 +1,4 @@
-"""Methods that divide the gradient by its recent size: RMSProp, Adam, AdamW, and UPGD along Adam's direction."""
+"""Methods that normalize the gradient by its recent magnitude: RMSProp, Adam, AdamW, and UPGD along Adam's direction."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -33,14 +33,14 @@ class Adaptive(Method):
     eps: Any = Setting(1e-8, symbol="ε", least=0, help="Adam's ε.")
 
     def moments(self, g: "Tensor", s: Any, h: Any) -> Changes:
-        """The new averages."""
+        """Return the new averages."""
         return {
             "first_moment": upgd.rules.trace(s.first_moment, g, h.beta1),
             "second_moment": upgd.rules.trace(s.second_moment, g**2, h.beta2),
         }
 
     def direction(self, moments: Changes, h: Any, t: Any) -> "Tensor":
-        """Where Adam goes."""
+        """Return the direction of Adam's step."""
         size = upgd.rules.unbiased(moments["second_moment"], h.beta2, t).sqrt() + h.eps
         return upgd.rules.unbiased(moments["first_moment"], h.beta1, t).div(size)
 
@@ -58,7 +58,7 @@ class AdamW(Adaptive):
 
     def update(self, w: "Tensor", g: "Tensor", s: Any, h: Any, t: Any) -> tuple["Tensor", Changes]:
         moments = self.moments(g, s, h)
-        # torch multiplies the weight by 1 − lr·wd, which is 1 in 32 bits if lr·wd is small; see rules.update.
+        # torch multiplies the weight by 1 − lr·wd, which rounds to 1 in float32 if lr·wd is small; see rules.update.
         return w - h.lr * (self.direction(moments, h, t) + h.weight_decay * w), moments
 
 
@@ -92,16 +92,16 @@ class RMSProp(Method):
 
 
 class Optimized(Adaptive):
-    """A method on top of an optimizer, ``optimizer="sgd"`` or ``"adam"``."""
+    """A method on top of a base optimizer, ``optimizer="sgd"`` or ``"adam"``."""
 
     optimizer: Any = Setting(
         "sgd",
         choices=("sgd", "adam"),
         off="sgd",
         words={"adam": "with Adam"},
-        help="The optimizer that the method is added to.",
+        help="The base optimizer.",
     )
-    # Only Adam has them; tables leave them out while they have their defaults.
+    # Only used with Adam; tables omit them while they have their defaults.
     betas: Any = Adaptive.betas.but(quiet=True, grid=())
     eps: Any = Adaptive.eps.but(quiet=True)
 
@@ -110,7 +110,7 @@ class Optimized(Adaptive):
         return {} if self.optimizer == "sgd" else {"first_moment": "zeros", "second_moment": "zeros"}
 
     def stepped(self, w: "Tensor", g: "Tensor", s: Any, h: Any, t: Any) -> tuple["Tensor", Changes]:
-        """The optimizer's step along a gradient."""
+        """Return the result of the optimizer's step along a gradient."""
         if self.optimizer == "sgd":
             return w - h.lr * g, {}
         moments = self.moments(g, s, h)
@@ -119,10 +119,10 @@ class Optimized(Adaptive):
 
 @register
 class AdaUPGD(UtilityDescent, Adaptive):
-    """UPGD along Adam's direction (Elsayed and Mahmood, 2024, Algorithm 5): utility is that of the gradient itself,
+    """UPGD along Adam's direction (Elsayed and Mahmood, 2024, Algorithm 5): the utility uses the raw gradient,
     ``w ← w − lr·[(direction + σ·ξ)·(1 − ū) + λ·w]``.
 
-    The step is ``lr``, as in the paper; the authors' published code steps with ``2·lr``.
+    The step size is ``lr``, as in the paper; the authors' published code uses ``2·lr``.
     """
 
     name, label, rule = "adaupgd", "AdaUPGD", "adaupgd"

@@ -1,4 +1,4 @@
-"""Gradient descent whose steps are bounded."""
+"""Gradient descent with bounded steps."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -19,8 +19,8 @@ class ObGD(Method):
     norm over all parameters.
 
     The paper's rule is for temporal-difference learning: ``M = lr·κ·max(|δ|, 1)·‖z‖₁``, ``w ← w + min(lr, lr/M)·δ·z`` with
-    the error δ and the eligibility trace z. Supervised learning has neither. Here δ is 1 and z is −g, the loss's gradient
-    without a trace.
+    the error δ and the eligibility trace z. For supervised learning, which has neither, δ is 1 and z is −g, the negative
+    gradient of the loss.
     """
 
     name, label = "obgd", "ObGD"
@@ -29,7 +29,7 @@ class ObGD(Method):
 
     lr: Any = Method.lr.but(grid=(1.0, 0.3, 0.1, 0.03, 0.01, 0.003))
     overshoot: Any = Setting(
-        2.0, symbol="κ", least=0, grid=(1.0, 2.0, 4.0), help="ObGD's κ: the larger, the shorter the longest step."
+        2.0, symbol="κ", least=0, grid=(1.0, 2.0, 4.0), help="ObGD's κ: larger values bound steps more tightly."
     )
 
     def observe(self, g: "Tensor") -> tuple[dict[str, "Tensor"], dict[str, "Tensor"]]:

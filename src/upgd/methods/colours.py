@@ -1,4 +1,4 @@
-"""A colour for each method, the same everywhere: of its curves on light pages, and on dark ones."""
+"""The colour of each method's curves, on light and on dark pages."""
 
 from collections.abc import Iterable
 
@@ -6,18 +6,18 @@ from upgd.methods.registry import METHODS
 
 __all__ = ["colour", "colours", "dark_colour"]
 
-#: For methods that bring no colour of their own; after Tol, which colour-blind people can tell apart.
+#: For methods without a colour, from Tol's palette for colour-blind readers.
 _SPARE = ("#44AA99", "#AA4499", "#999933", "#DDCC77", "#661100", "#6699CC", "#888888")
 
 
 def colour(method: str) -> str:
-    """The colour of a method's curves, ``"#rrggbb"``."""
+    """Return the colour of a method's curves, ``"#rrggbb"``."""
     return colours([method])[method]
 
 
 def colours(methods: Iterable[str]) -> dict[str, str]:
-    """The colours of methods that are shown together. Those without a colour of their own get one by their name, and not by
-    their order, so that a method looks the same in most figures; another one where that is taken."""
+    """Return the colours of methods that are shown together. Methods without a colour get one that depends on their name, not
+    on their order, so that it is the same in most figures; if it is taken, they get another one."""
     names = list(dict.fromkeys(methods))
     chosen = {name: METHODS[name].colour for name in names if name in METHODS and METHODS[name].colour}
     for name in names:
@@ -29,6 +29,6 @@ def colours(methods: Iterable[str]) -> dict[str, str]:
 
 
 def dark_colour(method: str) -> str:
-    """Its colour on a dark page; ``""`` if it has none of its own."""
+    """Return the method's colour on a dark page; ``""`` if it does not define one."""
     known = METHODS.get(method)
     return known.dark_colour if known is not None else ""

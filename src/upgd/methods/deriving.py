@@ -1,4 +1,4 @@
-"""From a method to a torch optimizer, and from a torch optimizer to a method."""
+"""Conversion of methods to torch optimizers and of torch optimizers to methods."""
 
 import importlib
 import inspect
@@ -19,20 +19,20 @@ __all__ = ["TorchMethod", "from_torch", "optimizer"]
 
 
 def optimizer(name: str, params: "ParamsT | Module", **settings: Any) -> "Optimizer":
-    """A torch optimizer that runs a method, made from the method's class.
+    """Create a torch optimizer for a method.
 
-    Methods with a public optimizer class, such as ``upgd``, give that class. All others give an optimizer that runs the
-    method's rule. It has the same manners: parameter groups, closures, schedulers, tensor learning rates, ``state_dict``,
-    ``GradScaler``, ``torch.compile``. In a group with ``"gated": False`` a method with gates has none.
+    Methods with a public optimizer class, such as ``upgd``, return an instance of it. All others return an optimizer that
+    runs the method's rule. It supports parameter groups, closures, schedulers, tensor learning rates, ``state_dict``,
+    ``GradScaler`` and ``torch.compile``. In a group with ``"gated": False``, methods with gates do not use them.
 
     Args:
-        name: one of :data:`upgd.methods.METHODS`.
-        params: parameters, named parameters or parameter groups, as for every torch optimizer; or the model. A method that
-            works on hidden units needs the model, and finds them as :class:`upgd.FeatureUPGD` does; ``optimizer.features``
-            shows what was found. So does a method whose rule asks for ``bound``, such as weight clipping, unless every
-            group has its own: ``{"params": …, "bound": 0.05}``.
-        settings: the method's settings by name; and ``maximize``, ``capturable``, ``generator`` and ``curvature``, as for
-            :class:`upgd.UPGD`. For a method that works on hidden units, ``features`` and ``scaler``, as for
+        name: One of :data:`upgd.methods.METHODS`.
+        params: Parameters, named parameters or parameter groups, as for every torch optimizer; or the model. Methods that
+            act on hidden units require the model and find the units as :class:`upgd.FeatureUPGD` does;
+            ``optimizer.features`` lists them. Methods whose rule uses ``bound``, such as weight clipping, also require the
+            model, unless every group sets it: ``{"params": …, "bound": 0.05}``.
+        settings: The method's settings by name, and ``maximize``, ``capturable``, ``generator`` and ``curvature`` as for
+            :class:`upgd.UPGD`. For methods that act on hidden units, also ``features`` and ``scaler`` as for
             :class:`upgd.FeatureUPGD`.
 
     Example:
@@ -46,18 +46,18 @@ def optimizer(name: str, params: "ParamsT | Module", **settings: Any) -> "Optimi
         >>> upgd.methods.optimizer("continual-backprop", model, lr=0.01).features
         [Feature(8 units of Linear '0', put out by ReLU '1')]
     """
-    # The optimizers are built on the methods, and so are imported only when one is asked for.
+    # Imported late, because the optimizers are built on the methods.
     made: Optimizer = importlib.import_module("upgd.optim.from_method").optimizer(get(name), params, **settings)
     return made
 
 
 class TorchMethod(Method):
-    """A method whose steps a ``torch.optim.Optimizer`` takes; made by :func:`from_torch`."""
+    """A method whose steps are computed by a ``torch.optim.Optimizer``; created by :func:`from_torch`."""
 
     optimizer_class: ClassVar[Any] = None
 
     def make(self, params: "ParamsT", numbers: Mapping[str, float]) -> "Optimizer":
-        """The optimizer of one learner, given its numeric settings."""
+        """Return the optimizer of one learner, given its numeric settings."""
         options: dict[str, Any] = {}
         for name, setting in self.settings.items():
             if setting.is_switch:
@@ -71,7 +71,7 @@ class TorchMethod(Method):
 
     @classmethod
     def whole(cls, name: str, value: float) -> float | int:
-        """The value, as an integer where the setting's default is one."""
+        """Return the value, converted to an integer if the setting's default is one."""
         return int(value) if isinstance(cls.settings[name].default, int) and value == int(value) else value
 
 
@@ -84,15 +84,16 @@ def from_torch(
 ) -> type[Method]:
     """Register any ``torch.optim.Optimizer`` class as a method.
 
-    Its learners run one module and one optimizer each: slow, but right for every optimizer that steps without a closure.
+    Each learner runs its own module and its own optimizer. This is slow, but works for every optimizer that does not need a
+    closure.
 
     Args:
-        optimizer: the class.
-        name: what users type.
-        label: what tables and figures show; by default the name.
-        settings: the optimizer's options that are settings of the method, each a :class:`Setting` or just a default. ``lr``
-            is a setting in any case; all other options keep the optimizer's own defaults.
-        attributes: other attributes of the method, such as ``colour="#117733"``.
+        optimizer: The class.
+        name: The name of the method.
+        label: The name in tables and figures. Default: ``name``.
+        settings: The optimizer's options that become settings of the method, each a :class:`Setting` or a default value.
+            ``lr`` is always a setting; all other options keep the optimizer's defaults.
+        attributes: Other attributes of the method, such as ``colour="#117733"``.
 
     Returns:
         The method's class, already registered.
@@ -111,7 +112,7 @@ def from_torch(
     parts = {
         "__module__": sys._getframe(1).f_globals.get("__name__", __name__),
         "__qualname__": name,
-        "__doc__": f":class:`{optimizer.__module__}.{optimizer.__qualname__}`, one for each learner.",
+        "__doc__": f":class:`{optimizer.__module__}.{optimizer.__qualname__}`, one per learner.",
         "name": name,
         "label": label or name,
         "rule": name,
@@ -121,14 +122,14 @@ def from_torch(
 
 
 def _options(optimizer: Any) -> list[str] | None:
-    """The options of an optimizer class; None if it takes any."""
+    """Return the options of an optimizer class; None if it accepts any."""
     base = importlib.import_module("torch").optim.Optimizer
     if base not in getattr(optimizer, "__mro__", ()):
         raise TypeError(f"optimizer must be a subclass of torch.optim.Optimizer, not {optimizer!r}")
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
-            f"{optimizer.__name__} needs a closure for every step, so it cannot learn online; use another one"
+            f"{optimizer.__name__} needs a closure for every step, so it cannot be used for online learning; use another one"
         )
     parameters = list(inspect.signature(optimizer).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -137,7 +138,7 @@ def _options(optimizer: Any) -> list[str] | None:
 
 
 def _setting(option: str, value: Any) -> Setting:
-    """A setting for an option of which only the default is given."""
+    """Create a setting for an option from its default value."""
     if isinstance(value, Setting):
         return value
     if isinstance(value, bool):
@@ -149,5 +150,5 @@ def _setting(option: str, value: Any) -> Setting:
     if isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, Real) for part in value):
         return Setting(value, pair=(f"{option}_1", f"{option}_2"))
     raise TypeError(
-        f"settings[{option!r}] must be a number, two numbers, a word, True or False, or a Setting, not {value!r}"
+        f"settings[{option!r}] must be a number, two numbers, a string, True or False, or a Setting, not {value!r}"
     )

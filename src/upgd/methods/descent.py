@@ -1,10 +1,10 @@
-"""Gradient descent with and without weight decay and noise: the methods that treat all weights alike."""
+"""Gradient descent with and without weight decay and noise: methods that treat all weights alike."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import upgd  # not `upgd.rules`, which loads torch: those who only read results need no more than names and colours
+import upgd  # not `upgd.rules`, which imports torch: reading results needs only names and colours
 from upgd.methods.method import Method, Setting
 from upgd.methods.registry import register
 
@@ -89,7 +89,7 @@ class Momentum(Method):
         least=0,
         below=1,
         grid=(0.5, 0.9, 0.99),
-        help="Momentum: the share of the last step that is kept.",
+        help="Momentum: the fraction of the previous step that is kept.",
     )
 
     def update(self, w: "Tensor", g: "Tensor", s: Any, h: Any) -> tuple["Tensor", dict[str, "Tensor"]]:

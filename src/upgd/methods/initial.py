@@ -1,4 +1,4 @@
-"""Methods that keep weights near where they began: the initial weights, or their distribution."""
+"""Methods that keep weights close to the initial weights, or to their distribution."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,8 @@ class L2Init(Optimized):
     """Regenerative regularization, L2 Init (Kumar et al., 2023): a pull towards the initial weights w₀, SGD or Adam along
     ``g + λ·(w − w₀)``.
 
-    The paper adds ``λ·‖w − w₀‖²`` to the loss, so its λ is half of this one. As in the paper, Adam sees the pull as part of
-    the gradient.
+    The paper adds ``λ·‖w − w₀‖²`` to the loss, so its λ is half of this one. As in the paper, the pull is part of the
+    gradient that Adam normalizes.
     """
 
     name, label = "l2-init", "L2 Init"
@@ -52,7 +52,7 @@ class ShrinkAndPerturbInit(Descent):
     ``w ← w − lr·(g + σ·s₀·ξ + λ·w)``, where s₀ is the standard deviation of the layer's initial weights.
 
     Initial weights and biases are uniform on [−b, b] with ``b = 1/√fan-in``, so ``s₀ = b/√3``. The noise ξ is normal.
-    Normalization layers begin with a constant, and get no noise.
+    Normalization layers are initialized to a constant and receive no noise.
     """
 
     name, label = "shrink-and-perturb-init", "Shrink & Perturb, initial scale"
@@ -69,7 +69,7 @@ class WeightClipping(Optimized):
     """Weight clipping (Elsayed et al., 2024): a step of SGD or Adam, then ``w ← clip(w, −κ·b, κ·b)``, where b is the bound
     of the layer's initial distribution, ``1/√fan-in``.
 
-    Weights and biases of all layers are clipped, but not those of normalization layers, which begin with a constant.
+    Weights and biases of all layers are clipped, except those of normalization layers, which are initialized to a constant.
     """
 
     name, label = "weight-clipping", "Weight clipping"

@@ -1,4 +1,4 @@
-"""What a method is: one class with its name, settings, state and rule. Everything else in the package asks that class."""
+"""The definition of a method: one class with its name, settings, state and rule."""
 
 import inspect
 import math
@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 __all__ = ["PHASES", "Method", "Reduction", "Setting"]
 
-#: How values are combined, and over which entries.
+#: How values are reduced, and over which entries.
 Reduction = tuple[Literal["max", "norm", "mean", "sum"], Literal["learner", "layer", "unit"]]
-#: What each phase of a rule may ask for.
+#: The arguments that each phase of a rule may use.
 PHASES: dict[str, tuple[str, ...]] = {
     "observe": ("w", "g", "s", "h", "t", "curvature"),
     "measure": ("s", "h", "t"),
@@ -26,20 +26,20 @@ class Setting:
     """One hyperparameter of a method.
 
     Args:
-        default: the value of those who do not say; ``...`` if they must.
-        symbol: how tables and charts call it; by default its name.
-        least: the smallest allowed value.
-        below: all values must be smaller than this.
-        choices: the allowed values of a setting that selects a variant of the computation, such as ``"global"`` or
-            ``"local"``. Inside the rule it is ``self.NAME``. A numeric setting is ``h.NAME``.
-        pair: for a setting of two numbers, their names inside the rule: Adam's ``betas`` are ``("beta1", "beta2")``.
-        text: whether it is a word that the method or the engine explains, such as the name of a layer; ``self.NAME``.
-        quiet: whether tables and stores leave it out while it has its default.
-        grid: the values that a sweep tries unless told otherwise; none: the default.
-        off: the value that means "without"; giving it to a method that lacks the setting is no mistake.
-        words: what labels call a choice, such as ``{"feature": "feature-wise"}``; by default name and value. An empty word
-            leaves it out.
-        help: one sentence for ``--help`` and the documentation.
+        default: The default value; ``...`` if the setting is required.
+        symbol: Its symbol in tables and charts. Default: its name.
+        least: The smallest allowed value.
+        below: An exclusive upper bound.
+        choices: The allowed values of a setting that selects a variant of the computation, such as ``"global"`` or
+            ``"local"``. Rules read it as ``self.NAME``, whereas numeric settings are ``h.NAME``.
+        pair: For a setting of two numbers, their names inside the rule: Adam's ``betas`` are ``("beta1", "beta2")``.
+        text: Whether it is a string that the method or the engine interprets, such as the name of a layer; ``self.NAME``.
+        quiet: Whether tables and stores omit it while it has its default.
+        grid: The values that a sweep tries by default. Default: only the default value.
+        off: The value that disables the setting. It is accepted, and ignored, by methods without the setting.
+        words: The words for a choice in labels, such as ``{"feature": "feature-wise"}``. Default: name and value. An empty
+            string omits it.
+        help: One sentence for ``--help`` and the documentation.
     """
 
     default: Any = ...
@@ -57,22 +57,22 @@ class Setting:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it selects a variant of the method rather than being a hyperparameter to search."""
+        """Whether the setting selects a variant of the method rather than being a hyperparameter to search."""
         return bool(self.choices) or self.text
 
     def but(self, **changes: Any) -> "Setting":
-        """The same setting with some changes, for a subclass."""
+        """Return a copy with some changes, for a subclass."""
         return replace(self, **changes)
 
     def check(self, name: str, value: Any) -> Any:
-        """The value in its canonical form, or a ValueError that says what is wrong with it."""
+        """Return the value in its canonical form, or raise ValueError if it is not allowed."""
         if self.choices:
             if value not in self.choices:
                 raise ValueError(f"{name} must be {' or '.join(map(repr, self.choices))}, not {value!r}")
-            return self.choices[self.choices.index(value)]  # 2 rather than 2.0, which is equal but prints differently
+            return self.choices[self.choices.index(value)]  # 2 instead of 2.0, which is equal but prints differently
         if self.text:
             if not isinstance(value, str) or not value:
-                raise ValueError(f"{name} must be a word, such as {self.example!r}, not {value!r}")
+                raise ValueError(f"{name} must be a string, such as {self.example!r}, not {value!r}")
             return value
         if self.pair:
             if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
@@ -82,7 +82,7 @@ class Setting:
 
     @property
     def example(self) -> Any:
-        """A value that is allowed."""
+        """An allowed value."""
         for value in (self.default, *self.grid, *self.choices):
             if value is not ... and value is not None:
                 return value
@@ -104,46 +104,46 @@ class Setting:
 
 
 class Method:
-    """Base class of all methods: subclass it, give it a name, settings and a rule, and register it.
+    """Base class of all methods. Subclass it, define a name, settings and a rule, and register it.
 
-    A rule has two phases. Both see one parameter tensor of all learners at once and are written in plain tensor
-    arithmetic, as if for a single learner. A rule receives the arguments that it names:
+    A rule has two phases. Both are called with one parameter tensor of all learners at once and are written in plain tensor
+    arithmetic, as if for a single learner. A rule receives the arguments that appear in its signature:
 
     =============  =====================================================================================================
     ``w``, ``g``   the parameter and its gradient
-    ``s``          the method's own state, such as ``s.momentum``
+    ``s``          the method's state, such as ``s.momentum``
     ``h``          the numeric settings, such as ``h.lr``
-    ``t``          the number of the step, from 1
-    ``o``, ``r``   (update) what ``observe`` gave for this tensor, and its reductions, such as ``r.scale``; both are ``None``
-                   in layers that are not gated
+    ``t``          the step count, from 1
+    ``o``, ``r``   (update) the result of ``observe`` for this tensor, and its reductions, such as ``r.scale``; both are
+                   ``None`` in layers without gates
     ``noise``      (update) standard normal noise, white or anticorrelated
     ``curvature``  the diagonal of the loss's Hessian, estimated by HesScale
-    ``unit``       (update) state and reductions of the hidden unit that the weight enters; ``None`` in the output layer
-    ``bound``      (update) the bound b of the uniform distribution on [−b, b] that the parameter began with, a number;
-                   ``None`` for normalization layers, which begin with a constant
+    ``unit``       (update) state and reductions of the hidden unit that the weight belongs to; ``None`` in the output layer
+    ``bound``      (update) the bound b of the parameter's initial distribution, which is uniform on [−b, b], a number;
+                   ``None`` for normalization layers, which are initialized to a constant
     =============  =====================================================================================================
 
-    - ``observe(...)`` returns the state that changes (a dict) and the values to reduce (a dict with the names of
-      :attr:`reductions`). A method without reductions needs no ``observe``. Where the values follow from the state alone,
+    - ``observe(...)`` returns the changed state (a dict) and the values to reduce (a dict with the names of
+      :attr:`reductions`). A method without reductions needs no ``observe``. If the values depend only on the state,
       ``observe`` may return just the state, and ``measure(s, h, t)`` the values; compiled steps then keep one tensor less.
-    - ``update(...)`` returns the new parameter; or the new parameter and the state that changes (a dict).
+    - ``update(...)`` returns the new parameter, or the new parameter and the changed state (a dict).
 
-    A method that scores, gates or resets hidden units also has :meth:`observe_units` or :meth:`reset_units`.
+    A method that scores, gates or resets hidden units also defines :meth:`observe_units` or :meth:`reset_units`.
 
     Attributes:
-        name: what users type.
-        label: what tables and figures show; by default the name.
-        colour: of its curves, ``"#rrggbb"``; by default one that no other method has.
-        settings: all settings by name; made from the class attributes that are a :class:`Setting`.
-        constants: numbers in the place of a base class's settings; rules see them as ``h.NAME``.
-        state: the tensors that the method keeps for each parameter: ``"zeros"``, or ``"parameter"`` for a copy of the
+        name: The name that users type.
+        label: The name in tables and figures. Default: ``name``.
+        colour: The colour of its curves, ``"#rrggbb"``. Default: a colour that no other method uses.
+        settings: All settings by name; collected from the class attributes of type :class:`Setting`.
+        constants: Numbers that replace settings of a base class; rules read them as ``h.NAME``.
+        state: The tensors that the method keeps for each parameter: ``"zeros"``, or ``"parameter"`` for a copy of the
             initial parameter.
-        unit_state: the tensors that it keeps for each hidden layer, one entry per unit, likewise; or ``"layer"`` for one
-            number per layer, zero at first, which a reset of units leaves alone.
-        reductions: what becomes of the values that ``observe`` returns: ``{name: (operation, over)}``, where operation is
-            ``"max"``, ``"norm"``, ``"mean"`` or ``"sum"`` and over is ``"learner"`` (all parameters), ``"layer"`` (one
+        unit_state: The tensors that it keeps for each hidden layer, one entry per unit, with the same values; or ``"layer"``
+            for one number per layer, initially zero, which a reset of units does not affect.
+        reductions: How the values returned by ``observe`` are reduced: ``{name: (operation, over)}``, where operation is
+            ``"max"``, ``"norm"``, ``"mean"`` or ``"sum"``, and over is ``"learner"`` (all parameters), ``"layer"`` (one
             parameter tensor) or ``"unit"`` (a row or filter).
-        unit_reductions: the same for what ``observe_units`` returns; over ``"learner"`` or ``"layer"``.
+        unit_reductions: The same for the values returned by ``observe_units``, over ``"learner"`` or ``"layer"``.
 
     Example:
         >>> class Decay(Method):
@@ -162,9 +162,9 @@ class Method:
     dark_colour: ClassVar[str] = ""
     settings: ClassVar[Mapping[str, Setting]] = {}
     constants: ClassVar[Mapping[str, float]] = {}
-    #: What each phase of the rule asks for; made from its signature.
+    #: The arguments of each phase of the rule, from its signature.
     arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    #: Names the computation: methods that differ only in settings and constants share it and run side by side.
+    #: Identifies the computation: methods that differ only in settings and constants share it and run in one batch.
     rule: ClassVar[str] = ""
 
     state: Mapping[str, str] = {}
@@ -180,7 +180,7 @@ class Method:
         below=1,
         off=0,
         quiet=True,
-        help="Normalize inputs online by a running mean and variance with this decay rate, such as 0.99; 0: do not.",
+        help="Normalize inputs online by a running mean and variance with this decay rate, such as 0.99; 0 disables it.",
     )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -192,12 +192,12 @@ class Method:
                 if isinstance(value, Setting):
                     settings[name] = value
                     constants.pop(name, None)
-                elif name in settings or name in constants:  # a value in its place
+                elif name in settings or name in constants:  # a value replaces the setting
                     replaced = settings.pop(name, None)
                     if replaced is None or not replaced.is_switch:
                         constants[name] = float(value)
         cls.settings, cls.constants, cls.arguments = settings, constants, _arguments(cls)
-        # A class with code of its own is another computation; one that only sets values is not.
+        # A class that defines code is a new computation; one that only sets values is not.
         has_code = any(inspect.isfunction(value) or isinstance(value, property) for value in vars(cls).values())
         if "rule" not in vars(cls) and (has_code or not cls.rule):
             cls.rule = cls.name
@@ -205,41 +205,41 @@ class Method:
             cls.label = cls.name
 
     def __init__(self, **switches: Any) -> None:
-        """Choose a variant: a value for each setting that is no number."""
+        """Select a variant: one value for each setting that is not a number."""
         for name, setting in self.settings.items():
             if setting.is_switch:
                 setattr(self, name, switches.get(name, setting.default))
 
     @classmethod
     def needs(cls, argument: str) -> bool:
-        """Whether a phase of the rule names this argument."""
+        """Return whether a phase of the rule uses this argument."""
         return any(argument in names for names in cls.arguments.values())
 
     @property
     def uses_curvature(self) -> bool:
-        """Whether this variant needs HesScale beside the gradient."""
+        """Whether this variant needs curvature from HesScale."""
         return self.needs("curvature")
 
     @property
     def uses_units(self) -> bool:
-        """Whether this variant looks at hidden units."""
+        """Whether this variant uses hidden units."""
         return hasattr(self, "observe_units") or hasattr(self, "reset_units")
 
     def noise_of(self, values: Mapping[str, Any]) -> Literal["none", "white", "anticorrelated"]:
-        """Which noise a learner with these settings needs."""
+        """Return the noise that a learner with these settings needs."""
         if not self.needs("noise") or {**self.constants, **values}.get("sigma", 1.0) == 0:
             return "none"
         kind: Literal["white", "anticorrelated"] = getattr(self, "noise", "white")
         return kind
 
     def call(self, phase: str, **arguments: Any) -> Any:
-        """Run a phase of the rule with those of the arguments that it names."""
+        """Run a phase of the rule with the arguments in its signature."""
         names = self.arguments[phase]
         return getattr(self, phase)(**{name: arguments[name] for name in names})
 
 
 def _arguments(cls: type[Method]) -> dict[str, tuple[str, ...]]:
-    """The arguments that each phase of a method's rule names."""
+    """Return the arguments of each phase of a method's rule."""
     found = {}
     for phase, known in PHASES.items():
         function = getattr(cls, phase, None)
@@ -247,7 +247,7 @@ def _arguments(cls: type[Method]) -> dict[str, tuple[str, ...]]:
             names = tuple(inspect.signature(function).parameters)[1:]
             if unknown := [name for name in names if name not in known]:
                 raise TypeError(
-                    f"{cls.__name__}.{phase} asks for {unknown[0]!r}, which it cannot have; it may ask for "
+                    f"{cls.__name__}.{phase} has the argument {unknown[0]!r}, which does not exist; it may use "
                     f"{', '.join(known)}"
                 )
             found[phase] = names

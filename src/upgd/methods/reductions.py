@@ -1,4 +1,4 @@
-"""What becomes of the values that ``observe`` returns: a maximum, norm, mean or sum over the learner, a layer or a unit."""
+"""Reductions of the values returned by ``observe``: a maximum, norm, mean or sum over the learner, a layer or a unit."""
 
 from collections.abc import Mapping
 
@@ -14,15 +14,15 @@ __all__ = ["reduced"]
 def reduced(
     reductions: Mapping[str, Reduction], observed: Mapping[str, Mapping[str, Tensor]], learner_dims: int = 0
 ) -> dict[str, dict[str, Tensor]]:
-    """Reduce what was observed.
+    """Reduce observed values.
 
     Args:
         reductions: see :class:`upgd.methods.Method`.
         observed: the values by name, for each parameter tensor (or layer of units) by name.
-        learner_dims: how many dimensions, at the beginning of every tensor, count learners.
+        learner_dims: number of leading learner dimensions of every tensor.
 
     Returns:
-        For each tensor of ``observed`` the reductions by name, in shapes that broadcast against it.
+        The reductions by name, for each tensor of ``observed``, in shapes that broadcast against it.
     """
     results: dict[str, dict[str, Tensor]] = {of: {} for of in observed}
     for name, (operation, over) in reductions.items():
@@ -53,7 +53,7 @@ def _over_learner(operation: str, values: list[Tensor], learner_dims: int) -> Te
 
 
 def _within(operation: str, over: str, value: Tensor, learner_dims: int) -> Tensor:
-    """Over one tensor, or over each unit of it: a row of a Linear weight, a filter, or a bias vector as a whole."""
+    """Reduce one tensor, or each unit of it: a row of a Linear weight, a filter, or a whole bias vector."""
     inner = value.ndim - learner_dims
     if inner == 0:
         return value.abs() if operation == "norm" else value

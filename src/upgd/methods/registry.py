@@ -1,4 +1,4 @@
-"""The methods by name."""
+"""Registry of methods."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -15,7 +15,7 @@ _REGISTERED: dict[str, type[Method]] = {}
 
 
 class _Methods(Mapping[str, type[Method]]):
-    """All methods by name, those of plug-ins included; what is registered later appears here, too."""
+    """All methods by name, including those of plugins; methods that are registered later appear as well."""
 
     def __getitem__(self, name: str) -> type[Method]:
         found = plugins.find(_REGISTERED, name)
@@ -36,7 +36,7 @@ METHODS: Mapping[str, type[Method]] = _Methods()
 
 
 def register(cls: AnyMethod) -> AnyMethod:
-    """Make a method known to every part of the package; put ``@upgd.methods.register`` before its class."""
+    """Register a method; use it as a class decorator, ``@upgd.methods.register``."""
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise TypeError(f"a method is a subclass of upgd.methods.Method, not {cls!r}")
     if not cls.name or not all(part.isidentifier() or part.isdigit() for part in cls.name.split("-")):
@@ -56,7 +56,7 @@ def register(cls: AnyMethod) -> AnyMethod:
 
 
 def get(name: str) -> type[Method]:
-    """The method of that name, or a ValueError that suggests one."""
+    """Return the method of that name, or raise ValueError with a suggestion."""
     found = plugins.find(_REGISTERED, name)
     if found is None:
         near = get_close_matches(str(name), _REGISTERED, n=1)

@@ -1,7 +1,7 @@
-"""Methods that give hidden units a new beginning, on top of SGD or Adam. The units of a convolution are its channels.
+"""Methods that reset hidden units, on top of SGD or Adam. The units of a convolution are its channels.
 
-A unit that is reset gets incoming weights from the initial distribution, bias 0 and outgoing weights 0. All that the method
-and the optimizer keep for it begins again.
+A reset draws new incoming weights from the initial distribution and sets the bias and the outgoing weights to 0. The state
+that the method and the optimizer keep for the unit is reset as well.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ Changes = dict[str, "Tensor"]
 
 
 class Resetting(Optimized):
-    """What methods that reset units share: SGD, or Adam with a step count of its own for every weight.
+    """Base class of methods that reset units: SGD, or Adam with a separate step count for every weight.
 
-    After a reset, Adam's averages of a weight begin at zero again, and so must their bias correction.
+    After a reset, Adam's averages of a weight restart at zero, and so must their bias correction.
     """
 
     @property
@@ -43,18 +43,18 @@ class Resetting(Optimized):
 
 @register
 class ContinualBackprop(Resetting):
-    """Continual Backprop (Dohare et al., 2024): replaces, in every hidden layer, a share ρ per step of the units older than m
-    steps, those that contribute least.
+    """Continual Backprop (Dohare et al., 2024): in every hidden layer, replaces a fraction ρ per step of the units older than
+    m steps, those with the smallest contribution.
 
     ::
 
         u ← η·u + (1−η)·|h|·Σ|w_out|,   û = u/(1 − ηᵃ)        contribution of a unit of age a
         f ← η·f + (1−η)·h,              f̂ = f/(1 − ηᵃ)        its mean output
-        c ← c + ρ·(number of units with a > m)                of the layer; while c ≥ 1: replace the unit with the smallest û
+        c ← c + ρ·(number of units with a > m)                per layer; while c ≥ 1: replace the unit with the smallest û
                                                               among these, c ← c − 1
 
-    What a replaced unit put out on average moves to the next layer: its biases grow by ``w_out·f̂``. Contributions are those
-    of the weights after the update and the outputs before it. In a convolution, h and |h| are means over positions.
+    The average output of a replaced unit moves to the next layer, whose biases grow by ``w_out·f̂``. Contributions use the
+    weights after the update and the outputs before it. In a convolution, h and |h| are means over positions.
     """
 
     name, label = "continual-backprop", "Continual Backprop"
@@ -70,7 +70,7 @@ class ContinualBackprop(Resetting):
         below=1,
         off=0,
         grid=(1e-3, 1e-4, 1e-5),
-        help="Share of mature units replaced per step.",
+        help="Fraction of mature units replaced per step.",
     )
     maturity: Any = Setting(100.0, symbol="m", least=0, help="Steps before a new unit may be replaced.")
     decay_contribution: Any = Setting(
@@ -103,7 +103,7 @@ class ReDo(Resetting):
     """ReDo (Sokar et al., 2023): every N steps, resets the τ-dormant units, those whose mean ``|h|`` is at most τ times the
     mean of their layer.
 
-    The mean is over the N steps before; the paper takes it over a batch. In a convolution it is over positions, too.
+    The mean is over the last N steps, whereas the paper uses a batch. In a convolution, it is also over positions.
     """
 
     name, label = "redo", "ReDo"
@@ -116,9 +116,9 @@ class ReDo(Resetting):
         least=0,
         below=1,
         grid=(0.1, 0.03, 0.01),
-        help="The activity, next to its layer's, of a dormant unit.",
+        help="Dormancy threshold: largest activity of a dormant unit, relative to its layer's mean.",
     )
-    period: Any = Setting(1000.0, symbol="N", least=1, help="Steps from one reset of dormant units to the next.")
+    period: Any = Setting(1000.0, symbol="N", least=1, help="Steps between resets of dormant units.")
 
     def reset_units(self, units: "Units", s: Any, h: Any, t: Any) -> tuple["Reset", Changes]:
         import torch
@@ -134,16 +134,16 @@ class ReDo(Resetting):
 
 @register
 class SelfNormalizedResets(Resetting):
-    """Self-normalized resets (Farias and Jozefiak, 2024): resets a unit that has been silent for longer than its own
+    """Self-normalized resets (Farias and Jozefiak, 2024): resets a unit that has been inactive for longer than its own
     inter-firing times make plausible, ``P(A > a) ≤ η``.
 
     A unit fires when its output is above zero, in a convolution at any position. The paper compares the time a since a unit
-    last fired with a quantile of the inter-firing times A seen in a window of batches. Here every sample counts and A is
-    geometric with the mean M of the unit's inter-firing times since its last reset, one of length m counted in advance::
+    last fired with a quantile of the inter-firing times A in a window of batches. Here, every sample counts, and A is
+    geometric with mean M, the mean of the unit's inter-firing times since its last reset and one prior observation of m::
 
         M = (m + steps until it last fired)/(1 + how often it fired),     P(A > a) = (1 − 1/M)ᵃ
 
-    So a unit that never fires is reset after about ``m·ln(1/η)`` steps.
+    A unit that never fires is therefore reset after about ``m·ln(1/η)`` steps.
     """
 
     name, label = "self-normalized-resets", "Self-Normalized Resets"
@@ -156,11 +156,9 @@ class SelfNormalizedResets(Resetting):
         least=0,
         below=1,
         grid=(1e-2, 1e-3, 1e-4),
-        help="How improbable a unit's silence must be before the unit is reset.",
+        help="Rejection threshold: reset a unit if the probability of its inactivity is at most this.",
     )
-    patience: Any = Setting(
-        100.0, symbol="m", least=1, help="The inter-firing time that a fresh unit is taken to have."
-    )
+    patience: Any = Setting(100.0, symbol="m", least=1, help="Assumed inter-firing time of a new unit.")
 
     def reset_units(self, units: "Units", s: Any, h: Any) -> tuple["Reset", Changes]:
         import torch

@@ -1,4 +1,4 @@
-"""Regularizers against forgetting in their streaming form, without task boundaries, as in Elsayed and Mahmood (2024)."""
+"""Regularizers against forgetting in streaming form, without task boundaries, as in Elsayed and Mahmood (2024)."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,9 +17,9 @@ Changes = dict[str, "Tensor"]
 
 
 class Consolidation(Method):
-    """A pull towards the average of recent weights, stronger where weights are important::
+    """A pull towards the average of recent weights, proportional to the importance of each weight::
 
-        w̄ ← β_w·w̄ + (1−β_w)·w,    Ω ← β_i·Ω + (1−β_i)·ω        both divided by 1 − βᵗ, so that they begin unbiased
+        w̄ ← β_w·w̄ + (1−β_w)·w,    Ω ← β_i·Ω + (1−β_i)·ω        both divided by 1 − βᵗ for bias correction
         w ← w − lr·[g + κ·Ω·(w − w̄)]
 
     The methods differ in ω. The average includes the weight before the update.
@@ -38,12 +38,12 @@ class Consolidation(Method):
     beta_weights: Any = Setting(0.999, symbol="β_w", least=0, below=1, help="Decay rate of the average weights.")
 
     def averaged(self, w: "Tensor", s: Any, h: Any, t: Any) -> tuple["Tensor", Changes]:
-        """The average weight, and the state that changes."""
+        """Return the average weight and the changed state."""
         average = upgd.rules.trace(s.average, w, h.beta_weights)
         return upgd.rules.unbiased(average, h.beta_weights, t), {"average": average}
 
     def traced(self, name: str, instant: "Tensor", s: Any, h: Any, t: Any, changes: Changes) -> "Tensor":
-        """The unbiased average of something that importance is made of; the average itself is kept."""
+        """Update a running average that the importance depends on, and return it with bias correction."""
         changes[name] = upgd.rules.trace(getattr(s, name), instant, h.beta_importance)
         return upgd.rules.unbiased(changes[name], h.beta_importance, t)
 
@@ -67,8 +67,8 @@ class StreamingMAS(Consolidation):
     """Streaming memory-aware synapses (Aljundi et al., 2018; Elsayed and Mahmood, 2024): ``ω = |g|``,
     ``w ← w − lr·[g + κ·Ω·(w − w̄)]`` with running averages Ω of ω and w̄ of w.
 
-    Aljundi et al. take the gradient of the squared norm of the outputs. The streaming form takes that of the loss, as the
-    public code of Elsayed and Mahmood does: it needs no second backward pass.
+    Aljundi et al. use the gradient of the squared norm of the outputs. The streaming form uses the gradient of the loss, as
+    the public code of Elsayed and Mahmood does, so it needs no second backward pass.
     """
 
     name, label = "s-mas", "S-MAS"
@@ -81,11 +81,11 @@ class StreamingMAS(Consolidation):
 
 
 class Path(Consolidation):
-    """Consolidation that looks at the step from the weight before, ``Δ = w_{t−1} − w_t``, and at what it did to the loss,
-    ``g·Δ``, with the gradient after the step; ``Δ = 0`` at the first step."""
+    """Consolidation based on the last step, ``Δ = w_{t−1} − w_t``, and its effect on the loss, ``g·Δ``, with the gradient
+    after the step; ``Δ = 0`` at the first step."""
 
     damping: Any = Setting(
-        1e-3, symbol="ζ", least=0, help="What keeps the importance of weights that hardly move finite."
+        1e-3, symbol="ζ", least=0, help="Damping: limits the importance of weights that hardly move."
     )
 
 
@@ -95,8 +95,8 @@ class StreamingSI(Path):
     ``Ω = max(0, avg(g·Δ)/(avg(Δ)² + ζ))``, ``w ← w − lr·[g + κ·Ω·(w − w̄)]`` with running averages and the last step
     ``Δ = w_{t−1} − w_t``.
 
-    The gradient in g·Δ is that after the step. An importance below zero, which would drive the weight away from its average,
-    counts as zero, as in the code of Zenke et al.
+    The gradient in g·Δ is that after the step. A negative importance, which would push the weight away from its average,
+    is set to zero, as in the code of Zenke et al.
     """
 
     name, label = "s-si", "S-SI"
@@ -121,7 +121,7 @@ class StreamingRWalk(Path):
     ``w ← w − lr·[g + κ·Ω·(w − w̄)]`` with running averages and the last step ``Δ = w_{t−1} − w_t``.
 
     The gradient in g·Δ is that after the step. The public code of Elsayed and Mahmood averages w² instead of g² and does not
-    keep the second term from step to step; this is the formula.
+    keep the second term between steps; this method implements the formula.
     """
 
     name, label = "s-rwalk", "S-RWalk"

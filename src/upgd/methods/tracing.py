@@ -1,8 +1,8 @@
-"""A method's per-entry rule as a list of operations, from which kernels are made.
+"""Trace a method's per-entry rule into a list of operations, from which kernels are generated.
 
-The rule runs once on symbols instead of tensors (:class:`Symbol`), which record what is done to them. What depends on
-settings and the step alone stays one number per learner and step (:class:`upgd.methods._scalars.Scalar`); a kernel reads it
-from a table. A rule that does something for which there is no symbol raises :class:`CannotTrace` with the reason.
+The rule runs once on symbols instead of tensors (:class:`Symbol`), which record the operations. Expressions that depend only
+on settings and the step remain one number per learner and step (:class:`upgd.methods._scalars.Scalar`); kernels read them
+from a table. A rule with an unsupported operation raises :class:`CannotTrace` with the reason.
 
 >>> from upgd.methods import METHODS
 >>> rule = traced(METHODS["adamw"]())
@@ -26,12 +26,12 @@ Node = tuple[Any, ...]
 
 
 class CannotTrace(Exception):
-    """Why a rule cannot become a kernel; a clause that goes on after "because"."""
+    """A rule cannot be compiled to a kernel. The message is a clause that follows "because"."""
 
 
 @dataclass
 class _Tape:
-    """What a rule does, operation by operation; an operation that is done twice is recorded once."""
+    """Records the operations of a rule; repeated operations are recorded once."""
 
     nodes: list[Node] = field(default_factory=list)
     places: dict[Node, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class _Tape:
         return Symbol(self, self.places[node])
 
     def symbol(self, value: Any) -> "Symbol":
-        """A symbol for whatever meets one."""
+        """Return a symbol for a value that is combined with one."""
         if isinstance(value, Symbol):
             return value
         if isinstance(value, Scalar):
@@ -61,7 +61,7 @@ class _Tape:
 
 
 class Symbol:
-    """Stands for an entry of a parameter, or for what a rule has computed from it."""
+    """Represents an entry of a parameter, or a value computed from it."""
 
     dtype = torch.float32
     is_symbol = True
@@ -94,7 +94,7 @@ class Symbol:
         return self._after("mul", other)
 
     def __truediv__(self, other: Any) -> "Symbol":
-        if isinstance(other, Scalar):  # known before the loop
+        if isinstance(other, Scalar):  # the reciprocal is computed before the loop
             return self._with("mul", 1 / other)
         return self._with("div", other)
 
@@ -111,7 +111,7 @@ class Symbol:
         if power == 0.5:
             return self.sqrt()
         if not isinstance(power, int) or not 1 <= power <= 8:
-            raise CannotTrace(f"its rule takes a power of {power!r}, and kernels know whole powers from 1 to 8")
+            raise CannotTrace(f"its rule uses the power {power!r}, but kernels support integer powers from 1 to 8 only")
         result = self
         for _ in range(power - 1):
             result = result * self
@@ -130,12 +130,12 @@ class Symbol:
         return self._with("ge", other)
 
     def __bool__(self) -> bool:
-        raise CannotTrace("its rule branches on the value of an entry; torch.where does not")
+        raise CannotTrace("its rule branches on the value of an entry; use torch.where")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise CannotTrace(f"its rule uses .{name} of a tensor, which kernels do not know")
+        raise CannotTrace(f"its rule uses .{name} of a tensor, which kernels do not support")
 
     def sqrt(self) -> "Symbol":
         return self._with("sqrt")
@@ -191,27 +191,27 @@ class Symbol:
             return tape.record("where", condition.place, one.place, other.place)
         method = getattr(cls, func.__name__, None)
         if method is None:
-            raise CannotTrace(f"its rule calls torch.{func.__name__}, which kernels do not know")
+            raise CannotTrace(f"its rule calls torch.{func.__name__}, which kernels do not support")
         result: Symbol = method(tape.symbol(args[0]), *args[1:], **(kwargs or {}))
         return result
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule as operations on symbols.
+    """A rule as a list of operations on symbols.
 
     Attributes:
-        nodes: the operations in order; arguments are places in this list. Inputs are ``("w",)``, ``("g",)``,
+        nodes: the operations in order; arguments are indices into this list. Inputs are ``("w",)``, ``("g",)``,
             ``("curvature",)``, ``("noise",)``, ``("bound",)``, ``("state", number)``, ``("reduced", number)``,
-            ``("scalar", number)``; and of hidden units ``("gate_gradient",)``, ``("gate_curvature",)``,
+            ``("scalar", number)``; and for hidden units ``("gate_gradient",)``, ``("gate_curvature",)``,
             ``("unit_state", number)``, ``("unit_observed", number)``, ``("unit_reduced", number)``.
         state: the names of the state tensors.
         scalars: per-learner expressions.
-        reductions: what is reduced, by the number of the reduction.
-        observed: where the values to be reduced are, likewise.
-        new_state: where the new value of each state tensor is; ``None`` where it does not change.
-        new_weight: where the new parameter is.
-        unit_state, unit_reductions, unit_observed, new_unit_state: the same of hidden units.
+        reductions: the reductions, by number.
+        observed: the indices of the values to reduce, by number.
+        new_state: the index of the new value of each state tensor; ``None`` if it does not change.
+        new_weight: the index of the new parameter.
+        unit_state, unit_reductions, unit_observed, new_unit_state: the same for hidden units.
     """
 
     nodes: tuple[Node, ...]
@@ -227,22 +227,22 @@ class Rule:
     new_unit_state: tuple[int | None, ...] = ()
 
     def uses(self, name: str) -> bool:
-        """Whether an input of that kind occurs."""
+        """Return whether the rule uses an input of that kind."""
         return any(node[0] == name for node in self.nodes)
 
 
 def traced(method: Method) -> Rule:
-    """Run a method's rule on symbols."""
+    """Trace a method's rule."""
     if method.uses_units:
-        raise CannotTrace("it looks at hidden units")
+        raise CannotTrace("it uses hidden units")
     return _rules(method, True)[0]
 
 
 def traced_parts(method: Method) -> tuple[Rule, Rule]:
-    """A method's rule where it has gates and hidden units, and where it has not: in layers that are not gated, and, if the
-    method looks at hidden units, in the output layer. Both have the same operations and scalars, by the same numbers."""
+    """Trace a method's rule with gates and hidden units, and without them, as used in layers without gates and, if the method
+    uses hidden units, in the output layer. Both rules share the list of operations and scalars, with the same numbers."""
     if method.needs("bound"):
-        raise CannotTrace("its rule asks for the bound of the initial distribution")
+        raise CannotTrace("its rule uses the bound of the initial distribution")
     if not method.uses_units and "gated" not in method.settings:
         (rule,) = _rules(method, True)
         return rule, rule
@@ -310,7 +310,7 @@ def _traced(method: Method, tape: _Tape, gated: bool) -> Rule:
 def _observed(
     method: Method, phase: str, known: Mapping[str, Any], state: Mapping[str, Symbol]
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """What the first phase makes of the state, and the values to be reduced."""
+    """Return the state after the first phase, and the values to reduce."""
     observation = method.call(phase, **known, s=SimpleNamespace(**state))
     changed, values = observation if isinstance(observation, tuple) else (observation, {})
     new = {**state, **changed}
@@ -320,7 +320,7 @@ def _observed(
 
 
 class _Unit:
-    """What a rule sees of a hidden unit."""
+    """A hidden unit in a rule."""
 
     def __init__(self, tape: _Tape, method: Method) -> None:
         self.ones = tape.symbol(1.0)
@@ -328,11 +328,11 @@ class _Unit:
         self.gate_curvature = tape.record("gate_curvature") if method.uses_curvature else None
 
     def __getattr__(self, name: str) -> Any:
-        raise CannotTrace(f"it asks for units.{name}, which kernels do not know")
+        raise CannotTrace(f"it uses units.{name}, which kernels do not support")
 
 
 def _numbers(method: Method) -> list[str]:
-    """The names that the rule finds in ``h``."""
+    """Return the names of the numbers in ``h``."""
     names = list(method.constants)
     for name, setting in method.settings.items():
         if not setting.is_switch:

@@ -17,16 +17,16 @@ Changes = dict[str, "Tensor"]
 
 
 class Utility(Method):
-    """What all methods with a utility share: its trace and the gate that follows from it.
+    """Base class of methods with utility: the utility trace and the gate computed from it.
 
     ::
 
         m  = ½·h·w² − g·w                    utility of a weight on this sample (h = 0 in first order)
-        u ← β·u + (1−β)·m,  û = u/(1 − βᵗ)   on recent samples
-        ū  = sigmoid(û / scale)              compared with the others: the gate
+        u ← β·u + (1−β)·m,  û = u/(1 − βᵗ)   running average, bias-corrected
+        ū  = sigmoid(û / scale)              gate: utility relative to the other weights
 
-    Feature-wise, the same holds for a gate, constant 1, behind every hidden unit; the unit's ū then applies to all of
-    its incoming weights and to its bias.
+    Feature-wise, the same holds for a gate of constant value 1 after every hidden unit; the unit's ū then applies to all of
+    its incoming weights and its bias.
     """
 
     beta_utility: Any = Setting(
@@ -59,7 +59,7 @@ class Utility(Method):
         text=True,
         off="all",
         quiet=True,
-        help="Which layers have gates: all, hidden, output, or names of layers joined by +. Others use the ungated rule.",
+        help="Layers with gates: all, hidden, output, or layer names joined by +. Other layers use the ungated rule.",
     )
 
     profile: Any = Setting(
@@ -71,14 +71,14 @@ class Utility(Method):
         help="Gates as in the paper, or as in the authors' public code.",
     )
 
-    #: How a gate is computed; a backend may put something faster in its place.
+    #: The gate function; a backend may replace it with a faster one.
     gate: Callable[["Tensor", "Tensor"], "Tensor"] = staticmethod(
         lambda utility, scale: upgd.rules.gate(utility, scale)
     )
 
     @property
     def by_weight(self) -> bool:
-        """Whether weights have the utility, rather than features."""
+        """Whether utility belongs to weights, rather than features."""
         return bool(self.granularity == "weight")
 
     @property
@@ -90,22 +90,22 @@ class Utility(Method):
         return not self.by_weight
 
     def measure(self, s: Any, h: Any, t: Any) -> Changes:
-        """The unbiased utility, which is what is compared."""
+        """Return the unbiased utility, which is reduced."""
         return {"scale": upgd.rules.unbiased(s.utility, h.beta_utility, t)} if hasattr(s, "utility") else {}
 
     def gate_of_weight(self, o: Any, r: Any, unit: Any, h: Any, t: Any) -> Any:
-        """The gate ū of each entry of a parameter; 0 in layers that are not gated."""
+        """Return the gate ū of each entry of a parameter; 0 in layers without gates."""
         observed, reduced = (o, r) if self.by_weight or unit is None else (unit.o, unit.r)
         if reduced is None:
             return 0.0
         return gate_of(self, observed.scale, self.scale_of(observed.scale, reduced.scale, h, t))
 
     def scale_of(self, unbiased: "Tensor", reduced: "Tensor", h: Any, t: Any) -> "Tensor":
-        """What utilities are compared with.
+        """Return the scale of the utilities.
 
-        With ``profile="authors"`` it is that of the authors' public code. Global: the largest utility without bias
-        correction, although the utilities have it. Local: the norm over the last dimension, which for a convolution is
-        one row of a kernel.
+        With ``profile="authors"``, the scale is that of the authors' public code. Global: the largest utility without bias
+        correction, although the utilities are corrected. Local: the norm over the last dimension, which is one row of a
+        kernel for a convolution.
         """
         if self.profile == "paper":
             return reduced
@@ -116,13 +116,13 @@ class Utility(Method):
 
 
 def gate_of(method: Utility, unbiased: "Tensor", reduced: "Tensor") -> "Tensor":
-    """The gate, given unbiased utilities and what they are compared with."""
+    """Return the gate for unbiased utilities and their scale."""
     tiny = _tiny(unbiased)
     return method.gate(unbiased, reduced.clamp(min=tiny if method.scaling == "global" else tiny**0.5))
 
 
 def _tiny(tensor: "Tensor") -> float:
-    torch = sys.modules["torch"]  # who has a tensor has torch
+    torch = sys.modules["torch"]  # imported already, because there is a tensor
     return float(torch.finfo(tensor.dtype).tiny)
 
 
@@ -187,12 +187,12 @@ class UtilityDescent(Utility):
 
 @register
 class UPGD(UtilityDescent):
-    """Utility-based perturbed gradient descent (Elsayed and Mahmood, 2023): protects the weights that are useful and perturbs
-    those that are not, ``w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]``.
+    """Utility-based perturbed gradient descent (Elsayed and Mahmood, 2023): protects useful weights and perturbs useless
+    ones, ``w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]``.
 
-    ``profile="authors"`` compares utilities as the authors' public code does: globally with the largest utility before its
-    bias correction, locally over the last dimension of a tensor. Where no utility is positive the paper's rule holds; the
-    authors' code flips signs or gives NaN there.
+    ``profile="authors"`` scales utilities as the authors' public code does: globally by the largest utility before bias
+    correction, locally over the last dimension of a tensor. If no utility is positive, the paper's rule applies, whereas the
+    authors' code flips signs or returns NaN.
     """
 
     name, label = "upgd", "UPGD"
@@ -202,7 +202,7 @@ class UPGD(UtilityDescent):
 
 @register
 class NonprotectingUPGD(UtilityDescent):
-    """UPGD that gates the noise only: ``w ← w − lr·[g + σ·ξ·(1 − ū) + λ·w]``."""
+    """UPGD that gates only the noise: ``w ← w − lr·[g + σ·ξ·(1 − ū) + λ·w]``."""
 
     name, label = "upgd-nonprotecting", "UPGD, non-protecting"
     colour, dark_colour = "#56B4E9", "#a6d8f5"
@@ -211,7 +211,7 @@ class NonprotectingUPGD(UtilityDescent):
 
 @register
 class UPS(UtilityDescent):
-    """Utility-based perturbed search: no gradient, only noise where utility is low, ``w ← w − lr·σ·ξ·(1 − ū)``."""
+    """Utility-based perturbed search: no gradient, only noise on weights with low utility, ``w ← w − lr·σ·ξ·(1 − ū)``."""
 
     name, label = "ups", "UPS"
     colour, dark_colour = "#332288", "#9d8ff0"
@@ -224,7 +224,7 @@ class UPS(UtilityDescent):
 
 @register
 class EvenSearch(UPS):
-    """The control for UPS: search that perturbs everything evenly, ``w ← w − lr·σ·ξ``."""
+    """The control for UPS: a search that perturbs all weights equally, ``w ← w − lr·σ·ξ``."""
 
     name, label = "ups-even", "even search"
     colour, dark_colour = "#777777", "#cfcfcf"

@@ -1,4 +1,4 @@
-"""Hundreds of online learners at once, each exactly what it would be alone.
+"""Train hundreds of online learners at once, each with the same results as on its own.
 
 >>> from upgd.networks import MLP
 >>> from upgd.population import Learner, Population
@@ -8,11 +8,11 @@
 >>> population.run(make("input-permuted-digits"), steps=20).loss.shape
 (1, 3)
 
-``engine`` has :class:`Population` and ``spec`` :class:`Learner`. ``choose`` finds the backend for each group of
-learners of one kind; ``backend`` is the contract. ``torch_backend`` runs every method, with derivatives from
-``chain`` (written by hand) or ``functional`` (any module), and ``graphed`` replays it on a GPU; ``kernel`` and
-``cuda`` are compiled for the CPU and for GPUs. ``network`` reads a network for all of them. ``diagnostics`` looks
-inside the learners.
+``engine`` defines :class:`Population` and ``spec`` :class:`Learner`. ``choose`` selects a backend for each group of learners
+of one kind; ``backend`` defines the interface. ``torch_backend`` runs every method, with derivatives from ``chain``
+(hand-written) or ``functional`` (any module), and ``graphed`` replays it on a GPU. ``kernel`` and ``cuda`` contain compiled
+backends for the CPU and for GPUs. ``network`` parses a network for all of them. ``diagnostics`` computes diagnostics of the
+learners.
 """
 
 from upgd.population.diagnostics import Diagnostics

@@ -1,4 +1,4 @@
-"""In which pieces a population takes its steps. The pieces do not show in any number; they bound waiting and memory."""
+"""Division of a run into blocks of steps. It bounds latency and memory, and does not affect any result."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ __all__ = ["Pace", "Supply"]
 
 
 class Pace:
-    """How many steps a block has: about half a second's, for which Ctrl-C has to wait."""
+    """Chooses the number of steps per block: about half a second, the time that Ctrl-C has to wait."""
 
     SECONDS = 0.5
     STEPS = 10_000
@@ -20,15 +20,15 @@ class Pace:
         self.steps = 16
 
     def adapt(self, steps: int, seconds: float) -> None:
-        """Learn from a block that took so long."""
+        """Adapt to the time that a block took."""
         in_time = int(self.SECONDS * steps / max(seconds, 1e-9))
         self.steps = max(1, min(4 * self.steps, in_time, self.STEPS))
 
 
 class Supply:
-    """Samples for one block after the other.
+    """Provides the samples of consecutive blocks.
 
-    A stream has work to do for every chunk, such as drawing a task's permutation. So chunks are as long as their memory
+    Streams have overhead per chunk, such as drawing a task's permutation. Chunks are therefore as long as the memory limit
     allows, and blocks are cut from them.
     """
 
@@ -43,7 +43,7 @@ class Supply:
         self._steps = 64
 
     def take(self, stream: Stream, step: int, length: int, end: int) -> Chunk:
-        """The samples from ``step`` on: ``length``, or fewer if the chunk ends before. No chunk goes beyond ``end``."""
+        """Return ``length`` samples from ``step``, or fewer if the chunk ends before. Chunks do not go beyond ``end``."""
         chunk = self._chunk
         if chunk is None or stream is not self._stream or not chunk.start <= step < chunk.start + chunk.length:
             chunk = self._fetch(stream, step, min(self._steps, end - step))
@@ -51,11 +51,11 @@ class Supply:
         return chunk.narrow(offset, min(length, chunk.length - offset))
 
     def _fetch(self, stream: Stream, step: int, length: int) -> Chunk:
-        self._chunk = None  # its memory is wanted for the next
+        self._chunk = None  # free its memory for the next chunk
         self._chunk = checked_chunk(stream, self._seeds, step, length, self._device)
         self._stream = stream
         per_step = sum(_bytes_per_step(t) for t in (self._chunk.targets, self._chunk.dense, self._chunk.index))
-        if self._chunk.permutation is not None:  # one for each task, of which short ones may be many
+        if self._chunk.permutation is not None:  # one per task; there may be many short tasks
             per_step += self._chunk.permutation.nbytes // length
         self._steps = max(1, min(4 * self._steps, self.BYTES // per_step, self.STEPS))
         return self._chunk

@@ -1,16 +1,16 @@
-"""Loss, gradient and curvature of a chain of layers, for many learners at once, written out by hand.
+"""Hand-written loss, gradient and curvature of a chain of layers, for many learners at once.
 
-Every tensor begins with the learner dimension: learner i has its own weights and its own sample. The backward sweep is
-backpropagation and, beside it, HesScale. With features ``h = f(a)``, ``a = W·h' + b`` and S for curvature, in every layer::
+Every tensor has a leading learner dimension: each learner has its own weights and its own sample. The backward sweep combines
+backpropagation and HesScale. With features ``h = f(a)``, ``a = W·h' + b`` and S for curvature, in every layer::
 
     ∂L/∂h' = Wᵀ·∂L/∂a                     S(h') = (W∘W)ᵀ·S(a)
     ∂L/∂a  = f'(a)∘∂L/∂h                  S(a)  = f'(a)²∘S(h) + f''(a)∘∂L/∂h
     ∂L/∂W  = ∂L/∂a ⊗ h'                   S(W)  = S(a) ⊗ h'²
-    ∂L/∂gate = ∂L/∂h∘h                    S(gate) = S(h)∘h²        for a gate, constant 1, behind every hidden feature
+    ∂L/∂gate = ∂L/∂h∘h                    S(gate) = S(h)∘h²        for a gate of constant value 1 after every hidden feature
 
-A convolution is the same with one product per position, summed over positions. Sums are written so that a learner's numbers
-do not depend, in any bit, on how many learners are computed beside it (on the CPU), and so that every run gives the same
-bits: numbers are collected from where they are, never scattered to where they belong in whatever order comes.
+A convolution is the same with one product per position, summed over positions. Sums are arranged so that a learner's results
+are bitwise independent of the number of learners (on the CPU) and bitwise reproducible: values are gathered, never
+scattered with atomic additions in an arbitrary order.
 """
 
 import functools
@@ -37,8 +37,8 @@ Memory = tuple[Tensor, ...]
 
 @dataclass
 class Derivatives:
-    """What one sample says, per learner. Gradients and curvatures go by parameter, those of gates by the weight that
-    enters the gated features: ``(learners, features)``."""
+    """Derivatives for one sample per learner. Gradients and curvatures are keyed by parameter, those of gates by the incoming
+    weight of the gated features: ``(learners, features)``."""
 
     loss: Tensor  #: (learners,)
     correct: Tensor  #: (learners,) bool
@@ -46,20 +46,20 @@ class Derivatives:
     curvature: dict[str, Tensor] = field(default_factory=dict)
     gate_gradient: dict[str, Tensor] = field(default_factory=dict)
     gate_curvature: dict[str, Tensor] = field(default_factory=dict)
-    #: By the weight that enters the features: their values and the loss's gradient, ``(learners, features, positions)``.
+    #: By incoming weight: the values of the features and the loss's gradient, ``(learners, features, positions)``.
     features: dict[str, Tensor] = field(default_factory=dict)
     feature_gradient: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Back(NamedTuple):
-    """What travels backwards: derivatives with respect to a layer's output, and then its input."""
+    """Derivatives propagated backward: with respect to a layer's output, then its input."""
 
     gradient: Tensor
-    curvature: Tensor | None  #: None where nobody asked for it
+    curvature: Tensor | None  #: None if not requested
 
 
 class _Layer(Protocol):
-    """One link of the chain. ``forward`` gives the output and what ``backward`` will want to remember."""
+    """One layer of the chain. ``forward`` returns the output and the memory that ``backward`` needs."""
 
     def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]: ...
 
@@ -81,7 +81,7 @@ class Chain:
         read = net.read(network)
         self._layers = _layers(read.layers)
         self._arranges_inputs = read.arranges_inputs
-        #: Weight by weight, where its features can be seen: behind the activation before the next weights, if there is one.
+        #: For each weight, the layer whose output holds its features: the activation before the next weights, if any.
         self._gates: dict[int, str] = {}
         self._owners: dict[str | None, str] = {}
         self._outputs_per_unit: dict[str, int] = {}
@@ -91,14 +91,14 @@ class Chain:
                 self._gates[seen] = layer.weight
                 self._outputs_per_unit[layer.weight] = 2 if isinstance(self._layers[seen], _Doubling) else 1
                 self._owners |= {layer.weight: layer.weight, layer.bias: layer.weight}
-        self.output_weight = self._gates.pop(max(self._gates))  # the output layer has no features
+        self.output_weight = self._gates.pop(max(self._gates))  # the output layer has no hidden features
         weighted = [layer for layer in self._layers if isinstance(layer, _Dense | _Convolution)]
         self._next = {one.weight: other for one, other in pairwise(weighted)}
         self._biases = {layer.weight: layer.bias for layer in weighted}
 
     @staticmethod
     def unsupported(network: nn.Module) -> str | None:
-        """Why the network is not such a chain; ``None`` if it is."""
+        """Return the reason why the network is not such a chain, or ``None`` if it is."""
         try:
             net.read(network)
         except net.NotAChain as reason:
@@ -106,15 +106,15 @@ class Chain:
         return None
 
     def features(self) -> tuple[str, ...]:
-        """The weights that enter hidden features, first layer first."""
+        """The incoming weights of hidden features, first layer first."""
         return tuple(self._gates.values())
 
     def owner(self, parameter: str) -> str | None:
-        """The weight of the layer that the parameter (that weight, or the bias) belongs to; None for normalization."""
+        """Return the weight of the layer that the parameter (the weight or the bias) belongs to; None for normalization."""
         return self._owners.get(parameter)
 
     def units(self, weight: str, parameters: Parameters, found: Derivatives) -> Units:
-        """The hidden units that a weight enters."""
+        """Return the hidden units with the given incoming weight."""
         bias, activation = self._biases[weight], found.features[weight]
         return Units(
             activation=activation,
@@ -129,11 +129,11 @@ class Chain:
         )
 
     def outputs_per_unit(self, weight: str) -> int:
-        """How many numbers each of the units that a weight enters puts out: 2 behind CReLU."""
+        """Return the number of outputs per unit with the given incoming weight: 2 with CReLU, otherwise 1."""
         return self._outputs_per_unit[weight]
 
     def around(self, weight: str) -> tuple[str | None, str, str | None]:
-        """Of the units that a weight enters: their bias, and weight and bias of the next layer."""
+        """Return the bias of the units with the given incoming weight, and the weight and bias of the next layer."""
         following = self._next[weight]
         return self._biases[weight], following.weight, following.bias
 
@@ -145,13 +145,13 @@ class Chain:
         return h
 
     def derivatives(self, parameters: Parameters, x: Tensor, target: Tensor, loss: Loss) -> Derivatives:
-        """All that one sample per learner says.
+        """Return the derivatives for one sample per learner.
 
         Args:
             parameters: ``{name: (learners, *shape)}``.
             x: ``(learners, *input_shape)``.
             target: ``(learners,)`` classes or ``(learners, outputs)`` numbers.
-            loss: which loss.
+            loss: the loss function.
         """
         h = self._arranged(x)
         memories, outputs = [], []
@@ -168,17 +168,17 @@ class Chain:
                 self._look_at_gates(weight, parameters[weight].shape[1], outputs[at], back, found)
             back = layer.backward(parameters, memories[at], back, found)
             if isinstance(layer, _Dense | _Convolution) and layer.first:
-                break  # what comes before only arranges the inputs
+                break  # the layers before only reshape the inputs
         return found
 
     def _arranged(self, x: Tensor) -> Tensor:
-        """The sample as the first layer takes it: our own networks join the sides of images, and add the colour to grey."""
+        """Return the sample in the shape of the first layer: our networks flatten images, or add a channel to grey ones."""
         if not self._arranges_inputs:
             return x
         return x.flatten(1) if isinstance(self._layers[0], _Dense) else x.unsqueeze(1) if x.ndim == 3 else x
 
     def _look_at_gates(self, weight: str, features: int, h: Tensor, back: Back, into: Derivatives) -> None:
-        if (each := self._outputs_per_unit[weight]) > 1:  # they count like positions
+        if (each := self._outputs_per_unit[weight]) > 1:  # counted as positions
             h, *others = (by_unit(one, features, each) for one in (h, back.gradient, back.curvature) if one is not None)
             back = Back(others[0], others[1] if len(others) > 1 else None)
         into.features[weight] = h.reshape(len(h), features, -1)
@@ -189,7 +189,7 @@ class Chain:
 
 
 def judge(outputs: Tensor, target: Tensor, loss: Loss, curvature: bool) -> tuple[Derivatives, Back]:
-    """The loss of every learner's outputs, and its derivatives with respect to them."""
+    """Return the loss of every learner's outputs, and its derivatives with respect to them."""
     if loss == "mse":
         error = outputs - target
         found = Derivatives((error**2).mean(-1), torch.zeros_like(outputs[:, 0], dtype=torch.bool))
@@ -209,10 +209,10 @@ def judge(outputs: Tensor, target: Tensor, loss: Loss, curvature: bool) -> tuple
 class _Dense:
     weight: str
     bias: str | None
-    first: bool  #: nobody needs the derivatives of the network's inputs
+    first: bool  #: derivatives with respect to the network's inputs are not needed
 
     def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
-        # A product and a sum, not a matrix product: BLAS chooses its order of summation by the number of learners.
+        # A product and a sum, not a matrix product, because BLAS orders sums depending on the number of learners.
         out = (parameters[self.weight] * x.unsqueeze(1)).sum(-1)
         return (out if self.bias is None else out + parameters[self.bias]), (x,)
 
@@ -277,7 +277,7 @@ class _Convolution:
         )
 
     def _folded(self, patches: Tensor, x: Tensor) -> Tensor:
-        """For every input, the sum over all patches that it is in."""
+        """Return, for every input, the sum over all patches that contain it."""
         shape = (self.kernel_size, self.stride, self.padding, self.dilation)
         entries = _entries(tuple(x.shape[2:]), self._positions(x), *shape, x.device)
         return _collected(patches.view(*x.shape[:2], -1), entries, 0).sum(-1).view_as(x)
@@ -285,9 +285,9 @@ class _Convolution:
 
 @dataclass(frozen=True)
 class _Activation:
-    """ReLU and LeakyReLU by their slope below zero (the identity: 1), or Tanh."""
+    """ReLU and LeakyReLU by their negative slope (identity: 1), or Tanh."""
 
-    slope: float | None  #: None: Tanh
+    slope: float | None  #: None for Tanh
 
     def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
         if self.slope is None:
@@ -373,7 +373,7 @@ class _MaxPool:
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
-    pool: nn.MaxPool2d  #: the same, and one that returns the indices, too
+    pool: nn.MaxPool2d  #: the same pooling, which also returns the indices
 
     def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Memory]:
         out, index = self.pool(x)
@@ -398,13 +398,13 @@ class _Flat:
 
 
 def _each(moved: Callable[[Tensor], Tensor], back: Back) -> Back:
-    """What only puts numbers in other places does the same to gradient and curvature."""
+    """Apply a function that only rearranges entries to gradient and curvature."""
     return Back(moved(back.gradient), None if back.curvature is None else moved(back.curvature))
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix products, one per learner. BLAS takes another way for a batch of one and rounds differently there, so a
-    learner that is alone gets company."""
+    """Return matrix products, one per learner. BLAS uses a different algorithm, with different rounding, for a batch of one,
+    so a single learner is duplicated."""
     if len(a) == 1:
         return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
     return torch.bmm(a, b)
@@ -417,8 +417,8 @@ Sides = tuple[int, ...]
 def _windows(
     sides: Sides, positions: Sides, size: Sides, stride: Sides, padding: Sides, dilation: Sides, device: torch.device
 ) -> Tensor:
-    """For every pixel and every place in a window: which window has the pixel at that place. ``(pixels, places)``; where
-    there is no such window, the number of windows. Made once: a step must not bring anything to a GPU."""
+    """Return, for every pixel and every place in a window, the index of the window that has the pixel at that place:
+    ``(pixels, places)``; the number of windows if there is none. Computed once, to avoid copies to a GPU during a step."""
     by_side = []
     for side, count, places, step, pad, spread in zip(sides, positions, size, stride, padding, dilation, strict=True):
         begin = torch.arange(side).unsqueeze(1) + pad - spread * torch.arange(places)
@@ -433,7 +433,7 @@ def _windows(
 def _entries(
     sides: Sides, positions: Sides, size: Sides, stride: Sides, padding: Sides, dilation: Sides, device: torch.device
 ) -> Tensor:
-    """The same, where the places of all windows lie one behind the other: ``(places, windows)``, flattened."""
+    """Return the same for windows whose places are stored consecutively: ``(places, windows)``, flattened."""
     windows = _windows(sides, positions, size, stride, padding, dilation, device)
     count, places = math.prod(positions), math.prod(size)
     entries = torch.arange(places, device=device) * count + windows
@@ -441,20 +441,20 @@ def _entries(
 
 
 def _collected(values: Tensor, entry: Tensor, otherwise: float) -> Tensor:
-    """``values[..., entry]``, where the entry behind the last one means ``otherwise``."""
+    """Return ``values[..., entry]``, where the entry past the last one means ``otherwise``."""
     padded = F.pad(values, (0, 1), value=otherwise)
     return padded.index_select(-1, entry.flatten()).view(*values.shape[:-1], *entry.shape)
 
 
 def _over_positions(x: Tensor, features: int) -> Tensor:
-    """Sums for each feature; Flatten may have joined a feature's positions with the features."""
+    """Return the sum for each feature; Flatten may have merged the positions of a feature with the features."""
     if x.ndim > 2:
         return x.flatten(2).sum(-1)
     return x if x.shape[1] == features else x.reshape(len(x), features, -1).sum(-1)
 
 
 def _activation_of(at: int, layers: Sequence[_Layer]) -> int:
-    """Where the activation of a weighted layer is, perhaps behind a pool; the layer itself if it has none."""
+    """Return the index of the activation of a weighted layer, possibly after a pooling; the layer itself if it has none."""
     for behind in range(at + 1, len(layers)):
         if isinstance(layers[behind], _Activation | _Doubling):
             return behind
@@ -464,7 +464,7 @@ def _activation_of(at: int, layers: Sequence[_Layer]) -> int:
 
 
 def _layers(described: Sequence[net.Layer]) -> list[_Layer]:
-    """The layers that compute what is described."""
+    """Create the layers from their descriptions."""
     layers: list[_Layer] = []
     for layer in described:
         first = not any(isinstance(before, _Dense | _Convolution) for before in layers)

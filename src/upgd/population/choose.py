@@ -1,4 +1,4 @@
-"""Which backend runs a group of learners."""
+"""Selection of the backend for a group of learners."""
 
 import importlib
 import logging
@@ -20,19 +20,19 @@ __all__ = ["BackendChoice", "BackendName", "choose", "mute_slow_backend", "say_s
 log = logging.getLogger("upgd.population")
 
 BackendName = Literal["auto", "torch", "kernel"]
-#: One of ours by name, or a class of the form of :class:`upgd.population.backend.Backend`.
+#: The name of a built-in backend, or a class with the interface of :class:`upgd.population.backend.Backend`.
 BackendChoice: TypeAlias = BackendName | type[Backend]
 
 
 def choose(
     wanted: BackendChoice, network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype
 ) -> tuple[str, type[Backend]]:
-    """The name and the class of the backend.
+    """Return the name and the class of the backend.
 
-    ``"auto"`` takes the kernel where it applies, and says in the log (``upgd.population``, level info) why where it does not.
-    Methods whose steps a torch optimizer takes have a backend of their own. A class of one's own is taken as it is; it may
-    have a static method ``unsupported(network, group, device, dtype)`` that gives the reason why it cannot run something, or
-    None.
+    ``"auto"`` selects a kernel if one applies; otherwise, the reason is logged (``upgd.population``, level info). Methods
+    whose steps are computed by a torch optimizer have their own backend. A custom class is used without further checks; it
+    may define a static method ``unsupported(network, group, device, dtype)`` that returns why it cannot run a group,
+    or None.
     """
     if isinstance(wanted, type):
         unsupported = getattr(wanted, "unsupported", None)
@@ -44,7 +44,7 @@ def choose(
     if isinstance(group.method, TorchMethod):
         if wanted == "kernel":
             raise ValueError(
-                f"backend='kernel' cannot be used, because the steps of {group.method.name} are those of torch's "
+                f"backend='kernel' cannot be used, because {group.method.name} runs torch's "
                 f"{group.method.optimizer_class.__name__}; use backend='auto' or 'torch'"
             )
         return "optimizer", OptimizerBackend
@@ -55,10 +55,10 @@ def choose(
     missing = False
     try:
         kernel, reason = _kernel(network, group, device, dtype)
-    except ImportError as error:  # numba also refuses versions of numpy that it does not know
+    except ImportError as error:  # numba also rejects unsupported versions of numpy
         missing, kernel = True, None
         what = f"{error.name} is not installed" if isinstance(error, ModuleNotFoundError) else str(error)
-        reason = f"{what} (pip install 'upgd[run]' brings what is needed)"
+        reason = f"{what} (run pip install 'upgd[run]')"
     if kernel is not None:
         return "kernel", kernel
     if wanted == "kernel":
@@ -71,24 +71,24 @@ def choose(
 
 @cache
 def say_slow_backend(reason: str) -> None:
-    """Warn, once, where installing a package would make everything many times faster."""
+    """Warn once if installing a package would make the learners many times faster."""
     log.warning("upgd: learners run on the torch backend, many times slower than compiled loops, because %s", reason)
 
 
 def mute_slow_backend() -> None:
-    """In a process beside others, one of which has said it."""
+    """Disable the warning in a process whose parent or siblings give it."""
     log.addFilter(lambda record: record.levelno != logging.WARNING)
 
 
 def _torch(device: torch.device) -> type[Backend]:
-    """The torch backend; on a GPU under CUDA graphs."""
+    """Return the torch backend; on a GPU, the one with CUDA graphs."""
     return GraphedBackend if device.type == "cuda" else torch_backend.TorchBackend
 
 
 def _kernel(
     network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype
 ) -> tuple[type[Backend] | None, str | None]:
-    """The class, or the reason why not. On the CPU, a rule without a kernel written by hand gets a generated one."""
+    """Return the class, or the reason why there is none. On the CPU, a rule without a hand-written kernel is compiled."""
     where = "cuda" if device.type == "cuda" else "kernel"
     module = importlib.import_module(f"upgd.population.{where}")
     if where == "cuda":

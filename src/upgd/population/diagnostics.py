@@ -1,7 +1,7 @@
-"""A look inside the learners of a population, now and then.
+"""Periodic diagnostics of the learners of a population.
 
-:class:`upgd.monitor.Monitor` says what to look at and how each figure is defined. Nothing of this happens, or costs, unless
-somebody asks. :func:`register` adds figures of one's own.
+:class:`upgd.monitor.Monitor` defines the diagnostics. They have no cost unless requested. :func:`register` adds custom
+diagnostics.
 """
 
 import copy
@@ -29,7 +29,7 @@ __all__ = ["Batch", "Diagnostics", "look", "losses", "names", "register", "seen"
 
 
 class Batch(NamedTuple):
-    """The last samples that a learner has seen, oldest first."""
+    """The last samples that a learner was trained on, oldest first."""
 
     inputs: Tensor  #: ``(samples, *input_shape)``
     targets: Tensor  #: ``(samples,)`` classes, or ``(samples, outputs)`` numbers
@@ -42,13 +42,13 @@ _REGISTERED: dict[str, Callable[[nn.Module, Learner, Batch], Any]] = {}
 
 
 def register(name: str) -> Callable[[AnyDiagnostic], AnyDiagnostic]:
-    """Add figures to every look inside a learner: put ``@register("my-figure")`` before a function of (network, learner,
+    """Register a custom diagnostic; use it as a decorator, ``@register("my-figure")``, on a function of (network, learner,
     batch).
 
-    The network is a copy with the learner's present parameters, the learner says which method and settings it has, and the
-    :class:`Batch` has the last samples that it saw. The function returns a number, or a dictionary of names and numbers; a
-    list of numbers must have the same length at every look. The figures are stored, exported and shown in the report under
-    these names. PyTorch's generator is at the learner's seed while the function runs.
+    The network is a copy with the learner's current parameters, ``learner`` holds its method and settings, and
+    :class:`Batch` its last samples. The function returns a number, or a dictionary of names and numbers; a list of numbers
+    must have the same length every time. The values are stored, exported and shown in the report under these names.
+    PyTorch's generator is set to the learner's seed while the function runs.
 
     Example:
         >>> @register("example-margin")
@@ -64,21 +64,21 @@ def register(name: str) -> Callable[[AnyDiagnostic], AnyDiagnostic]:
 
 
 def names() -> list[str]:
-    """The names of all registered diagnostics."""
+    """Return the names of all registered diagnostics."""
     plugins.discover()
     return list(_REGISTERED)
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """When to look inside, and at how much.
+    """Options of periodic diagnostics.
 
     Args:
-        every: how many steps from one look to the next; by default the window.
-        samples: over how many of the last samples activations are looked at.
-        updates: over how many of the last updates, at most those since the last look, ``sample_plasticity`` is the mean. One
-            update alone says little, since samples differ; but these steps are taken one by one, which takes time.
-        tau: the τ up to which a unit counts as dormant.
+        every: Number of steps between snapshots. Default: the window.
+        samples: Number of last samples for diagnostics of activations.
+        updates: Number of last updates, at most those since the previous snapshot, that ``sample_plasticity`` is averaged
+            over. A single update is a noisy estimate, but these steps are taken one by one, which is slower.
+        tau: Units are dormant if their mean activation is at most τ times the layer's mean.
     """
 
     every: int | None = None
@@ -92,23 +92,23 @@ class Diagnostics:
                 raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
 
     def next_moment(self, step: int, window: int) -> int:
-        """After how many steps the next look comes, once ``step`` have been taken."""
+        """Return the step of the next snapshot, after ``step`` steps."""
         every = self.every or window
         return (step // every + 1) * every
 
     def measured(self, window: int) -> int:
-        """Over how many updates before a look ``sample_plasticity`` is the mean."""
+        """Return the number of updates before a snapshot that ``sample_plasticity`` is averaged over."""
         return min(self.updates, self.every or window)
 
 
 def losses(model: Chain | nn.Module, parameters: Mapping[str, Tensor], x: Tensor, target: Tensor, loss: Loss) -> Tensor:
-    """``(learners,)``: the loss of each learner on a sample of its own.
+    """Return the loss of each learner on its own sample: ``(learners,)``.
 
     Args:
-        model: the network, where the parameters are; as a chain if it is one.
+        model: the network, on the device of the parameters; a Chain if it is one.
         parameters: by name, ``(learners, *shape)``.
         x, target: ``(learners, …)``.
-        loss: which loss.
+        loss: the loss function.
     """
 
     def outputs_of_one(own: dict[str, Tensor], sample: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def losses(model: Chain | nn.Module, parameters: Mapping[str, Tensor], x: Tensor
 
 
 def seen(group: Group, backend: Backend, inputs: Tensor) -> Tensor:
-    """What the networks of a group's learners see of samples, ``(learners, samples, …)``: normalized if they do so."""
+    """Return the inputs of the networks of a group's learners, ``(learners, samples, …)``, after any normalization."""
     state = backend.state() if group.kind.normalize else {}
     if "normalizer.mean" not in state:
         return inputs
@@ -146,19 +146,20 @@ def look(
     plasticities: Floats,
     learners: Sequence[Learner],
 ) -> list[dict[str, Floats]]:
-    """All figures of a group's learners, by learner and name, each a number or a short vector; none of diverged ones.
+    """Return the diagnostics of a group's learners, by learner and name, each a number or a short vector; empty for diverged
+    learners.
 
     Args:
         network: the template, on the CPU.
         group: the learners.
         before: their parameters before the last update.
-        backend: what has made that update.
-        diverged_at: of each learner, as in a tally; −1 if it has not diverged.
+        backend: the backend that computed the update.
+        diverged_at: for each learner, as in a tally; −1 if it has not diverged.
         chunk: the last samples, on the CPU; the latest one is that of the update.
-        loss: which loss.
-        wanted: what to look at.
-        plasticities: of each learner, the mean sample plasticity of its last updates.
-        learners: what they are.
+        loss: the loss function.
+        wanted: the options.
+        plasticities: for each learner, the mean sample plasticity of its last updates.
+        learners: their specifications.
     """
     after = backend.parameters()
     traces = {name.removeprefix("utility."): t for name, t in backend.state().items() if name.startswith("utility.")}
@@ -189,7 +190,7 @@ def _look_at_one(
     loss: Loss,
     wanted: Diagnostics,
 ) -> dict[str, Floats]:
-    """Gradients are those of the last update; all else is as it is now."""
+    """Return the diagnostics of one learner. Gradients are those of the last update; everything else is current."""
     if not all(p.isfinite().all() for p in after.values()):
         return {}
     model.load_state_dict(before, strict=False)
@@ -206,7 +207,7 @@ def _look_at_one(
 def _registered(
     network: nn.Module, parameters: Mapping[str, Tensor], learner: Learner, batch: Batch, taken: Mapping[str, Any]
 ) -> dict[str, Floats]:
-    """What registered functions say of a learner."""
+    """Return the registered diagnostics of a learner."""
     found: dict[str, Floats] = {}
     for name in names():
         model = copy.deepcopy(network)
@@ -220,7 +221,7 @@ def _registered(
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(f"the diagnostic {name!r} failed for {learner} ({reason})") from error
         if again := next((key for key in figures if key in taken or key in found), None):
-            raise ValueError(f"the diagnostic {name!r} gives a figure {again!r}, which there is already; rename it")
+            raise ValueError(f"the diagnostic {name!r} returns {again!r}, which already exists; rename it")
         found |= figures
     return found
 
@@ -230,15 +231,15 @@ def _named(name: str, given: Any) -> Mapping[str, Any]:
 
 
 def _figure(value: Any) -> Floats:
-    """A number or a short vector."""
+    """Convert to a number or a short vector."""
     array: Floats = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, np.float64)
     if array.ndim > 1:
-        raise TypeError(f"a figure is a number or a list of numbers, not an array of shape {array.shape}")
+        raise TypeError(f"a diagnostic must be a number or a list of numbers, not an array of shape {array.shape}")
     return array
 
 
 class _Gates:
-    """What a monitor wants from an optimizer."""
+    """Provides the ``gates()`` that a monitor expects from an optimizer."""
 
     def __init__(self, model: nn.Module, gates: Mapping[str, Tensor]) -> None:
         parameters: dict[str, Tensor] = dict(model.named_parameters())
@@ -249,7 +250,7 @@ class _Gates:
 
 
 def stacked(moments: Sequence[Sequence[Mapping[str, Floats]]]) -> dict[str, Floats]:
-    """Figures by moment and learner and name, to figures by name: ``(moments, learners, …)``, NaN where there is none."""
+    """Convert diagnostics by moment, learner and name to arrays by name, ``(moments, learners, …)``, NaN where missing."""
     shapes = {name: figure.shape for moment in moments for figures in moment for name, figure in figures.items()}
     return {
         name: np.array([[figures.get(name, np.full(shape, np.nan)) for figures in moment] for moment in moments])

@@ -1,4 +1,4 @@
-"""The population: learners in, windows of online metrics out."""
+"""The population engine: runs learners and returns windows of online metrics."""
 
 import copy
 import time
@@ -29,25 +29,25 @@ __all__ = ["Population"]
 
 
 class Population:
-    """Many independent online learners, advanced together; each is exactly what it would be alone.
+    """Many independent online learners, trained together.
 
-    Initial weights, samples and noise depend on (seed, purpose, step, index) and on nothing else. So a learner's run does
-    not depend on its neighbours, on their order, or on how the steps are divided among calls of :meth:`run`.
+    Initial weights, samples and noise depend only on (seed, purpose, step, index). The results of a learner are therefore
+    independent of the other learners, of their order, and of how the steps are divided among calls of :meth:`run`.
 
     Args:
-        network: an ``nn.Module``; a template that is not changed. Every learner starts with the initial weights of its own
-            seed (:func:`upgd.networks.initial_parameters`), unless ``parameters`` says otherwise.
-        learners: any mix of methods, settings and seeds.
-        device: where to compute.
-        backend: ``"torch"``, ``"kernel"`` (compiled loops on a CPU, on chip on a Hopper GPU), or ``"auto"``: the kernel where
-            it applies. Or a class of your own; see :class:`upgd.population.backend.Backend`.
-        dtype: the type of parameters and computation, ``torch.float32`` or ``torch.float64``.
-        parameters: initial parameters, for each name of ``network.named_parameters()`` a tensor ``(learners, *shape)``.
+        network: An ``nn.Module``, used as a template and not modified. Every learner starts with the initial weights of its
+            seed (:func:`upgd.networks.initial_parameters`), unless ``parameters`` is given.
+        learners: Any mix of methods, settings and seeds.
+        device: The device to compute on. Default: "cpu".
+        backend: ``"torch"``, ``"kernel"`` (compiled loops on a CPU, on chip on a Hopper GPU), or ``"auto"``, the kernel if it
+            applies; or a custom class, see :class:`upgd.population.backend.Backend`. Default: "auto".
+        dtype: The type of parameters and computation, ``torch.float32`` or ``torch.float64``. Default: ``torch.float32``.
+        parameters: Initial parameters: for each name of ``network.named_parameters()``, a tensor ``(learners, *shape)``.
 
     Attributes:
-        learners: as given, a tuple.
-        step: how many steps have been taken.
-        backends: the backend that each learner runs on.
+        learners: The learners, a tuple.
+        step: Number of steps taken.
+        backends: The backend of each learner.
 
     Example:
         >>> from upgd.networks import MLP
@@ -77,7 +77,7 @@ class Population:
         self._seeds = sorted(set(seeds))
         rows = {seed: row for row, seed in enumerate(self._seeds)}
         self._groups = groups(self.learners, [rows[seed] for seed in seeds])
-        #: Where the learners of all groups, joined, find their places in the caller's order.
+        #: Maps the concatenated learners of all groups to the caller's order.
         self._order = torch.tensor([place for _, own in self._groups for place in own]).argsort()
 
         chosen = [choose(backend, self._network, group, self._device, dtype) for group, _ in self._groups]
@@ -93,7 +93,7 @@ class Population:
         self._lanes = Lanes(self._backends, self._tallies, self._device)
         self._curves: dict[str, list[Floats]] = {"loss": [], "accuracy": []}
         self._looks: list[tuple[int, list[dict[str, Floats]]]] = []
-        #: The sample plasticities of the updates before the next look, and after which step each was.
+        #: Sample plasticities of the updates before the next snapshot, and the step of each.
         self._plasticities: list[tuple[int, Floats]] = []
         self._window: int | None = None
         self._loss: Loss | None = None
@@ -111,21 +111,21 @@ class Population:
         diagnostics: Diagnostics | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Result:
-        """Take ``steps`` more steps.
+        """Train for ``steps`` more steps.
 
-        Ctrl-C lets the block of steps that is being computed come to its end, about half a second, and is raised then: the
-        population is as whole as after a shorter run, and may be saved or run on.
+        Ctrl-C takes effect at the end of the current block of steps, after about half a second. The population is then in a
+        consistent state, as after a shorter run, and can be saved or run further.
 
         Args:
-            stream: the problem; the same in every call.
-            steps: how many.
-            window: how many steps a window of the result has; by default the stream's ``task_length``. The same in every
-                call.
-            diagnostics: look inside the learners now and then; see :class:`Diagnostics`. It does not change what they do.
-            progress: called after every block with the learner-steps done in this call and those to be done.
+            stream: The problem; must be the same in every call.
+            steps: Number of steps.
+            window: Number of steps per window of the result; must be the same in every call. Default: the stream's
+                ``task_length``.
+            diagnostics: Record periodic diagnostics of the learners, see :class:`Diagnostics`. They do not affect training.
+            progress: Called after every block with the number of learner-steps done in this call and their total.
 
         Returns:
-            The result of *all* steps so far: two runs of 500 steps end with the result of one of 1000, bit for bit.
+            The result of *all* steps so far. Two runs of 500 steps give bitwise the same result as one run of 1000.
         """
         self._check_whole()
         steps = _checked_count("steps", steps, 0)
@@ -145,7 +145,7 @@ class Population:
                 elif to_look > (alone := diagnostics.measured(self._window)):
                     self._advance(stream, min(length, to_look - alone), end)
                 else:
-                    # The steps before a look are taken one by one: it wants to know what each update did.
+                    # The steps before a snapshot are taken one by one, to measure the effect of each update.
                     for _ in range(min(length, to_look - 1)):
                         self._advance_and_measure(stream, end)
             if progress is not None:
@@ -153,7 +153,7 @@ class Population:
         return self.result()
 
     def result(self) -> Result:
-        """What all steps so far have shown."""
+        """Return the result of all steps so far."""
         self._check_whole()
         window = self._window or 1
         curves = {name: list(rows) for name, rows in self._curves.items()}
@@ -176,12 +176,12 @@ class Population:
 
     @property
     def diverged_at(self) -> Integers:
-        """``(learners,)``: the step, from 0, at which each stopped to be finite; −1 if it has not. Cheap to ask for."""
+        """``(learners,)``: the step, from 0, at which each learner diverged; −1 if it has not. Cheap to compute."""
         diverged_at: Integers = self._gathered("diverged_at").numpy()
         return diverged_at
 
     def parameters(self, learner: int) -> dict[str, Tensor]:
-        """A copy of one learner's parameters now, by name."""
+        """Return a copy of one learner's current parameters, by name."""
         self._check_whole()
         for backend, (_, own) in zip(self._backends, self._groups, strict=True):
             if learner in own:
@@ -189,18 +189,18 @@ class Population:
         raise IndexError(f"learner must be from 0 to {len(self.learners) - 1}, not {learner}")
 
     def network(self, learner: int) -> nn.Module:
-        """A copy of the network with one learner's parameters, to be used like any other module."""
+        """Return a copy of the network with one learner's parameters."""
         network = copy.deepcopy(self._network).to(self._device)
         network.load_state_dict(self.parameters(learner), strict=False)
         return network
 
-    # ------------------------------------------------------------------------------------------------- save and go on
+    # --------------------------------------------------------------------------------------------------- checkpoints
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on, as a flat dictionary of plain tensors on the CPU.
+        """Return everything needed to resume, as a flat dictionary of plain tensors on the CPU.
 
-        ``torch.save(population.state(), path)`` and ``torch.load(path, weights_only=True)`` keep it without running code
-        from the file; so does ``numpy.savez(path, **state)``.
+        Save it with ``torch.save(population.state(), path)`` and load it with ``torch.load(path, weights_only=True)``, which
+        does not execute code from the file; ``numpy.savez(path, **state)`` also works.
         """
         self._check_whole()
         state = {
@@ -220,9 +220,9 @@ class Population:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` gave, in a population of the same network and learners.
+        """Resume from the result of :meth:`state`, in a population of the same network and learners.
 
-        The device, and even the backend, may be another one; then the numbers go on equal up to rounding.
+        The device and the backend may be different; results then agree up to rounding.
         """
         state = {name: torch.as_tensor(value) for name, value in state.items()}
         self._check_belongs(state)
@@ -245,13 +245,13 @@ class Population:
         self.step = int(state["step"])
         self._window = int(state["window"]) or None
         self._loss = _LOSSES[int(state["loss"])]
-        self._problem = None  # it is not saved
+        self._problem = None  # not part of the state
         self._whole = True
 
     def _fingerprint(self) -> Tensor:
         return torch.tensor([zlib.crc32(repr(learner).encode()) for learner in self.learners])
 
-    # ---------------------------------------------------------------------------------------------- a block, a window
+    # --------------------------------------------------------------------------------------------- blocks and windows
 
     def _begin(self, stream: Stream, window: int | None) -> None:
         _check_fits(self._network, stream)
@@ -263,11 +263,11 @@ class Population:
         )
         for name, old, new in before:
             if self.step and old not in (None, new):
-                raise ValueError(f"the {name} was {old!r} until step {self.step}, and cannot become {new!r} now")
+                raise ValueError(f"the {name} was {old!r} until step {self.step} and cannot be changed to {new!r}")
         self._window, self._loss, self._problem = window, stream.loss, stream.name
 
     def _advance(self, stream: Stream, length: int, end: int) -> None:
-        """Take ``length`` steps or fewer, at most to the end of the window; ``end`` is where the run will end."""
+        """Take up to ``length`` steps, at most to the end of the window; ``end`` is the end of the run."""
         before = time.perf_counter()
         chunk = self._supply.take(stream, self.step, length, end)
         self._learn(chunk, stream.loss)
@@ -287,7 +287,7 @@ class Population:
         self._whole = True
 
     def _advance_and_look(self, stream: Stream, end: int, wanted: Diagnostics) -> None:
-        """Take one step, and look at every learner that it has moved."""
+        """Take one step, and compute the diagnostics of every learner that it updated."""
         assert self._window is not None
         before = [{name: p.clone() for name, p in backend.parameters().items()} for backend in self._backends]
         self._advance_and_measure(stream, end)
@@ -317,7 +317,7 @@ class Population:
         self._looks.append((self.step, [joined[i] for i in self._order]))
 
     def _advance_and_measure(self, stream: Stream, end: int) -> None:
-        """Take one step, and see how much of its sample's loss the update removes."""
+        """Take one step, and measure the fraction of its sample's loss that the update removes."""
         chunk = self._supply.take(stream, self.step, 1, end)
         so_far = [tally.loss.clone() for tally in self._tallies]
         self._learn(chunk, stream.loss)
@@ -340,7 +340,7 @@ class Population:
 
     @cached_property
     def _measured(self) -> Chain | nn.Module:
-        """The network where the parameters are."""
+        """Return the network on the device of the parameters."""
         if Chain.unsupported(self._network) is None:
             return Chain(self._network)
         return self._network if self._device.type == "cpu" else copy.deepcopy(self._network).to(self._device)
@@ -348,7 +348,7 @@ class Population:
     def _close_window(self) -> None:
         assert self._window is not None
         for backend, tally in zip(self._backends, self._tallies, strict=True):
-            # The loss tells at once; a weight that is infinite behind a dead unit tells nothing, so we look now and then.
+            # A diverged loss is detected at once. An infinite weight behind a dead unit is not, so check once per window.
             healthy = _finite_learners(backend.parameters())
             tally.diverged_at.masked_fill_((tally.diverged_at < 0) & ~healthy.to(self._device), self.step - 1)
         for name, row in self._means(self._window).items():
@@ -358,7 +358,7 @@ class Population:
             tally.correct.zero_()
 
     def _means(self, length: int) -> dict[str, Floats]:
-        """The metrics of a window that has ``length`` steps so far."""
+        """Return the metrics of a window with ``length`` steps so far."""
         alive = (self._gathered("diverged_at") < 0).numpy()
         loss = self._gathered("loss").numpy() / length
         accuracy = self._gathered("correct").numpy() / length
@@ -368,7 +368,7 @@ class Population:
         }
 
     def _gathered(self, name: str) -> Tensor:
-        """One field of the tallies, for all learners in the caller's order."""
+        """Return one field of the tallies for all learners, in the caller's order."""
         return torch.cat([getattr(tally, name) for tally in self._tallies]).cpu()[self._order]
 
     def _stacked(self, rows: list[Floats]) -> Floats:
@@ -376,17 +376,21 @@ class Population:
 
     def _check_whole(self) -> None:
         if not self._whole:
-            raise RuntimeError("an error broke off this population in the middle of a step; restore() a state of it")
+            raise RuntimeError("an error interrupted this population during a step; call restore() with a saved state")
 
     def _check_belongs(self, state: Mapping[str, Tensor]) -> None:
         if "learners" not in state or not torch.equal(state["learners"], self._fingerprint()):
-            raise ValueError("state is of other learners; make the Population with those learners, in the same order")
+            raise ValueError(
+                "state belongs to other learners; create the Population with those learners, in the same order"
+            )
         for number, backend in enumerate(self._backends):
             for name, own in backend.state().items():
                 given = state.get(f"group.{number}.{name}")
                 if given is None or given.shape != own.shape:
                     shape = None if given is None else tuple(given.shape)
-                    raise ValueError(f"state has {shape} for {name}, not {tuple(own.shape)}: it is of another network")
+                    raise ValueError(
+                        f"state has {shape} for {name}, not {tuple(own.shape)}: it belongs to another network"
+                    )
 
 
 _LOSSES: tuple[Loss | None, ...] = (None, "cross_entropy", "mse")
@@ -403,8 +407,8 @@ def _template(network: nn.Module, dtype: torch.dtype) -> nn.Module:
         )
     frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
     if frozen:
-        raise ValueError(f"every parameter of network must learn, but {frozen[0]} has requires_grad=False")
-    if dtype not in (torch.float32, torch.float64):  # 16 bits would not let a utility with β = 0.999 decay
+        raise ValueError(f"every parameter of network must be trainable, but {frozen[0]} has requires_grad=False")
+    if dtype not in (torch.float32, torch.float64):  # in 16 bits, a utility trace with β = 0.999 would not decay
         raise ValueError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
     return copy.deepcopy(network).to("cpu", dtype)
 
@@ -415,25 +419,27 @@ def _initial(network: nn.Module, seeds: list[int], given: Mapping[str, Tensor] |
     for name, parameter in network.named_parameters():
         shape = (len(seeds), *parameter.shape)
         if name not in given or not isinstance(given[name], Tensor) or given[name].shape != shape:
-            raise ValueError(f"parameters[{name!r}] must be a tensor of shape {shape}, one entry for each learner")
+            raise ValueError(f"parameters[{name!r}] must be a tensor of shape {shape}, one entry per learner")
     return {name: given[name].detach() for name, _ in network.named_parameters()}
 
 
 def _check_fits(network: nn.Module, stream: Stream) -> None:
-    """Whether the network takes what the stream gives."""
+    """Raise an error if the network does not match the stream's inputs and outputs."""
     if not hasattr(stream, "chunk"):
         raise TypeError(f"stream must be a Stream, such as the result of upgd.streams.make(name), not {stream!r}")
     dtype = next((parameter.dtype for parameter in network.parameters()), None)
     if dtype is None:
-        raise ValueError(f"network must have parameters to learn, and this {type(network).__name__} has none")
+        raise ValueError(f"network must have parameters, but this {type(network).__name__} has none")
     try:
         with torch.no_grad():
             shape = tuple(network(torch.zeros(1, *stream.input_shape, dtype=dtype)).shape)
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"network cannot take the inputs of {stream.name}, {stream.input_shape}: {error}") from error
+        raise ValueError(
+            f"network does not accept the inputs of {stream.name}, {stream.input_shape}: {error}"
+        ) from error
     if shape != (1, stream.outputs):
         raise ValueError(
-            f"network must give {stream.outputs} outputs for each sample of {stream.name}, but for one sample it gives "
+            f"network must have {stream.outputs} outputs per sample of {stream.name}, but for one sample it returns "
             f"a tensor of shape {shape}"
         )
 

@@ -1,4 +1,4 @@
-"""Loss and gradient of any module, for many learners at once, through :mod:`torch.func`: slower than a chain, but right."""
+"""Loss and gradient of any module for many learners at once, with :mod:`torch.func`; slower than a chain, but general."""
 
 from collections.abc import Mapping
 
@@ -15,10 +15,10 @@ __all__ = ["Functional", "check_learns_online"]
 
 
 class Functional:
-    """A module that maps a batch of samples to a batch of outputs. Its buffers are shared and stay as they are.
+    """A module that maps a batch of samples to a batch of outputs. Its buffers are shared and not modified.
 
     Args:
-        network: the module, on the device and of the type to compute with.
+        network: the module, with the device and type of the computation.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -27,7 +27,7 @@ class Functional:
         self._buffers = dict(network.named_buffers())
 
     def derivatives(self, parameters: Mapping[str, Tensor], x: Tensor, target: Tensor, loss: Loss) -> Derivatives:
-        """As :meth:`upgd.population.chain.Chain.derivatives`, without curvature and gates."""
+        """Return derivatives as :meth:`upgd.population.chain.Chain.derivatives` does, without curvature and gates."""
 
         def of_one(own: dict[str, Tensor], sample: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
             outputs = functional_call(self._network, {**own, **self._buffers}, (sample.unsqueeze(0),)).squeeze(0)
@@ -40,15 +40,15 @@ class Functional:
 
 
 def check_learns_online(network: nn.Module) -> None:
-    """Refuse what depends on more than seed, step and sample."""
+    """Raise ValueError if a module depends on anything but seed, step and sample."""
     for name, module in network.named_modules():
         if isinstance(module, _DropoutNd) and module.training and module.p > 0:
             raise ValueError(
-                f"network has the {type(module).__name__} {name!r} in training mode, which draws numbers that are no "
-                "function of seed and step; call network.eval() first, or leave it out"
+                f"network has the {type(module).__name__} {name!r} in training mode, which draws random numbers that are not "
+                "a function of seed and step; call network.eval() first, or remove it"
             )
         if isinstance(module, _NormBase) and module.training:
             raise ValueError(
-                f"network has the {type(module).__name__} {name!r} in training mode, which takes its statistics from "
-                "batches, while learners see one sample at a time; call network.eval() first, or use LayerNorm"
+                f"network has the {type(module).__name__} {name!r} in training mode, which computes statistics over "
+                "batches, but learners process one sample at a time; call network.eval() first, or use LayerNorm"
             )

@@ -1,10 +1,10 @@
-"""The torch backend on a GPU: its step compiled, captured in a CUDA graph and replayed, so that Python is out of the way.
+"""The torch backend on a GPU: the step is compiled, captured in a CUDA graph and replayed, which removes Python's overhead.
 
-Everything that a step reads or writes lies at fixed places: the learners' state, a stretch of the stream, the tally, and a
-counter that the graph itself moves on. The step is :class:`.TorchBackend`'s own, except that what depends on the learner
-and the step alone (powers of β, keys of the noise) is computed for a whole stretch at once: in a step it would be two hundred
-tiny kernels. The step is traced once; ``torch.compile`` then fuses it where Triton is at hand (``UPGD_COMPILE=0`` turns that
-off: for short runs compiling costs more than it saves).
+Everything that a step reads or writes is at a fixed address: the learners' state, a stretch of the stream, the tally, and a
+counter that the graph increments. The step is that of :class:`.TorchBackend`, except that values that depend only on the
+learner and the step (powers of β, keys of the noise) are computed for a whole stretch at once; within a step, they would
+take two hundred tiny kernels. The step is traced once. ``torch.compile`` then fuses it if Triton is available;
+``UPGD_COMPILE=0`` disables this, which is faster for short runs.
 """
 
 import logging
@@ -30,12 +30,12 @@ __all__ = ["GraphedBackend"]
 
 log = logging.getLogger("upgd.population")
 
-#: Steps of the stream at hand at once, and steps in one graph.
+#: Number of steps of the stream that are stored at once, and number of steps per graph.
 _STRETCH = 512
 _UNROLLED = 8
-#: Tasks that there is room for, unless that takes too much memory.
+#: Number of tasks to reserve memory for, unless that takes too much.
 _TASKS = 64
-#: What a stretch of the stream may take; and what the tasks may.
+#: Memory limits in bytes for a stretch of the stream and for the tasks.
 _BYTES = 256 << 20
 
 _LOG2_E = math.log2(math.e)
@@ -44,7 +44,7 @@ Step = Callable[..., Any]
 
 
 class GraphedBackend(TorchBackend):
-    """See :class:`upgd.population.backend.Backend`. On the CPU it takes the same steps without a graph."""
+    """See :class:`upgd.population.backend.Backend`. On the CPU, the same steps run without a graph."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class GraphedBackend(TorchBackend):
         self._h = Scalars(self._group.values, self._resolve, by_reciprocal=True)
         if isinstance(self._method, Utility):
             self._method.gate = _gate
-        #: The per-learner expressions that the rule uses, by key; known after the first step.
+        #: Per-learner expressions of the rule, by key; known after the first step.
         self._expressions: dict[str, Scalar] = {}
-        self._constant: Named = {}  #: those that do not change from step to step, in the computation's type
+        self._constant: Named = {}  #: those that do not depend on the step, in the dtype of the computation
         self._device = device
         self._fixed: Named = {}
-        self._places_now: Named = {}  #: the same, while a step is being traced
+        self._places_now: Named = {}  #: the same, during tracing
         self._source: Tensor | None = None
         self._white = 255
         self._loss: Loss | None = None
@@ -71,7 +71,7 @@ class GraphedBackend(TorchBackend):
 
     @torch.no_grad()
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
-        """Learn from every sample of the chunk, in order, and add to the tally."""
+        """Learn from every sample of the chunk, in order, and update the tally."""
         stretch = self._prepare(chunk, loss)
         totals = {name: getattr(tally, name) for name in ("loss", "correct", "diverged_at")}
         for name, total in totals.items():
@@ -87,7 +87,7 @@ class GraphedBackend(TorchBackend):
             total.copy_(self._fixed[name])
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Resume from the result of :meth:`state`."""
         for part, named in self._state.items():
             for name, tensor in named.items():
                 tensor.copy_(state[f"{part}.{name}"])
@@ -95,10 +95,10 @@ class GraphedBackend(TorchBackend):
             like = next(iter(self._parameters.values()))
             self._state["normalizer"] = {n: state[f"normalizer.{n}"].to(like, copy=True) for n in ("mean", "variance")}
 
-    # ------------------------------------------------------------------------------------------------ the fixed places
+    # -------------------------------------------------------------------------------------------------- fixed buffers
 
     def _prepare(self, chunk: Chunk, loss: Loss) -> int:
-        """Make places for chunks like this one, and graphs that know them; how many steps fit."""
+        """Allocate buffers for chunks like this one, record graphs that use them, and return the number of steps that fit."""
         stretch = max(_UNROLLED, min(_STRETCH, _BYTES // self._bytes_per_step(chunk)))
         tasks = self._room_for_tasks(chunk)
         if not self._expressions:
@@ -114,7 +114,7 @@ class GraphedBackend(TorchBackend):
         return stretch
 
     def _find_expressions(self, chunk: Chunk, loss: Loss) -> None:
-        """Take a step of the plain backend to see which per-learner expressions the rule uses, and take it back."""
+        """Run a step of the plain backend to find the per-learner expressions of the rule, and undo it."""
         before = {part: {name: t.clone() for name, t in named.items()} for part, named in self._state.items()}
         tally = Tally.empty(len(self._group), self._device)
         TorchBackend.advance(self, chunk.narrow(0, 1), loss, tally)
@@ -122,7 +122,7 @@ class GraphedBackend(TorchBackend):
             for name, tensor in named.items():
                 if part in before:
                     named[name] = before[part][name]
-                else:  # the normalizer, which the first sample has brought
+                else:  # the normalizer, which the first sample created
                     named[name] = tensor.fill_(0.0 if name == "mean" else 1.0)
         self._constant = {
             key: evaluate(scalar, self._group.values, self._group.seeds).to(self._dtype)
@@ -131,7 +131,7 @@ class GraphedBackend(TorchBackend):
         }
 
     def _room_for_tasks(self, chunk: Chunk) -> int:
-        """For more tasks than this chunk has, which avoids recompilation when one has more."""
+        """Return a capacity larger than the number of tasks in this chunk, which avoids recompilation for later chunks."""
         if chunk.permutation is None:
             return 0
         room = _BYTES // (len(self._group) * chunk.permutation[0, 0].nbytes)
@@ -153,7 +153,7 @@ class GraphedBackend(TorchBackend):
             value = evaluate(scalar, {**self._group.values, "t": 1}, self._group.seeds)
             dtype = value.dtype if value.dtype == torch.bool else self._dtype
             places[f"scalar.{key}"] = torch.ones(stretch, learners, dtype=dtype, device=self._device)
-        if self._kind.noise != "none":  # those of the step before, too
+        if self._kind.noise != "none":  # includes those of the previous step
             places["keys"] = torch.zeros(stretch + 1, learners, 4, dtype=torch.int32, device=self._device)
         for name, tensor in (("targets", chunk.targets), ("dense", chunk.dense), ("index", chunk.index)):
             if tensor is not None:
@@ -164,7 +164,7 @@ class GraphedBackend(TorchBackend):
         return places
 
     def _lay_out(self, chunk: Chunk, begin: int, length: int) -> None:
-        """Put a stretch of the stream where the graphs look for it."""
+        """Copy a stretch of the stream to the buffers of the graphs."""
         rows, steps = self._group.rows, slice(begin, begin + length)
         for name, tensor in (("targets", chunk.targets), ("dense", chunk.dense), ("index", chunk.index)):
             if tensor is not None:
@@ -185,23 +185,23 @@ class GraphedBackend(TorchBackend):
     # --------------------------------------------------------------------------------------------------------- the step
 
     def _recorded(self) -> dict[int, Callable[[], None]]:
-        """Ways to take one step and several."""
+        """Return functions that take one step and several steps, by number of steps."""
         changing = [tensor for part in self._parts() for tensor in self._state[part].values()]
         tensors = [*self._fixed.values(), *changing]
         if self._device.type != "cuda":
             return {count: _repeated(self._take, tensors, count) for count in (1, _UNROLLED)}
         before = [t.clone() for t in tensors]
         step = self._compiled(tensors)
-        rewind = self._fixed["offset"].zero_  # a stretch may be as short as what one graph takes
+        rewind = self._fixed["offset"].zero_  # a stretch may be as short as one graph
         graphs = {count: _captured(_repeated(step, tensors, count), rewind) for count in (1, _UNROLLED)}
-        for tensor, old in zip(tensors, before, strict=True):  # tracing and warming up took some steps
+        for tensor, old in zip(tensors, before, strict=True):  # undo the steps of tracing and warm-up
             tensor.copy_(old)
         return {count: graph.replay for count, graph in graphs.items()}
 
     def _compiled(self, tensors: list[Tensor]) -> Step:
         if os.environ.get("UPGD_COMPILE", "1") == "0":
             return self._take
-        self._take(*tensors)  # whatever is made once and kept is made now, and not in the graph
+        self._take(*tensors)  # creates everything that is cached before the graph is captured
         try:
             traced = make_fx(self._take, pre_dispatch=False)(*tensors)
             compiled: Step = torch.compile(traced, fullgraph=True, dynamic=False)
@@ -211,18 +211,18 @@ class GraphedBackend(TorchBackend):
             return compiled
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            log.warning("torch.compile failed (%s); steps are taken uncompiled, which is several times slower", reason)
+            log.warning("torch.compile failed (%s); steps run uncompiled, which is several times slower", reason)
             return self._take
 
     def _parts(self) -> list[str]:
-        """The parts of the state in the order of the graph's tensors; utilities are last, see :meth:`_take`."""
+        """Return the parts of the state in the order of the graph's tensors; utilities are last, see :meth:`_take`."""
         return sorted(self._state, key=lambda part: part == "utility")
 
     def _changing(self) -> list[tuple[str, Scalar]]:
         return [(key, scalar) for key, scalar in self._expressions.items() if scalar.changes]
 
     def _resolve(self, scalar: Scalar) -> Tensor:
-        """What was computed for the whole stretch beforehand: in a step it would be many tiny kernels."""
+        """Return the value computed for the whole stretch; computing it per step would take many tiny kernels."""
         if self._places_now:
             if not scalar.changes:
                 return self._constant[scalar.key]
@@ -234,8 +234,8 @@ class GraphedBackend(TorchBackend):
         return super()._resolve(scalar)
 
     def _take(self, *tensors: Tensor) -> list[Tensor]:
-        """One step, in place except for the utilities, which are the last tensors and are returned: gates wait until all of
-        them are known, so a second pass reads them, and for that a compiler would write them a second time."""
+        """Take one step, in place except for the utilities, which are the last tensors and are returned. Gates require all
+        utilities, so a second pass reads them; an in-place update would make the compiler write them twice."""
         fixed = dict(zip(self._fixed, tensors, strict=False))
         self._places_now = fixed
         state = iter(tensors[len(fixed) :])
@@ -267,7 +267,7 @@ class GraphedBackend(TorchBackend):
         return chunk.inputs_at(0).to(self._dtype), target.to(self._dtype) if self._loss == "mse" else target
 
     def _noises_now(self, clock: Tensor) -> Named:
-        """ξ by parameter; every entry on its own, which a compiler can fuse with its use."""
+        """Return ξ by parameter; each entry is computed independently, so that a compiler can fuse it with its use."""
         if self._kind.noise == "none":
             return {}
         offset = self._places_now["offset"]
@@ -285,12 +285,12 @@ class GraphedBackend(TorchBackend):
 
 
 def _gate(utility: Tensor, scale: Tensor) -> Tensor:
-    # A power of two is one instruction, and a division for each learner is less than one for each weight.
+    # A power of two is one instruction, and dividing once per learner is cheaper than once per weight.
     return 1 / (1 + torch.exp2(utility * (-_LOG2_E / scale)))
 
 
 def _repeated(step: Step, tensors: Sequence[Tensor], count: int) -> Callable[[], None]:
-    """So many steps, each with what the one before it returned in place of the last tensors; the last one's ends there."""
+    """Return a function that takes ``count`` steps; each step's results replace the last tensors of the next step."""
 
     def repeat() -> None:
         returned: Sequence[Tensor] = ()
@@ -303,7 +303,7 @@ def _repeated(step: Step, tensors: Sequence[Tensor], count: int) -> Callable[[],
 
 
 def _captured(steps: Callable[[], None], rewind: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    # On a stream of its own: graphs that were captured on one stream share working memory, and must not run side by side.
+    # Use a separate stream: graphs captured on one stream share memory and must not run concurrently.
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(own):

@@ -1,4 +1,4 @@
-"""Ctrl-C at the right moment."""
+"""Deferred handling of Ctrl-C."""
 
 import signal
 import sys
@@ -12,11 +12,10 @@ __all__ = ["interrupts_wait", "say_stopping"]
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Let Ctrl-C wait until the end of the ``with`` block; then it has the effect that it would have had.
+    """Context manager that defers Ctrl-C to the end of the ``with`` block.
 
-    Where it would end the program, it is answered at once: a block that compiles takes longer than people wait.
-    Only the main thread receives signals; in other threads, and where somebody outside Python handles the signal, this
-    does nothing.
+    If Ctrl-C would end the program, a message is printed at once, because a block that compiles can take long. Only the main
+    thread receives signals; in other threads, or if the signal is not handled by Python, this does nothing.
     """
     usual = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or usual is None:
@@ -40,6 +39,6 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def say_stopping() -> None:
-    """Tell people that Ctrl-C was heard."""
+    """Tell the user that Ctrl-C was received."""
     with suppress(OSError):  # the terminal may be gone
-        print("stopping as soon as the steps in work are done …", file=sys.stderr, flush=True)
+        print("stopping after the current block of steps …", file=sys.stderr, flush=True)

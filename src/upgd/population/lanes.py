@@ -1,4 +1,4 @@
-"""Groups of learners side by side: on a GPU each has a lane of its own, for by itself it might not fill the device."""
+"""Concurrent execution of groups of learners: on a GPU, each group has its own stream, as one may not fill the device."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -11,33 +11,33 @@ from upgd.streams.contract import Chunk
 
 __all__ = ["Lanes", "Need", "shared"]
 
-#: Steps that one group is given before it is the next one's turn; long enough to keep a GPU busy meanwhile.
+#: Number of steps of one group before the next group's turn; enough to keep a GPU busy.
 _STEPS = 512
 
 
 @runtime_checkable
 class Sharing(Protocol):
-    """A backend that takes a number of clusters of multiprocessors and no more, so that others have room beside it."""
+    """A backend that uses a limited number of clusters of multiprocessors, so that other backends can run concurrently."""
 
-    clusters: int | None  #: how many it may take; None: all
-    room: int  #: how many there are, if it is alone
-    cost: float  #: of a step of one learner in one cluster, next to that of other backends
-    size: int  #: multiprocessors of a cluster
+    clusters: int | None  #: the number of clusters that it may use; None for all
+    room: int  #: the number of clusters available to it alone
+    cost: float  #: the cost of a step of one learner in one cluster, relative to other backends
+    size: int  #: the number of multiprocessors per cluster
     learners: int
 
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None: ...
 
 
 class Lanes:
-    """Advances groups through a chunk: on the CPU one after the other, on a GPU on streams of their own.
+    """Advances groups through a chunk: sequentially on the CPU, on separate streams on a GPU.
 
-    Groups that fill a GPU go first: a cluster begins only when several multiprocessors are free at the same time, and beside
-    kernels that come and go it may wait for long. Several of them share the GPU's clusters, so that all end at about
-    the same time; how long each takes is measured, block by block.
+    Groups that fill a GPU run first: a cluster starts only when several multiprocessors are free at the same time, so it
+    could wait long next to other kernels. Several such groups share the GPU's clusters so that they end at about the same
+    time; their run times are measured block by block.
 
     Args:
-        backends, tallies: of each group.
-        device: where they are.
+        backends, tallies: one per group.
+        device: the device of the groups.
     """
 
     def __init__(self, backends: Sequence[Backend], tallies: Sequence[Tally], device: torch.device) -> None:
@@ -48,7 +48,7 @@ class Lanes:
             self._streams = [torch.cuda.Stream(device) for _ in backends]  # type: ignore[no-untyped-call]
 
     def advance(self, chunk: Chunk, loss: Loss) -> None:
-        """Take every group that has a learner alive through the chunk, and wait for all."""
+        """Advance every group with a learner that has not diverged, and wait for all."""
         alive = [number for number, (_, tally) in enumerate(self._groups) if bool((tally.diverged_at < 0).any())]
         if self._device.type != "cuda":
             self._one_by_one(alive, chunk, loss)
@@ -60,7 +60,7 @@ class Lanes:
             self._share(sharing, chunk, loss)
             greedy = [number for number in greedy if number not in sharing]
         self._one_by_one(greedy, chunk, loss)
-        torch.cuda.synchronize(self._device)  # for the samples, too, which may have been in the making until now
+        torch.cuda.synchronize(self._device)  # also for the samples, which may still be being computed
         for part in _parts(chunk) if len(modest) > 1 else [chunk]:
             for number in modest:
                 with torch.cuda.stream(self._streams[number]):
@@ -73,7 +73,7 @@ class Lanes:
             backend.advance(chunk, loss, tally)
 
     def _share(self, sharing: Mapping[int, Sharing], chunk: Chunk, loss: Loss) -> None:
-        """Side by side; large clusters are placed first, where they find room."""
+        """Run groups concurrently, starting with large clusters, which need the most contiguous space."""
         shares = shared([Need(backend.learners, backend.cost, backend.room) for backend in sharing.values()])
         torch.cuda.synchronize(self._device)
         ran = []
@@ -92,16 +92,16 @@ class Lanes:
 
 
 class Need(NamedTuple):
-    """What a group asks of the device."""
+    """The requirements of a group."""
 
     learners: int
     cost: float  #: of a learner's step in one cluster
-    room: int  #: clusters that the device has for the group, if it is alone
+    room: int  #: number of clusters available to the group alone
 
 
 def shared(needs: Sequence[Need]) -> list[int]:
-    """How many clusters each group gets, so that the last one ends early: one each, and then always one more for the group
-    that would take longest, as long as there is room.
+    """Return the number of clusters for each group that minimizes the total time: one each, then one more for the group that
+    would take longest, as long as there is room.
 
     >>> shared([Need(8, 1.0, 15), Need(8, 1.0, 15), Need(8, 3.0, 15)])
     [4, 3, 8]

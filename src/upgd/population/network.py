@@ -1,4 +1,4 @@
-"""Reading a network as a chain of plain layer descriptions, which every backend starts from.
+"""Parse a network into a chain of layer descriptions, which all backends start from.
 
 >>> from upgd.networks import MLP
 >>> for layer in read(MLP((4, 3, 2))).layers:
@@ -7,7 +7,7 @@ Dense(weight='layers.0.weight', bias='layers.0.bias', inputs=4, outputs=3)
 Activation(name='layers.1', kind='relu', slope=0.0)
 Dense(weight='layers.2.weight', bias='layers.2.bias', inputs=3, outputs=2)
 
-A network that is no such chain raises :class:`NotAChain`. Each backend then decides which chains it runs.
+Other networks raise :class:`NotAChain`. Each backend then decides which chains it supports.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ Pair = tuple[int, int]
 
 
 class NotAChain(Exception):
-    """Why a network cannot be read as a chain; a clause that goes on after "because"."""
+    """A network is not a chain. The message is a clause that follows "because"."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A two-dimensional convolution without groups, padded with zeros."""
+    """A two-dimensional convolution without groups, with zero padding."""
 
     weight: str
     bias: str | None
@@ -76,19 +76,19 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation by the name it has in :data:`upgd.networks.ACTIVATIONS`."""
+    """An activation, by its name in :data:`upgd.networks.ACTIVATIONS`."""
 
     name: str
     kind: Literal["relu", "leaky_relu", "tanh", "identity"]
-    slope: float  #: below zero; of no meaning for tanh
+    slope: float  #: the negative slope; unused for tanh
 
 
 @dataclass(frozen=True)
 class Doubling:
-    """CReLU: two outputs for each unit, those of all units for positive inputs first."""
+    """CReLU: two outputs per unit; the outputs for positive inputs of all units come first."""
 
     name: str
-    dim: int  #: along which units lie
+    dim: int  #: the dimension of the units
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class MaxPool:
-    """A two-dimensional max pooling."""
+    """Two-dimensional max pooling."""
 
     name: str
     kernel_size: Pair
@@ -115,7 +115,7 @@ class MaxPool:
 
 @dataclass(frozen=True)
 class Flatten:
-    """All dimensions of a sample joined into one."""
+    """Flattens a sample."""
 
     name: str
 
@@ -125,17 +125,17 @@ Layer: TypeAlias = Dense | Convolution | Activation | Doubling | Norm | MaxPool 
 
 @dataclass(frozen=True)
 class Network:
-    """A network as a chain of layers, in the order in which they are called."""
+    """A network as a chain of layers, in the order of their calls."""
 
     layers: tuple[Layer, ...]
-    #: Whether it is one of ours, which arrange a sample as their first layer takes it.
+    #: Whether it is one of our networks, which reshape a sample for their first layer.
     arranges_inputs: bool
-    #: ``(channels, height, width)`` of a sample where the network itself says so, else None.
+    #: ``(channels, height, width)`` of a sample if the network specifies it, otherwise None.
     image: tuple[int, int, int] | None
 
 
 def read(network: nn.Module) -> Network:
-    """The network's layers.
+    """Return the network's layers.
 
     Args:
         network: :class:`upgd.networks.MLP`, :class:`upgd.networks.ConvNet`, or an ``nn.Sequential`` (of ``nn.Sequential``)
@@ -143,7 +143,7 @@ def read(network: nn.Module) -> Network:
             a Linear layer.
 
     Raises:
-        NotAChain: the network is something else.
+        NotAChain: If the network has another form.
     """
     ours = type(network).forward in (MLP.forward, ConvNet.forward)
     prefix, sequential = ("layers.", network.get_submodule("layers")) if ours else ("", network)
@@ -157,18 +157,18 @@ def read(network: nn.Module) -> Network:
     for layer in layers[first_dense:]:
         if isinstance(layer, Flatten):
             raise NotAChain(
-                f"the network's Flatten {layer.name!r} comes behind a Linear layer, which must be for samples of several "
+                f"the network's Flatten {layer.name!r} comes after a Linear layer, which must be for samples of several "
                 "vectors"
             )
     for before, layer in zip((None, *layers), layers, strict=False):
         if isinstance(layer, Norm) and not isinstance(before, Dense):
-            raise NotAChain(f"the network's LayerNorm {layer.name!r} does not stand right behind a Linear layer")
+            raise NotAChain(f"the network's LayerNorm {layer.name!r} does not directly follow a Linear layer")
         if isinstance(layer, Doubling) and not isinstance(before, Dense | Norm if layer.dim == -1 else Convolution):
             raise NotAChain(
-                f"the network's CReLU {layer.name!r} with dim={layer.dim} does not stand right behind a Linear layer, for "
+                f"the network's CReLU {layer.name!r} with dim={layer.dim} does not directly follow a Linear layer, for "
                 "dim=-1, or a convolution, for dim=-3"
             )
-    # An activation may serve several layers. A parameter may not: it would have several names, and several gradients.
+    # Layers may share an activation, but not a parameter, which would have several names and several gradients.
     parameters = [parameter for _, module in modules for parameter in module.parameters()]
     if len({id(parameter) for parameter in parameters}) < len(parameters):
         raise NotAChain("the network uses one layer twice, or one parameter in two layers")
@@ -177,7 +177,7 @@ def read(network: nn.Module) -> Network:
 
 
 def torch_name(layer: Layer) -> str:
-    """The layer as PyTorch calls it, for messages."""
+    """Return PyTorch's name of the layer, for messages."""
     if isinstance(layer, Activation):
         kinds = {"relu": "ReLU", "leaky_relu": f"LeakyReLU({layer.slope:g})", "tanh": "Tanh", "identity": "Identity"}
         return kinds[layer.kind]
@@ -194,8 +194,8 @@ def torch_name(layer: Layer) -> str:
 
 def _modules(sequential: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     if type(sequential).forward is not nn.Sequential.forward:
-        raise NotAChain(f"{type(sequential).__name__} computes its outputs in a forward() of its own")
-    # Not named_children(), which leaves out a module that comes again.
+        raise NotAChain(f"{type(sequential).__name__} defines its own forward()")
+    # Not named_children(), which omits repeated modules.
     for name, module in sequential._modules.items():
         assert module is not None
         if isinstance(module, nn.Sequential):
@@ -205,7 +205,7 @@ def _modules(sequential: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Modul
 
 
 def _layer(name: str, module: nn.Module) -> Layer:
-    # Exact types: a subclass may compute something else.
+    # Exact types, because a subclass may compute something else.
     if type(module) is nn.Linear:
         return Dense(f"{name}.weight", _bias(name, module), module.in_features, module.out_features)
     if type(module) is nn.Conv2d:
@@ -233,8 +233,8 @@ def _layer(name: str, module: nn.Module) -> Layer:
     if type(module) is nn.Flatten and module.start_dim in (1, -3) and module.end_dim == -1:
         return Flatten(name)
     raise NotAChain(
-        f"the network's layer {name!r} is a {type(module).__name__}, and only Linear, Conv2d, ReLU, LeakyReLU, Tanh, "
-        "Identity, CReLU, LayerNorm, MaxPool2d and Flatten are known"
+        f"the network's layer {name!r} is a {type(module).__name__}, but only Linear, Conv2d, ReLU, LeakyReLU, Tanh, "
+        "Identity, CReLU, LayerNorm, MaxPool2d and Flatten are supported"
     )
 
 

@@ -1,4 +1,4 @@
-"""Learners whose steps a torch optimizer takes: one module and one optimizer each. Slow, but right for any optimizer."""
+"""Learners that run a torch optimizer: one module and one optimizer each. Slow, but works for any optimizer."""
 
 import copy
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ __all__ = ["OptimizerBackend"]
 class OptimizerBackend:
     """See :class:`upgd.population.backend.Backend`.
 
-    The state of an optimizer has the names of the interface: ``exp_avg.NAME`` of the parameter ``NAME``. Numbers that are no
-    tensors are ``number.KEY.NAME``, and those among the options, which some optimizers change as they go, ``option.KEY``.
+    The state of an optimizer uses the names of the interface: ``exp_avg.NAME`` for the parameter ``NAME``. Plain numbers are
+    ``number.KEY.NAME``, and options, which some optimizers change over time, are ``option.KEY``.
     """
 
     fills_device = False
@@ -50,9 +50,9 @@ class OptimizerBackend:
         self._normalizer: dict[str, Tensor] = {}
 
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
-        """Learn from every sample of the chunk, in order, and add to the tally."""
+        """Learn from every sample of the chunk, in order, and update the tally."""
         size = sum(p.numel() for p in self._models[0].parameters())
-        # What an optimizer draws must be a function of seed and step, and nobody else's random numbers may change.
+        # Random numbers of an optimizer must be a function of seed and step, without affecting the global generator.
         forked = torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])
         with threads.worth(size), forked, torch.enable_grad():
             self._advance(chunk, loss, tally)
@@ -76,7 +76,7 @@ class OptimizerBackend:
                         tally.diverged_at[i] = chunk.start + offset
 
     def _learn(self, i: int, x: Tensor, target: Tensor, loss: Loss, tally: Tally) -> bool:
-        """Let one learner learn from one sample; whether it has diverged."""
+        """Train one learner on one sample, and return whether it has diverged."""
         outputs = self._models[i](x.unsqueeze(0))
         if loss == "cross_entropy":
             lost = F.cross_entropy(outputs, target.unsqueeze(0))
@@ -92,7 +92,7 @@ class OptimizerBackend:
         return False
 
     def _normalized(self, x: Tensor, step: int) -> Tensor:
-        """The samples as each learner's running mean and variance of the inputs make them."""
+        """Return the samples normalized by each learner's running mean and variance."""
         state = self._normalizer
         if not state:
             state |= {"mean": torch.zeros_like(x), "variance": torch.ones_like(x)}
@@ -105,16 +105,16 @@ class OptimizerBackend:
         return normalized
 
     def parameters(self) -> dict[str, Tensor]:
-        """The learners' parameters now."""
+        """Return the learners' current parameters."""
         named = [dict(model.named_parameters()) for model in self._models]
         return {name: torch.stack([own[name].detach() for own in named]) for name in named[0]}
 
-    # ------------------------------------------------------------------------------------------------- save and go on
+    # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on; see the class for the names."""
+        """Return everything needed to resume; see the class for the names."""
         kept = [self._state_of(model, one) for model, one in zip(self._models, self._optimizers, strict=True)]
-        # A learner that diverged at once has no state; what stands in its place is never used.
+        # A learner that diverged in the first step has no state; the values in its place are never used.
         shapes = {name: tensor for own in kept for name, tensor in own.items()}
         return {
             **{f"parameters.{name}": p for name, p in self.parameters().items()},
@@ -142,7 +142,7 @@ class OptimizerBackend:
         return found | {f"option.{key}": _exact(value) for key, value in options.items() if _is_number(value)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Resume from the result of :meth:`state`."""
         for i, (model, optimizer) in enumerate(zip(self._models, self._optimizers, strict=True)):
             optimizer.state.clear()
             group = optimizer.param_groups[0]
@@ -179,6 +179,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _exact(value: Any) -> Tensor:
-    """A number as a tensor from which ``item()`` gives it back, type and all."""
+    """Return a number as a tensor from which ``item()`` restores the exact value and type."""
     kinds: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64}
     return torch.tensor(value, dtype=kinds.get(type(value), torch.float64))

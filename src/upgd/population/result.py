@@ -1,4 +1,4 @@
-"""What a population has shown."""
+"""The results of a population."""
 
 from dataclasses import dataclass, field
 
@@ -15,20 +15,20 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Result:
-    """Online metrics, each the mean over a window of the prediction made *before* the update: windows × learners.
+    """Online metrics, averaged over windows of predictions made *before* each update: windows × learners.
 
-    A learner that has diverged has NaN in the window in which it happened and in all later ones.
+    A diverged learner has NaN in the window in which it diverged and in all later ones.
 
     Attributes:
-        learners: the columns, in the caller's order.
-        window: how many steps a window has; only the last may have fewer.
-        ends: ``(windows,)``: how many steps had been taken when the window ended.
-        lengths: ``(windows,)``: how many steps it has.
+        learners: The columns, in the caller's order.
+        window: Number of steps per window; only the last window may have fewer.
+        ends: ``(windows,)``: number of steps at the end of each window.
+        lengths: ``(windows,)``: number of steps in each window.
         loss: ``(windows, learners)``.
-        accuracy: ``(windows, learners)``, the share of right predictions; NaN in regression.
-        diverged_at: ``(learners,)``: the step, from 0, at which the learner stopped to be finite; −1 if it never did.
-        diagnostics: by name ``(moments, learners)``, histograms ``(moments, learners, bins)``; empty if nobody asked.
-        diagnosed_at: ``(moments,)``: how many steps had been taken then.
+        accuracy: ``(windows, learners)``, the fraction of correct predictions; NaN for regression.
+        diverged_at: ``(learners,)``: the step, from 0, at which the learner diverged; −1 if it did not.
+        diagnostics: By name, ``(moments, learners)``, histograms ``(moments, learners, bins)``; empty if not requested.
+        diagnosed_at: ``(moments,)``: number of steps at each snapshot.
     """
 
     learners: tuple[Learner, ...]
@@ -48,12 +48,12 @@ class Result:
 
     @property
     def mean_loss(self) -> Floats:
-        """``(learners,)``: the mean over all steps; NaN for a learner that diverged."""
+        """``(learners,)``: the mean loss over all steps; NaN for diverged learners."""
         return self._mean(self.loss)
 
     @property
     def mean_accuracy(self) -> Floats:
-        """``(learners,)``: the average online accuracy over all steps; NaN for a learner that diverged."""
+        """``(learners,)``: the mean online accuracy over all steps; NaN for diverged learners."""
         return self._mean(self.accuracy)
 
     def _mean(self, curve: Floats) -> Floats:

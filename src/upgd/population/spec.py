@@ -1,4 +1,4 @@
-"""What a learner is: a method, its settings and a seed. And which learners can be computed side by side."""
+"""The specification of a learner (a method, its settings and a seed), and the grouping of learners."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from upgd.population.backend import Group, Kind
 
 __all__ = ["METHODS", "Learner", "groups"]
 
-#: Older names of settings, which old scripts and stores have.
+#: Former names of settings, used by old scripts and stores.
 ALIASES = {"wise": "granularity"}
 
 
@@ -21,13 +21,13 @@ ALIASES = {"wise": "granularity"}
 class Learner:
     """One online learner: a method, its settings and a seed.
 
-    A setting that is left out takes the method's default; one that the method does not have is an error. Two learners
-    that are equal compute the same. Settings are attributes: ``learner.lr``; one that the method does not have is ``None``.
+    Omitted settings have the method's defaults; settings that the method does not have are an error. Equal learners compute
+    the same. Settings are attributes, such as ``learner.lr``; they are ``None`` if the method does not have them.
 
     Args:
-        method: one of :data:`upgd.methods.METHODS`, such as ``upgd``, ``sgdw`` or ``adamw``.
-        seed: determines initial weights, stream and noise.
-        settings: the method's settings by name, such as ``lr`` and ``sigma``.
+        method: One of :data:`upgd.methods.METHODS`, such as ``upgd``, ``sgdw`` or ``adamw``.
+        seed: Determines initial weights, stream and noise. Default: 0.
+        settings: The method's settings by name, such as ``lr`` and ``sigma``.
 
     Example:
         >>> Learner(method="upgd", lr=0.01, sigma=0.1).settings()["scaling"]
@@ -50,7 +50,7 @@ class Learner:
         values: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
         **settings: Any,
     ) -> None:
-        # `values` is what dataclasses.replace hands over; what it changes is among the settings.
+        # `values` is passed by dataclasses.replace; its changes are among the settings.
         shown = {ALIASES.get(name, name): name for name in (*dict(values), *settings)}
         given = {ALIASES.get(name, name): value for name, value in {**dict(values), **settings}.items()}
         own = methods.get(method).settings
@@ -77,32 +77,32 @@ class Learner:
         return f"Learner(method={self.method!r}{settings}, seed={self.seed})"
 
     def but(self, **changes: Any) -> "Learner":
-        """The same learner with another seed or other settings."""
-        if changes.keys() == {"seed"}:  # an experiment makes thousands of these; their settings are checked already
+        """Return a copy with another seed or other settings."""
+        if changes.keys() == {"seed"}:  # fast path: experiments create thousands of these, with validated settings
             other = object.__new__(Learner)
             other.__dict__.update(method=self.method, seed=_seed(changes["seed"]), values=self.values)
             return other
         return Learner(**{"method": self.method, "seed": self.seed, "values": self.values, **changes})
 
     def settings(self) -> dict[str, Any]:
-        """The settings that the method has, ``lr`` first; not the seed. What names a learner's row in a table."""
+        """Return the settings of the method, ``lr`` first, without the seed."""
         own = METHODS[self.method].settings
         return {name: value for name, value in self.values if not (own[name].quiet and value == own[name].default)}
 
     @property
     def variant(self) -> Method:
-        """The method, in the variant that the settings choose."""
+        """Return the method, in the variant selected by the settings."""
         return methods.get(self.method)(**dict(self.values))
 
     @property
     def kind(self) -> Kind:
-        """Which computation the learner needs."""
+        """Return the kind of computation that the learner needs."""
         return _kind(METHODS[self.method], self.values)  # type: ignore[arg-type]  # classes are hashable
 
 
 @lru_cache(maxsize=1 << 14)
 def _kind(cls: type[Method], settings: tuple[tuple[str, Any], ...]) -> Kind:
-    """Learners that differ in the seed alone share it."""
+    """Return the kind; cached, because learners that differ only in the seed share it."""
     values = dict(settings)
     method = cls(**values)
     usual = {name: setting.default for name, setting in method.settings.items() if setting.quiet}
@@ -122,14 +122,14 @@ def _kind(cls: type[Method], settings: tuple[tuple[str, Any], ...]) -> Kind:
 
 
 def groups(learners: Sequence[Learner], rows: Sequence[int]) -> list[tuple[Group, list[int]]]:
-    """Put learners of one kind together.
+    """Group learners by kind.
 
     Args:
         learners: the population.
-        rows: which row of a chunk each learner sees.
+        rows: the row of a chunk that each learner uses.
 
     Returns:
-        For each kind, in the order of its first learner, the group and its learners' places in ``learners``.
+        For each kind, in the order of its first learner, the group and its learners' indices in ``learners``.
     """
     places: dict[Kind, list[int]] = {}
     for place, learner in enumerate(learners):
@@ -152,7 +152,7 @@ def _group(kind: Kind, learners: list[Learner], rows: list[int]) -> Group:
 
 
 def _numbers(learner: Learner) -> dict[str, float]:
-    """What the rule sees as ``h``: numeric settings, and the constants that stand in the place of others."""
+    """Return the numbers in ``h``: numeric settings, and the constants that replace others."""
     method = METHODS[learner.method]
     numbers = dict(method.constants)
     for name, value in learner.values:
@@ -167,19 +167,19 @@ def _chosen(method: str, name: str, setting: Setting, value: Any) -> Any:
     if value is not None:
         return setting.check(name, value)
     if setting.default is ...:
-        raise ValueError(f"method={method!r} needs {name}; give it a value, such as {name}={setting.example!r}")
+        raise ValueError(f"method={method!r} needs {name}; pass a value, such as {name}={setting.example!r}")
     return setting.default
 
 
 def _refuse(method: str, name: str, given_as: str, value: Any) -> None:
-    """Refuse a setting that the method does not have, unless the value says "without"."""
+    """Raise ValueError for a setting that the method does not have, unless its value disables it."""
     having = [cls for cls in METHODS.values() if name in cls.settings]
     own = METHODS[method]
     harmless = [getattr(own, name)] if hasattr(own, name) else [cls.settings[name].off for cls in having]
     if value is None or value in harmless:
         return
     alike = [cls for cls in METHODS.values() if getattr(cls, name, None) == value or cls in having]
-    alike.sort(key=lambda cls: cls.rule != own.rule)  # those that differ in nothing else come first
+    alike.sort(key=lambda cls: cls.rule != own.rule)  # methods with the same rule come first
     takes = " and ".join(n for n, setting in own.settings.items() if not setting.quiet)
     takes += " alone" if " " not in takes else ""
     instead = f", or use method={alike[0].name!r}" if alike else ""

@@ -1,7 +1,7 @@
-"""How many threads torch is given for a step.
+"""Number of threads that torch uses for a step.
 
-A step of small learners is a hundred operations of a few microseconds each. Threads make them no faster, and where other
-processes want the same cores, every operation waits for the thread that is late: ten to twenty times longer.
+A step of small learners consists of a hundred operations of a few microseconds each. Threads do not speed them up, and if
+other processes use the same cores, every operation waits for its slowest thread, which takes ten to twenty times longer.
 """
 
 import os
@@ -12,19 +12,19 @@ import torch
 
 __all__ = ["share", "worth"]
 
-#: Learners × parameters of a step from which on threads are worth it.
+#: Learners × parameters of a step above which threads pay off.
 SMALL = 1 << 20
 
-#: How users tell the libraries below torch.
+#: Environment variables by which users set the number of threads.
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
-#: What torch takes by itself: one for each core or processor, or what :func:`share` has set.
+#: Default numbers of torch: one per core or processor, or the number set by :func:`share`.
 _usual: set[int] = set()
 
 
 @contextmanager
 def worth(work: int) -> Iterator[None]:
-    """One thread if a step is small, and then as many as before. A number that the user has chosen stays.
+    """Context manager that uses one thread if a step is small, unless the user has chosen a number of threads.
 
     Args:
         work: learners × parameters.
@@ -41,13 +41,13 @@ def worth(work: int) -> Iterator[None]:
 
 
 def share(threads: int) -> None:
-    """Use so many threads in this process, because others compute beside it."""
+    """Use this number of threads, because other processes compute at the same time."""
     torch.set_num_threads(threads)
     _usual.add(threads)
 
 
 def _chosen_by_user(threads: int) -> bool:
-    """Whether somebody wants just so many: a variable says so, or the number is not one that torch takes by itself."""
+    """Return whether the user chose this number: a variable is set, or the number is not one of torch's defaults."""
     return any(os.environ.get(name) for name in _VARIABLES) or threads not in _usual_numbers()
 
 
@@ -55,4 +55,4 @@ def _usual_numbers() -> set[int]:
     cores = {os.cpu_count() or 1}
     if hasattr(os, "sched_getaffinity"):
         cores.add(len(os.sched_getaffinity(0)))
-    return cores | {count // 2 for count in cores} | _usual  # half: a core may be two processors
+    return cores | {count // 2 for count in cores} | _usual  # half, because a core may have two hardware threads

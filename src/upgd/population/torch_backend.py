@@ -1,7 +1,8 @@
-"""The readable truth: every method, variant and network, in batched tensors on any device.
+"""The reference backend: every method, variant and network, in batched tensors on any device.
 
-One step is: what the sample says (:mod:`.chain` or :mod:`.functional`), then the method's rule (:mod:`upgd.methods`) with the
-learner dimension first and every setting a vector. Nothing here is clever; faster backends must equal it.
+One step computes the derivatives for the samples (:mod:`.chain` or :mod:`.functional`) and applies the method's rule
+(:mod:`upgd.methods`) with a leading learner dimension and every setting as a vector. The code favours clarity; faster
+backends must agree with it.
 """
 
 import copy
@@ -28,20 +29,20 @@ from upgd.streams.contract import Chunk
 
 __all__ = ["TorchBackend", "gates", "unsupported"]
 
-#: Random numbers in the making at once: their temporaries are many.
+#: Number of random numbers to generate at once; generating them takes several temporaries of this size.
 _NORMALS_AT_ONCE = 1 << 20
 
 Named = dict[str, Tensor]
 
 
 def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this backend cannot run the network so; ``None`` if it can."""
+    """Return the reason why this backend cannot run the network with this group, or ``None`` if it can."""
     method = group.method
     both = (("curvature", method.uses_curvature), ("the hidden units", method.uses_units))
     needs = [name for name, needed in both if needed]
     if needs and (reason := Chain.unsupported(network)):
         return (
-            f"{method.name} with these settings must know {' and '.join(needs)} and so the network as a chain of layers, but "
+            f"{method.name} with these settings needs {' and '.join(needs)} and so the network as a chain of layers, but "
             f"{reason}; make it an nn.Sequential, or use first-order utility of weights"
         )
     if method.uses_units and group.kind.gated not in ("all", "hidden"):
@@ -56,7 +57,7 @@ def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: t
 
 
 def gated_parameters(network: nn.Module, gated: str) -> frozenset[str]:
-    """The parameters that have gates: of all layers, of hidden layers, of the output layer, or of named layers."""
+    """Return the parameters with gates: of all layers, of hidden layers, of the output layer, or of named layers."""
     names = [name for name, _ in network.named_parameters()]
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     chosen = {"all": layers, "hidden": layers[:-1], "output": layers[-1:]}.get(gated)
@@ -64,7 +65,7 @@ def gated_parameters(network: nn.Module, gated: str) -> frozenset[str]:
         chosen = gated.split("+")
         if unknown := [name for name in chosen if name not in layers]:
             raise ValueError(
-                f"gated={gated!r} names {unknown[0]!r}, which is no layer with parameters; there are {', '.join(layers)}"
+                f"gated={gated!r} names {unknown[0]!r}, which is not a layer with parameters; choose from {', '.join(layers)}"
             )
     return frozenset(name for name in names if name.rpartition(".")[0] in chosen)
 
@@ -91,19 +92,19 @@ class TorchBackend:
         self._bounds = initial_bounds(network) if self._method.needs("bound") else {}
         self._parameters: Named = {name: p.to(device, dtype, copy=True) for name, p in parameters.items()}
         self._state: dict[str, Named] = {"parameters": self._parameters}
-        self._goes_on = torch.ones(len(group), dtype=torch.bool, device=device)  #: who takes the current step
+        self._goes_on = torch.ones(len(group), dtype=torch.bool, device=device)  #: learners that take the current step
         for part, begins_as in self._method.state.items():
             self._state[part] = {name: _beginning(begins_as, p) for name, p in self._parameters.items()}
         for part, begins_as in self._method.unit_state.items():
             of_units = {name: self._parameters[name].flatten(2)[..., 0] for name in self._hidden()}
             self._state[part] = {name: _beginning(begins_as, row) for name, row in of_units.items()}
         self._h = Scalars(self._group.values, self._resolve)
-        self._now: dict[str, Any] = {}  #: the settings and the step, for the current step
+        self._now: dict[str, Any] = {}  #: settings and step count of the current step
         self._resolved: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
-        """Learn from every sample of the chunk, in order, and add to the tally."""
+        """Learn from every sample of the chunk, in order, and update the tally."""
         with threads.worth(sum(p.numel() for p in self._parameters.values())):
             self._advance(chunk, loss, tally)
 
@@ -116,19 +117,19 @@ class TorchBackend:
             self._step(x, targets[:, offset], loss, noises, chunk.start + offset, tally)
 
     def parameters(self) -> dict[str, Tensor]:
-        """The learners' parameters now."""
+        """Return the learners' current parameters."""
         return dict(self._parameters)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on; the names are those of the interface."""
+        """Return everything needed to resume; the names are those of the interface."""
         return {f"{part}.{name}": t.clone() for part, named in self._state.items() for name, t in named.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Resume from the result of :meth:`state`."""
         for part, named in self._state.items():
             for name, tensor in named.items():
                 named[name] = state[f"{part}.{name}"].to(tensor, copy=True)
-        if self._kind.normalize and "normalizer.mean" in state:  # the inputs' shape is known from the first sample on
+        if self._kind.normalize and "normalizer.mean" in state:  # the shape is known only after the first sample
             like = next(iter(self._parameters.values()))
             self._state["normalizer"] = {n: state[f"normalizer.{n}"].to(like, copy=True) for n in ("mean", "variance")}
 
@@ -169,10 +170,10 @@ class TorchBackend:
         if hasattr(self._method, "reset_units"):
             self._reset_units(found, step)
 
-    # ----------------------------------------------------------------------------------------------- phases of a step
+    # ------------------------------------------------------------------------------------------------ phases of a step
 
     def _observe(self, found: Derivatives) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Run the first phase over all gated parameters: what was observed, and its reductions, by parameter."""
+        """Run the first phase for all gated parameters; return the observed values and their reductions, by parameter."""
         if not hasattr(self._method, "observe"):
             return {}, {}
         observed: dict[str, Mapping[str, Tensor]] = {}
@@ -191,7 +192,7 @@ class TorchBackend:
         return _namespaces(observed), _namespaces(reduced(self._method.reductions, observed, learner_dims=1))
 
     def _observe_units(self, found: Derivatives) -> dict[str, SimpleNamespace]:
-        """Let the method look at the hidden units; what it says of them, by the weight that enters them."""
+        """Run ``observe_units`` for all hidden layers; return the results by incoming weight."""
         hidden = self._hidden()
         if not hidden or not hasattr(self._method, "observe_units"):
             return {}
@@ -209,7 +210,7 @@ class TorchBackend:
         }
 
     def _reset_units(self, found: Derivatives, step: Any) -> None:
-        """Let the method reset hidden units, layer by layer."""
+        """Run ``reset_units`` for all hidden layers."""
         assert isinstance(self._model, Chain)
         for number, name in enumerate(self._hidden()):
             units = self._model.units(name, self._parameters, found)
@@ -251,20 +252,20 @@ class TorchBackend:
                 self._state[part][name] = torch.where(mask, fresh_state, self._state[part][name])
 
     def _write(self, name: str, where: Tensor, fresh: Tensor) -> None:
-        """Put fresh values into some entries of a parameter, and let the method's state of these begin again."""
+        """Write new values to some entries of a parameter, and reset the method's state of these entries."""
         self._parameters[name] = torch.where(where, fresh, self._parameters[name])
         for part, begins_as in self._method.state.items():
             state = self._state[part][name]
             self._state[part][name] = torch.where(where, _beginning(begins_as, fresh), state)
 
-    # ------------------------------------------------------------------------------------------------ what rules see
+    # --------------------------------------------------------------------------------------------- arguments of rules
 
     def _begin_step(self, step: Any) -> None:
         self._now = {**self._group.values, "t": step}
         self._resolved = {}
 
     def _resolve(self, scalar: Scalar) -> Tensor:
-        """The values of a per-learner expression, computed once per step."""
+        """Return the values of a per-learner expression, computed once per step."""
         if scalar.key not in self._resolved:
             self._resolved[scalar.key] = evaluate(scalar, self._now, self._group.seeds)
         return self._resolved[scalar.key]
@@ -279,11 +280,11 @@ class TorchBackend:
     def _keep(self, name: str, changed: Mapping[str, Tensor]) -> None:
         for part, value in changed.items():
             if part not in self._state:
-                raise ValueError(f"{self._method.name} changes a state {part!r} that it does not declare")
+                raise ValueError(f"{self._method.name} changes the state {part!r}, which it does not declare")
             self._state[part][name] = self._unless_diverged(value, self._state[part][name])
 
     def _kept(self, name: str, observation: Any, state_of: Callable[[str], SimpleNamespace]) -> Mapping[str, Tensor]:
-        """Keep the state that an observation changes; the values to be reduced."""
+        """Store the state that an observation changes; return the values to reduce."""
         changed, values = observation if isinstance(observation, tuple) else (observation, {})
         self._keep(name, changed)
         if hasattr(self._method, "measure"):
@@ -291,7 +292,7 @@ class TorchBackend:
         return values  # type: ignore[no-any-return]
 
     def _unit_of(self, name: str, of_units: Mapping[str, SimpleNamespace]) -> SimpleNamespace | None:
-        """What the method has said of the unit that each entry of a parameter enters."""
+        """Return the state and reductions of the unit that each entry of a parameter belongs to."""
         if not of_units:
             return None
         assert isinstance(self._model, Chain)
@@ -306,14 +307,14 @@ class TorchBackend:
         return SimpleNamespace(o=spread(unit.o), r=spread(unit.r), s=spread(vars(unit.s)))
 
     def _hidden(self) -> tuple[str, ...]:
-        """The weights that enter hidden units, if the method looks at these."""
+        """The incoming weights of hidden units, if the method uses units."""
         return self._model.features() if self._method.uses_units and isinstance(self._model, Chain) else ()
 
     def _unless_diverged(self, new: Tensor, old: Tensor) -> Tensor:
         return torch.where(_of_learners(self._goes_on, old), new, old)
 
     def _normalized(self, x: Tensor, step: Any) -> Tensor:
-        """The sample as the learner's running mean and variance of the inputs make it."""
+        """Return the sample normalized by the learner's running mean and variance."""
         state = self._state.setdefault("normalizer", {})
         if not state:
             state |= {"mean": torch.zeros_like(x), "variance": torch.ones_like(x)}
@@ -324,7 +325,7 @@ class TorchBackend:
         return normalized
 
     def _noises(self, start: int, length: int) -> Iterator[Named]:
-        """ξ of the learners' steps start + 1 … start + length, each by parameter; nothing where nobody perturbs."""
+        """Yield ξ of the learners' steps start + 1 … start + length, each by parameter; empty without noise."""
         if self._kind.noise == "none":
             yield from ({} for _ in range(length))
             return
@@ -340,8 +341,8 @@ class TorchBackend:
             yield {name: piece.view(shape) for piece, (name, shape) in zip(pieces, shapes.items(), strict=True)}
 
     def _whites(self, first: int, stop: int, count: int) -> Iterator[Tensor]:
-        """ζ of the steps from ``first``, ``(learners, count)`` each: many steps of a small network at once, few learners
-        of a large one."""
+        """Yield ζ of the steps from ``first``, ``(learners, count)`` each; small networks draw many steps at once, large ones
+        few learners."""
         seeds = self._group.seeds
         learners = max(1, _NORMALS_AT_ONCE // count)
         steps_at_once = max(1, _NORMALS_AT_ONCE // (count * len(seeds)))
@@ -355,7 +356,7 @@ class TorchBackend:
 
 
 def gates(group: Group, traces: Mapping[str, Tensor], step: int) -> Named:
-    """The gate ū of everything that has a utility trace, after ``step`` steps."""
+    """Return the gate ū of everything that has a utility trace, after ``step`` steps."""
     method = group.method
     if not isinstance(method, Utility):
         return {}
@@ -378,11 +379,11 @@ def _model(network: nn.Module, group: Group, device: torch.device, dtype: torch.
 
 
 def _beginning(begins_as: str, parameter: Tensor) -> Tensor:
-    """The initial state of that kind."""
+    """Return the initial state of the given kind."""
     if begins_as == "layer":
         return torch.zeros_like(parameter[:, :1])
     if begins_as not in ("zeros", "parameter"):
-        raise ValueError(f"state begins as 'zeros' or as a copy of the 'parameter', not as {begins_as!r}")
+        raise ValueError(f"state must start as 'zeros' or as a copy of the 'parameter', not as {begins_as!r}")
     return parameter.clone() if begins_as == "parameter" else torch.zeros_like(parameter)
 
 
@@ -396,6 +397,6 @@ def _on(group: Group, device: torch.device) -> Group:
 
 
 def _of_learners(value: Tensor, like: Tensor) -> Tensor:
-    """One value per learner, to meet tensors that have more dimensions than learners do."""
+    """Reshape one value per learner so that it broadcasts against tensors with more dimensions."""
     value = value.reshape(value.shape + (1,) * (like.ndim - value.ndim))
     return value if value.dtype == torch.bool else value.to(like.dtype)

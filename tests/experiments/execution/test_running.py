@@ -326,7 +326,7 @@ def test_a_state_of_another_network_is_not_taken(tmp_path):
     job = plan(whole(SMALL), 1, 32)[0]
     population = Population(MLP((64, 9, 10)), job.learners, backend="torch")
     Checkpoints.beside(tmp_path / "r.db").save(job, Snapshot(population.state(), 1.0))
-    with pytest.raises(ValueError, match="of another network"):
+    with pytest.raises(ValueError, match="belongs to another network"):
         ex.run(SMALL, store=tmp_path / "r.db", backend="torch")
 
 
@@ -386,7 +386,7 @@ def test_a_network_of_ones_own():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_method_that_the_engine_cannot_run_is_refused_before_others_are_run(tmp_path, workers):
     methods = {"sgd": {"lr": 0.1}, "upgd": {"lr": 0.1, "order": 2}}
-    with pytest.raises(ValueError, match="because upgd with these settings must know curvature"):
+    with pytest.raises(ValueError, match="because upgd with these settings needs curvature"):
         ex.run(
             "output-permuted-digits",
             methods,

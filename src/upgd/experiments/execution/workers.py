@@ -80,7 +80,7 @@ def in_processes(settings: Settings, workers: int) -> Executor:
 
     def execute(jobs: Sequence[Job], watcher: Watcher) -> Finished:
         if settings.backend == "auto" and torch.device(settings.device).type == "cpu" and not find_spec("numba"):
-            say_slow_backend("numba is not installed (pip install 'upgd[run]' brings what is needed)")
+            say_slow_backend("numba is not installed (run pip install 'upgd[run]')")
         for job in jobs:
             plugins.check_elsewhere(uses(job, settings.backend, settings.look_every), runs_main=True)
         pool = _Pool(settings, min(workers, len(jobs)), watcher)
