@@ -37,6 +37,7 @@ __all__ = [
     "parameter_normals",
     "parameter_normals_within",
     "philox",
+    "rounding_words",
     "uniforms",
     "uniforms_at",
     "white_",
@@ -63,6 +64,7 @@ class Purpose(IntEnum):
     SUBSET = 9
     MIXTURE = 10
     PARAMETER = 11
+    ROUNDING = 12
 
 
 def white_(out: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -236,16 +238,22 @@ def learner_normals_at(keys: Tensor, index: Tensor, *, dtype: torch.dtype = torc
 
 
 def parameter_keys(
-    seed: Tensor | int, step: Tensor | int, number: Tensor | int, *, device: torch.device | str | None = None
+    seed: Tensor | int,
+    step: Tensor | int,
+    number: Tensor | int,
+    *,
+    purpose: int = Purpose.PARAMETER,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """Return the four keys of a parameter's noise at a step, int32: Philox with the seed as key and the counter (number, step
-    low, step high, ``Purpose.PARAMETER``).
+    low, step high, purpose).
 
     Args:
         seed: The optimizer's seed, an integer or an integer tensor.
         step: Number of steps of the parameter, including this one; an integer, an integer tensor, or a float tensor, as
             stored by optimizers.
         number: Index of the parameter among all parameters of the optimizer, from 0; an integer or an integer tensor.
+        purpose: Purpose of the keys; each tensor that is rounded has one of its own.
         device: Device of the result. Default: that of the tensors.
 
     Returns:
@@ -254,7 +262,7 @@ def parameter_keys(
     if device is None:
         device = next((value.device for value in (seed, step, number) if isinstance(value, Tensor)), None)
     seed, step, number = (torch.as_tensor(value, device=device).long() for value in (seed, step, number))
-    counter = (number & _MASK, step & _MASK, (step >> 32) & _MASK, torch.full_like(step, int(Purpose.PARAMETER)))
+    counter = (number & _MASK, step & _MASK, (step >> 32) & _MASK, torch.full_like(step, purpose))
     return torch.stack(philox(counter, (seed & _MASK, (seed >> 32) & _MASK)), -1).to(torch.int32)
 
 
@@ -347,6 +355,12 @@ def parameter_normals_within(
                 torch.where(odd[block], shifted, even) if isinstance(odd, Tensor) else shifted if odd else even
             )
     return out
+
+
+def rounding_words(keys: Tensor, index: Tensor) -> Tensor:
+    """Return a random word, int32, for each index, from the keys of :func:`parameter_keys`; see :func:`learner_words`."""
+    k0, k1, k2, k3 = keys.unbind(-1)
+    return _mixed(k0, k1, k2, k3, index.to(torch.int32))[0]
 
 
 def uniforms_at(keys: Tensor, index: Tensor) -> Tensor:

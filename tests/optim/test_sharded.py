@@ -178,6 +178,8 @@ CHECKPOINTED = {
     "AdaUPGD": (upgd.AdaUPGD, {"noise": "anticorrelated"}),
     "UPGD": (upgd.UPGD, {"scaling": "local"}),
     "PGD": (upgd.PGD, {}),
+    "16 bits": (upgd.AdaUPGD, {"state_dtype": torch.bfloat16, "stochastic_rounding": True}),
+    "8 bits": (upgd.AdaUPGD, {"state_dtype": torch.uint8}),
 }
 
 
@@ -186,6 +188,9 @@ def check_checkpoint(rank: int, folder: Path, saves: bool) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+    from upgd.optim import _narrow
+
+    _narrow.LEAST = 1  # or all parameters would be too small for 8 bits
     for name, (cls, options) in CHECKPOINTED.items():
         network = sharded_model()
         torch.manual_seed(rank if saves else 9)
@@ -199,6 +204,8 @@ def check_checkpoint(rank: int, folder: Path, saves: bool) -> None:
             dcp.load(parts, checkpoint_id=folder / name)
             set_state_dict(network, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
         train(network, optimizer, steps=3)
+        kinds = {value.dtype for value in optimizer.state[network[0].weight].values()}
+        assert options.get("state_dtype", torch.float32) in kinds
         final = [whole(param) for param in network.parameters()]
         if not saves:
             torch.testing.assert_close(final, torch.load(folder / f"{name}.pt"), rtol=1e-12, atol=1e-14)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -57,7 +58,8 @@ def with_plain_numbers(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_plain_seed(group: dict[str, Any]) -> dict[str, Any]:
-    """The same options with a Python integer for a seed."""
+    """The same options with a Python integer for a seed; a ValueError for a wrong one, and for dtypes that are."""
+    check_memory(group)
     seed = group.get("seed")
     if seed is None:
         return dict(group)
@@ -73,6 +75,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(map(_plain, value))
     return float(value) if _is_number(value) and type(value) not in (int, float) else value
+
+
+def check_memory(group: dict[str, Any]) -> None:
+    """Check the options that ask for fewer bits."""
+    if (dtype := group.get("state_dtype")) not in (None, torch.float32, torch.bfloat16, torch.uint8):
+        raise ValueError(
+            f"state_dtype must be torch.float32, torch.bfloat16 or torch.uint8, but it is {dtype!r}; "
+            "leave it out for 32 bits."
+        )
+    if not isinstance(rounding := group.get("stochastic_rounding", False), bool):
+        raise ValueError(f"stochastic_rounding must be True or False, but it is {rounding!r}.")
 
 
 def check_lr(lr: Any) -> None:

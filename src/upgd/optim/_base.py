@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from upgd import noise
+from upgd.optim import _narrow as narrow
 from upgd.optim._arguments import check_complete, check_curvature, check_parameter
-from upgd.optim._phases import utility_dtype
+from upgd.optim._phases import Kept, utility_dtype
 from upgd.optim._replicas import ReplicaNoise, of_the_first
-from upgd.optim._sharded import is_sharded, seeded_noise
+from upgd.optim._sharded import is_sharded, local, seeded_noise
 
 Result = TypeVar("Result")
 
@@ -114,10 +115,15 @@ class BaseOptimizer(Optimizer):
             super().load_state_dict(state_dict)
         self._seed_is_settled = False
         # torch casts all state to the parameter's dtype, but the averages of a 16-bit parameter are kept in 32 bits.
+        options = {param: group for group in self.param_groups for param in group["params"]}
         for saved, param in self._saved(loaded):
             for name in self._averages():
                 if name in saved:
-                    self.state[param][name] = saved[name].to(param.device, utility_dtype(param))
+                    kept = saved[name].dtype in (torch.uint8, options[param].get("state_dtype"))
+                    dtype = saved[name].dtype if kept else utility_dtype(param)
+                    self.state[param][name] = saved[name].to(param.device, dtype)
+                if (scales := f"{name}_scale") in saved:
+                    self.state[param][scales] = saved[scales].to(param.device)
 
     def _saved(self, state_dict: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Tensor]]:
         """What was saved for each parameter, as long as there are both."""
@@ -170,8 +176,41 @@ class BaseOptimizer(Optimizer):
         return bool(group["sigma"] > 0)
 
     def _needs_seed(self) -> bool:
-        """Whether noise from torch's generators will not do: each process has a part of the parameters."""
-        return self._has_shards
+        """Whether torch's generators will not do: a process has only parts of the parameters, or tensors are rounded."""
+        return self._has_shards or any(map(self._rounds, self.param_groups))
+
+    def _rounds(self, group: dict[str, Any]) -> bool:
+        """Whether state or parameters of a group are rounded at random."""
+        return group.get("state_dtype") in (torch.bfloat16, torch.uint8) or bool(group.get("stochastic_rounding"))
+
+    def _kept(
+        self, group: dict[str, Any], params: list[Tensor], steps: list[float | Tensor], name: str, tensors: list[Tensor]
+    ) -> list[Tensor | Kept]:
+        """The state of parameters as a step reads and writes it, of what this process has."""
+        if not self._rounds(group):
+            return [local(tensor) for tensor in tensors]
+        numbers, slot = self._numbering(), 1 + sorted(self._averages()).index(name)
+        return [
+            narrow.stored(
+                tensor,
+                self.state[param].get(f"{name}_scale"),
+                param,
+                narrow.rounding_of(param, group, step, numbers[param], slot),
+            )
+            for param, step, tensor in zip(params, steps, tensors, strict=bool(tensors))
+        ]
+
+    def _rounded(self, group: dict[str, Any], params: list[Tensor], steps: list[float | Tensor]) -> list[Tensor | Kept]:
+        """The parameters, to be rounded at random; empty if they are not."""
+        if not group.get("stochastic_rounding"):
+            return []
+        numbers = self._numbering()
+        return [
+            narrow.stored(param, None, param, narrow.rounding_of(param, group, step, numbers[param], 0))
+            if param.dtype == torch.bfloat16
+            else local(param)
+            for param, step in zip(params, steps, strict=True)
+        ]
 
     def _settle_seed(self) -> None:
         """Before the first noise: draw the seed, if one is needed and there is none, and share it among processes.
@@ -179,7 +218,7 @@ class BaseOptimizer(Optimizer):
         Noise is a function of the seed, the step and the entry where a group has a seed, and otherwise comes from torch's
         generators. The seed is an option of the groups, and so a part of ``state_dict()``.
         """
-        if self._seed_is_settled or not any(map(self._perturbs, self.param_groups)):
+        if self._seed_is_settled or not any(self._perturbs(g) or self._rounds(g) for g in self.param_groups):
             return
         self._seed_is_settled = True
         seed = next((group["seed"] for group in self.param_groups if group["seed"] is not None), None)

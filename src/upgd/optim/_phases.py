@@ -8,7 +8,7 @@ block needs still in the cache; tests hold the two together.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast, overload
+from typing import Any, Protocol, cast, overload
 
 import torch
 from torch import Tensor
@@ -21,12 +21,32 @@ _BLOCK_ENTRIES = {"cpu": 1 << 18}
 _BLOCK_ENTRIES_ELSEWHERE = 1 << 24
 
 
+class Kept(Protocol):
+    """A tensor in fewer bits; see ``_narrow.py``."""
+
+    def __getitem__(self, rows: slice) -> "Kept": ...
+    def wide(self) -> Tensor: ...
+    def keep(self, values: Tensor) -> Tensor: ...
+
+
+def wide(kept: Tensor | Kept) -> Tensor:
+    """The tensor to compute with."""
+    return kept if isinstance(kept, Tensor) else kept.wide()
+
+
+def keep(kept: Tensor | Kept, values: Tensor) -> Tensor:
+    """Keep new values; return them as they are kept."""
+    if not isinstance(kept, Tensor):
+        return kept.keep(values)
+    return kept if kept is values else kept.copy_(values)
+
+
 @dataclass
 class Work:
     """One parameter group's part in one step: its options, and the tensors of its parameters that have a gradient.
 
     A list that the method does not need is empty. Of sharded tensors the lists have what this process has, which may be
-    empty; ``owners`` are the parameters as the optimizer knows them.
+    empty; ``owners`` are the parameters as the optimizer knows them. State in fewer bits is ``Kept`` and no tensor.
     """
 
     options: dict[str, Any]
@@ -35,13 +55,14 @@ class Work:
     q: float
     params: list[Tensor]
     grads: list[Tensor]
-    utilities: list[Tensor]
-    exp_avgs: list[Tensor]
-    exp_avg_sqs: list[Tensor]
+    utilities: list[Tensor | Kept]
+    exp_avgs: list[Tensor | Kept]
+    exp_avg_sqs: list[Tensor | Kept]
     previous_noises: list[Tensor]
     steps: list[float | Tensor]
     curvatures: list[Tensor]
     owners: list[Tensor]
+    rounded: list[Tensor | Kept]  #: the parameters, if they are rounded at random
     norms: list[Tensor] = field(default_factory=list)  #: of the utilities' units, where those are sharded
 
     @property
@@ -132,10 +153,11 @@ _opaque_local_scale.register_fake(rules.local_scale)
 def _trace_plain(work: Work) -> list[Tensor]:
     beta = work.options["beta_utility"]
     maxima = []
-    for i, (param, grad, trace) in enumerate(zip(work.params, work.grads, work.utilities, strict=True)):
+    for i, (param, grad, kept) in enumerate(zip(work.params, work.grads, work.utilities, strict=True)):
+        trace = wide(kept)
         curvature = work.curvatures[i].to(trace.dtype) if work.curvatures else None
         utility = work.sign * rules.utility(param.to(trace.dtype), grad.to(trace.dtype), curvature)
-        trace.copy_(rules.trace(trace, utility, beta))
+        trace = keep(kept, rules.trace(trace, utility, beta))
         maxima.append(largest(rules.unbiased(trace, beta, work.steps[i])))
     return maxima
 
@@ -145,7 +167,7 @@ def _update_plain(work: Work, scale: dict[torch.device, Tensor], draw: Draw | No
     for i, (param, grad) in enumerate(zip(work.params, work.grads, strict=True)):
         gate: float | Tensor = 0.0
         if work.utilities:
-            utility = rules.unbiased(work.utilities[i], options["beta_utility"], work.steps[i])
+            utility = rules.unbiased(wide(work.utilities[i]), options["beta_utility"], work.steps[i])
             if work.norms:
                 of_units = rules.unbiased(work.norms[i], options["beta_utility"], work.steps[i])
             elif options["scaling"] == "local":
@@ -160,10 +182,10 @@ def _update_plain(work: Work, scale: dict[torch.device, Tensor], draw: Draw | No
                 drawn, xi = xi, noise.anticorrelated(xi, work.previous_noises[i])
                 work.previous_noises[i].copy_(drawn)
                 del drawn
-        wide = utility_dtype(param)
-        descent = work.sign * grad.to(wide)
+        dtype = utility_dtype(param)
+        descent = work.sign * grad.to(dtype)
         new = rules.update(
-            param.to(wide),
+            param.to(dtype),
             _adam_plain(work, i, descent) if work.exp_avgs else descent,
             gate,
             xi,
@@ -174,16 +196,16 @@ def _update_plain(work: Work, scale: dict[torch.device, Tensor], draw: Draw | No
             p=work.p,
             q=work.q,
         )
-        param.copy_(new)
+        keep(work.rounded[i] if work.rounded else param, new)
         del xi, new  # before the next parameter's are made
 
 
 def _adam_plain(work: Work, i: int, grad: Tensor) -> Tensor:
     """Carry on the averages of the gradient and of its square; return Adam's direction m̂ / (√v̂ + ε)."""
     beta1, beta2 = work.options["betas"]
-    first, second, step = work.exp_avgs[i], work.exp_avg_sqs[i], work.steps[i]
-    first.copy_(rules.trace(first, grad, beta1))
-    second.copy_(rules.trace(second, grad**2, beta2))
+    step = work.steps[i]
+    first = keep(work.exp_avgs[i], rules.trace(wide(work.exp_avgs[i]), grad, beta1))
+    second = keep(work.exp_avg_sqs[i], rules.trace(wide(work.exp_avg_sqs[i]), grad**2, beta2))
     eps: float = work.options["eps"]
     return rules.unbiased(first, beta1, step) / (rules.unbiased(second, beta2, step).sqrt() + eps)
 
@@ -209,13 +231,13 @@ class _Noises(Sequence[Tensor]):
         return self._last
 
 
-def _blocks(params: list[Tensor], *others: Sequence[Tensor]) -> Iterator[tuple[list[int], list[list[Tensor]]]]:
+def _blocks(params: list[Tensor], *others: Sequence[Any]) -> Iterator[tuple[list[int], list[list[Any]]]]:
     """Cut the lists, tensor by tensor alike, along their first dimension into blocks that hold as many entries as fit the
     device, or a single row; small tensors share a block. Yields the parameters' numbers and the lists of slices, which the
     caller must not keep. An empty list stays empty."""
     limit = _BLOCK_ENTRIES.get(params[0].device.type, _BLOCK_ENTRIES_ELSEWHERE) if params else 0
     numbers: list[int] = []
-    lists: list[list[Tensor]] = [[] for _ in range(1 + len(others))]
+    lists: list[list[Any]] = [[] for _ in range(1 + len(others))]
     filled = 0
     for number, param in enumerate(params):
         if not param.numel():
@@ -241,19 +263,18 @@ def _blocks(params: list[Tensor], *others: Sequence[Tensor]) -> Iterator[tuple[l
 def _trace_foreach(work: Work) -> list[Tensor]:
     beta, sign = work.options["beta_utility"], work.sign
     maxima: list[list[Tensor]] = [[] for _ in work.params]
-    for numbers, (params, grads, traces, curvatures) in _blocks(
-        work.params, work.grads, work.utilities, work.curvatures
-    ):
+    for numbers, (params, grads, kept, curvatures) in _blocks(work.params, work.grads, work.utilities, work.curvatures):
+        traces = [wide(one) for one in kept]
         params, grads = _wide(params, traces), _wide(grads, traces)
         torch._foreach_mul_(traces, beta)
         torch._foreach_addcmul_(traces, grads, params, value=-sign * (1 - beta))
         if curvatures:
             squares = torch._foreach_mul(params, params)
             torch._foreach_addcmul_(traces, _wide(curvatures, traces), squares, value=0.5 * sign * (1 - beta))
-        for number, trace in zip(numbers, traces, strict=True):
-            maxima[number].append(trace.amax())
+        for number, one, trace in zip(numbers, kept, traces, strict=True):
+            maxima[number].append(keep(one, trace).amax())
     found = [
-        m[0] if len(m) == 1 else torch.stack(m).amax() if m else largest(trace)
+        m[0] if len(m) == 1 else torch.stack(m).amax() if m else largest(wide(trace))
         for m, trace in zip(maxima, work.utilities, strict=True)
     ]
     return [m / correction for m, correction in zip(found, work.corrections(beta), strict=True)]
@@ -265,7 +286,7 @@ def _update_foreach(work: Work, scale: dict[torch.device, Tensor], draw: Draw | 
     previous = [] if draw is None else work.previous_noises
     sizes = _adam_sizes(work)
     for numbers, tensors in _blocks(
-        work.params, work.grads, work.utilities, scales, noises, previous, work.exp_avgs, work.exp_avg_sqs
+        work.params, work.grads, work.utilities, scales, noises, previous, work.exp_avgs, work.exp_avg_sqs, work.rounded
     ):
         _update_block(work, [sizes[n] for n in numbers] if sizes else [], *tensors)
         del tensors
@@ -276,12 +297,13 @@ def _update_block(
     sizes: list[tuple[Any, Any]],
     params: list[Tensor],
     grads: list[Tensor],
-    traces: list[Tensor],
+    traces: list[Tensor | Kept],
     scales: list[Tensor],
     noises: list[Tensor],
     previous_noises: list[Tensor],
-    firsts: list[Tensor],
-    seconds: list[Tensor],
+    firsts: list[Tensor | Kept],
+    seconds: list[Tensor | Kept],
+    rounded: list[Tensor | Kept],
 ) -> None:
     options, lr = work.options, work.options["lr"]
     if previous_noises:
@@ -289,7 +311,7 @@ def _update_block(
         torch._foreach_copy_(previous_noises, drawn)
     useless: list[Tensor] = []
     if traces:
-        useless = list(torch._foreach_div(traces, scales))
+        useless = list(torch._foreach_div([wide(trace) for trace in traces], scales))
         torch._foreach_sigmoid_(useless)  # 1 − sigmoid(x) = sigmoid(−x): the scales are negative
     weights = [p.to(utility_dtype(p)) for p in params]
     moved, rate = weights, lr
@@ -298,26 +320,37 @@ def _update_block(
     if noises:
         _subtract(moved, rate * options["sigma"], _wide(noises, weights), useless if work.q else [])
     if firsts:
-        _average(work, grads, firsts, seconds)
-        _subtract(moved, rate, firsts, _adam_factors(sizes, seconds, useless if work.p else []))
+        averages, squares = _average(work, grads, firsts, seconds)
+        _subtract(moved, rate, averages, _adam_factors(sizes, squares, useless if work.p else []))
     elif work.c:
         _subtract(moved, work.sign * rate * work.c, _wide(grads, weights), useless if work.p else [])
     if moved is not weights:
         _subtract(weights, -lr, moved, [])
+    if rounded:
+        for one, weight in zip(rounded, weights, strict=True):
+            keep(one, weight)
+        return
     narrow = [(param, weight) for param, weight in zip(params, weights, strict=True) if weight is not param]
     if narrow:
         torch._foreach_copy_([param for param, _ in narrow], [weight for _, weight in narrow])
 
 
-def _average(work: Work, grads: list[Tensor], firsts: list[Tensor], seconds: list[Tensor]) -> None:
-    """Carry on the averages of the gradient and of its square."""
+def _average(
+    work: Work, grads: list[Tensor], kept_firsts: list[Tensor | Kept], kept_seconds: list[Tensor | Kept]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Carry on the averages of the gradient and of its square, and return them."""
     beta1, beta2 = work.options["betas"]
+    firsts, seconds = [wide(one) for one in kept_firsts], [wide(one) for one in kept_seconds]
     grads = _wide(grads, firsts)
     if work.sign < 0:
         grads = list(torch._foreach_neg(grads))
     torch._foreach_lerp_(firsts, grads, 1 - beta1)
     torch._foreach_mul_(seconds, beta2)
     torch._foreach_addcmul_(seconds, grads, grads, value=1 - beta2)
+    return (
+        [keep(kept, first) for kept, first in zip(kept_firsts, firsts, strict=True)],
+        [keep(kept, second) for kept, second in zip(kept_seconds, seconds, strict=True)],
+    )
 
 
 def _adam_sizes(work: Work) -> list[tuple[Any, Any]]:
@@ -344,15 +377,16 @@ def _negative_scales(work: Work, scale: dict[torch.device, Tensor]) -> list[Tens
     """What to divide the traces by for the exponent of 1 − ū: −scale, times the bias correction that the traces lack."""
     scales = []
     corrections = work.corrections(work.options["beta_utility"])
-    for i, (trace, correction) in enumerate(zip(work.utilities, corrections, strict=True)):
+    for i, (param, correction) in enumerate(zip(work.params, corrections, strict=True)):
+        dtype = utility_dtype(param)
         if work.norms:
             divisor = work.norms[i]
         elif work.options["scaling"] == "local":
             # The norm lacks the same correction; so does its floor, which is no matter.
-            divisor = _local_scale(trace)
+            divisor = _local_scale(wide(work.utilities[i]))
         else:
-            divisor = (scale[trace.device].to(trace.dtype) * correction).clamp(min=torch.finfo(trace.dtype).tiny)
-        scales.append((-divisor).expand_as(trace))
+            divisor = (scale[param.device].to(dtype) * correction).clamp(min=torch.finfo(dtype).tiny)
+        scales.append((-divisor).expand_as(param))
     return scales
 
 

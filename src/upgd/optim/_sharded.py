@@ -4,7 +4,7 @@ A step works on the part of each tensor that this process has, as on any other t
 processes are reductions (:func:`across`, :func:`reduced_across`), which go into a few messages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,16 +57,41 @@ def seeded_noise(param: Tensor, seed: int, step: float | Tensor, number: int) ->
     keys = noise.parameter_keys(
         seed, step if isinstance(step, Tensor) else int(step), number, device=local(param).device
     )
+    return noise.parameter_normals_within(keys, *box(param), dtype=utility_dtype(param))
+
+
+def box(param: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The shape of a parameter; and of the part that this process has, the first index along each dimension and the shape."""
     shape = tuple(param.shape)
     if not is_sharded(param):
-        return noise.parameter_normals_within(keys, shape, (0,) * len(shape), shape, dtype=utility_dtype(param))
+        return shape, (0,) * len(shape), shape
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     assert isinstance(param, DTensor)
     # The same function tells torch.distributed.checkpoint where a shard belongs.
     size, offset = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
-    return noise.parameter_normals_within(keys, shape, offset, size, dtype=utility_dtype(param))
+    return shape, tuple(offset), tuple(size)
+
+
+def zeros_per_row(param: Tensor, columns: int) -> Tensor:
+    """32-bit zeros, ``columns`` for each row of a parameter, whose rows may be sharded."""
+    rows = local(param).shape[0]
+    own = torch.zeros(rows, columns, dtype=torch.float32, device=local(param).device)
+    if not is_sharded(param):
+        return own
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(param, DTensor)
+    if any(not placement.is_replicate() and placement.dim != 0 for placement in param.placements):  # type: ignore[attr-defined]
+        raise ValueError(
+            f"state_dtype=torch.uint8 has scales along rows, but a parameter of shape {tuple(param.shape)} is sharded "
+            "within rows; use state_dtype=torch.bfloat16."
+        )
+    shape = torch.Size((param.shape[0], columns))
+    return DTensor.from_local(
+        own, param.device_mesh, param.placements, run_check=False, shape=shape, stride=(columns, 1)
+    )
 
 
 def across(partials: Sequence[Tensor], params: Sequence[Tensor], operation: str, over: str = "layer") -> list[Tensor]:
@@ -100,13 +125,12 @@ def across(partials: Sequence[Tensor], params: Sequence[Tensor], operation: str,
     return results
 
 
-def scales_of_units(utilities: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+def scales_of_units(utilities: Iterable[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
     """:func:`upgd.rules.local_scale` of each parameter, of which this process has a part."""
     if not any(map(is_sharded, params)):
         return [rules.local_scale(utility) for utility in utilities]
-    observed = {str(i): {"scale": utility} for i, utility in enumerate(utilities)}
-    norms = reduced_across({"scale": ("norm", "unit")}, observed, {str(i): param for i, param in enumerate(params)})
-    return [norm["scale"].clamp(min=torch.finfo(norm["scale"].dtype).tiny ** 0.5) for norm in norms.values()]
+    squares = across([_partial("norm", "unit", utility) for utility in utilities], params, "sum", "unit")
+    return [square.sqrt().clamp(min=torch.finfo(square.dtype).tiny ** 0.5) for square in squares]
 
 
 def reduced_across(

@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from upgd import rules
+from upgd.optim import _narrow as narrow
 from upgd.optim import _partitions as partitions
 from upgd.optim._arguments import check_dense, check_group, with_plain_numbers
 from upgd.optim._base import BaseOptimizer, Curvature, step_device
-from upgd.optim._phases import Work, global_scales, largest, trace, update, utility_dtype
+from upgd.optim._narrow import wide_state
+from upgd.optim._phases import Work, global_scales, largest, trace, update, wide
 from upgd.optim._sharded import across, is_sharded, local, placed, scales_of_units
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ class WeightwiseOptimizer(BaseOptimizer):
             maxima = across(maxima, [owner for w in gated for owner in w.owners], "max")
             for w in gated:
                 if w.options["scaling"] == "local":
-                    w.norms = scales_of_units(w.utilities, w.owners)
+                    w.norms = scales_of_units(map(wide, w.utilities), w.owners)
         scale = self._global_scales(maxima) if self._gated else {}
         for w in work:
             update(w, scale, self._noise_of(w) if self._perturbs(w.options) else None)
@@ -129,7 +131,7 @@ class WeightwiseOptimizer(BaseOptimizer):
         """
         # To ask ``self.state[param]`` would make an empty state, and who loads a checkpoint takes that for a full one.
         unbiased = {
-            param: rules.unbiased(local(state["utility"]), group["beta_utility"], state["step"].item())
+            param: rules.unbiased(wide_state(state, "utility", param), group["beta_utility"], state["step"].item())
             for group in self.param_groups
             if self._has_gates(group)
             for param in group["params"]
@@ -160,20 +162,22 @@ class WeightwiseOptimizer(BaseOptimizer):
             torch._foreach_add_(steps, 1.0)
         # A step count on the host costs nothing to read; one on the device must stay there.
         on_device = group["capturable"] or torch.compiler.is_compiling()
+        counted: list[float | Tensor] = [step if on_device else step.item() for step in steps]
         return Work(
             group,
             *self._switches(group),
             [local(param) for param in params],
             [local(grad, param) for param, grad in zip(params, grads, strict=True)],
-            [local(utility) for utility in utilities],
-            [local(average) for average in exp_avgs],
-            [local(average) for average in exp_avg_sqs],
+            self._kept(group, params, counted, "utility", utilities),
+            self._kept(group, params, counted, "exp_avg", exp_avgs),
+            self._kept(group, params, counted, "exp_avg_sq", exp_avg_sqs),
             previous_noises,
-            [step if on_device else step.item() for step in steps],
+            counted,
             [local(self._diagonal(param), param) for param in params]
             if self.curvature is not None and self._has_gates(group)
             else [],
             params,
+            self._rounded(group, params, counted),
         )
 
     # The name and the way of filling lists are those of torch's optimizers: torch.compile knows this method by its name.
@@ -190,8 +194,8 @@ class WeightwiseOptimizer(BaseOptimizer):
     ) -> None:
         self._settle_seed()
         has_gates = self._has_gates(group)
-        seeded = group["seed"] is not None and self._perturbs(group)
-        remembers_noise = group["noise"] == "anticorrelated" and self._perturbs(group) and not seeded
+        seeded = group["seed"] is not None and (self._perturbs(group) or self._rounds(group))
+        remembers_noise = group["noise"] == "anticorrelated" and self._perturbs(group) and group["seed"] is None
         for param in group["params"]:
             if param.grad is None or param.numel() == 0:
                 continue
@@ -203,6 +207,9 @@ class WeightwiseOptimizer(BaseOptimizer):
             state = self.state[param]
             if (has_gates and "utility" not in state) or (self._adaptive and "exp_avg_sq" not in state):
                 self._begin(param, group)
+            for name in self._averages():
+                if name in state:
+                    narrow.begin(state, name, param, group["state_dtype"])
             if has_gates:
                 utilities.append(state["utility"])
             if has_gates or self._adaptive or seeded:
@@ -232,4 +239,5 @@ class WeightwiseOptimizer(BaseOptimizer):
         )
         for name in (*counted, *(["utility"] if self._has_gates(group) else [])):
             if name not in state or (name in counted and not known):
-                state[name] = torch.zeros_like(param, dtype=utility_dtype(param), memory_format=torch.preserve_format)
+                state.pop(name, None)
+                narrow.begin(state, name, param, group["state_dtype"])

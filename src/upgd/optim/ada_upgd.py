@@ -44,7 +44,8 @@ class AdaUPGD(WeightwiseOptimizer):
             gradient, so this is the noise's part of a step.
         weight_decay: λ, decoupled weight decay.
         protect_gradient: ``False`` gates the noise only: ``w ← w − lr·[â / (√v̂ + ε) + σ·ξ·(1−ū) + λ·w]``.
-        scaling, noise, curvature, maximize, foreach, capturable, generator, seed, process_group: as for :class:`upgd.UPGD`.
+        scaling, noise, curvature, maximize, foreach, capturable, generator, seed, state_dtype, stochastic_rounding,
+            process_group: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -75,6 +76,8 @@ class AdaUPGD(WeightwiseOptimizer):
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
+        state_dtype: torch.dtype | None = None,
+        stochastic_rounding: bool = False,
         process_group: "ProcessGroup | None" = None,
     ) -> None:
         defaults = {
@@ -92,6 +95,8 @@ class AdaUPGD(WeightwiseOptimizer):
             "foreach": foreach,
             "capturable": capturable,
             "seed": seed,
+            "state_dtype": state_dtype,
+            "stochastic_rounding": stochastic_rounding,
         }
         super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
 

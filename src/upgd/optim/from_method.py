@@ -19,9 +19,10 @@ from upgd.methods.method import Reduction
 from upgd.methods.reductions import reduced
 from upgd.methods.utility import Utility, gate_of
 from upgd.networks import initial_bounds
+from upgd.optim import _narrow as narrow
 from upgd.optim._arguments import check_dense, check_gated, check_lr, with_plain_seed
 from upgd.optim._base import BaseOptimizer, Curvature, step_device
-from upgd.optim._phases import on, utility_dtype
+from upgd.optim._phases import Kept, keep, on, utility_dtype, wide
 from upgd.optim._sharded import local, placed, reduced_across
 from upgd.optim.ada_upgd import AdaUPGD
 from upgd.optim.feature_upgd import FeatureUPGD, FeatureUPS
@@ -47,7 +48,17 @@ _PUBLIC: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
 #: The same for features.
 _FEATURE_WISE: dict[type[Optimizer], type[Optimizer]] = {UPGD: FeatureUPGD, UPS: FeatureUPS}
 #: What optimizers take beside the settings of a method.
-_OPTIONS = ("maximize", "foreach", "capturable", "curvature", "generator", "seed", "process_group")
+_OPTIONS = (
+    "maximize",
+    "foreach",
+    "capturable",
+    "curvature",
+    "generator",
+    "seed",
+    "state_dtype",
+    "stochastic_rounding",
+    "process_group",
+)
 #: … if it needs the bounds of initial distributions; if it works on hidden units.
 _BOUND, _OF_UNITS = "bound", ("features", "scaler")
 #: Names in a parameter's state that are not the method's.
@@ -172,7 +183,8 @@ class Work:
     weights: list[Tensor]  #: the parameters, in the type of their state
     grads: list[Tensor]
     curvatures: list[Tensor | None]
-    states: list[dict[str, Tensor]]
+    states: list[dict[str, Any]]  #: tensors, or ``Kept`` in fewer bits
+    rounded: list[Tensor | Kept]  #: the parameters, if they are rounded at random
     steps: list[float | Tensor]
     previous_noises: list[Tensor]
     observed: list[Mapping[str, Tensor]]  #: empty where the group has no gates
@@ -186,7 +198,7 @@ class MethodOptimizer(BaseOptimizer):
             settings; a reduction over the learner is one over all groups. If the method has gates, a group with
             ``"gated": False`` has none.
         method: the method.
-        curvature, maximize, capturable, generator, seed: as for :class:`upgd.UPGD`.
+        curvature, maximize, capturable, generator, seed, state_dtype, stochastic_rounding: as for :class:`upgd.UPGD`.
         bound: for a method that needs it, the bound b of the uniform distribution on [−b, b] that the parameters began with,
             or ``None`` if they began with a constant; a group may have its own.
         settings: the method's settings by name.
@@ -205,6 +217,8 @@ class MethodOptimizer(BaseOptimizer):
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
+        state_dtype: torch.dtype | None = None,
+        stochastic_rounding: bool = False,
         bound: Any = ...,
         **settings: Any,
     ) -> None:
@@ -224,7 +238,13 @@ class MethodOptimizer(BaseOptimizer):
             defaults["gated"] = True
         if bound is not ...:
             defaults[_BOUND] = bound
-        defaults |= {"maximize": maximize, "capturable": capturable, "seed": seed}
+        defaults |= {
+            "maximize": maximize,
+            "capturable": capturable,
+            "seed": seed,
+            "state_dtype": state_dtype,
+            "stochastic_rounding": stochastic_rounding,
+        }
         super().__init__(params, defaults, curvature=curvature, generator=generator)
 
     def __repr__(self) -> str:
@@ -254,6 +274,11 @@ class MethodOptimizer(BaseOptimizer):
         name = self.method.name
         if method.uses_units and not self._sees_units:
             raise ValueError(_needs_model(self.method))
+        if method.uses_units and self._rounds({**group}):
+            raise ValueError(
+                f"method={name!r} resets the state of hidden units, which has 32 bits; leave state_dtype and "
+                "stochastic_rounding out"
+            )
         if method.needs("bound") and _BOUND not in group:
             raise ValueError(
                 f"method={name!r} needs the bound of every parameter's initial distribution; pass the model and not its "
@@ -315,7 +340,7 @@ class MethodOptimizer(BaseOptimizer):
                 "observe",
                 w=weight,
                 g=work.grads[i],
-                s=SimpleNamespace(**work.states[i]),
+                s=_opened(work.states[i]),
                 h=h,
                 t=t,
                 curvature=work.curvatures[i],
@@ -323,7 +348,7 @@ class MethodOptimizer(BaseOptimizer):
             changed, values = observation if isinstance(observation, tuple) else (observation, {})
             self._keep(work.states[i], changed)
             if hasattr(work.method, "measure"):
-                values = work.method.call("measure", s=SimpleNamespace(**work.states[i]), h=h, t=t)
+                values = work.method.call("measure", s=_opened(work.states[i]), h=h, t=t)
             work.observed.append(values)
 
     def _update(
@@ -334,7 +359,7 @@ class MethodOptimizer(BaseOptimizer):
             "update",
             w=work.weights[i],
             g=work.grads[i],
-            s=SimpleNamespace(**work.states[i]),
+            s=_opened(work.states[i]),
             h=self._numbers(work.group, work.params[i].device),
             t=work.steps[i],
             o=SimpleNamespace(**work.observed[i]) if work.observed else None,
@@ -346,9 +371,9 @@ class MethodOptimizer(BaseOptimizer):
         )
         updated, changed = result if isinstance(result, tuple) else (result, {})
         self._keep(work.states[i], changed if isinstance(changed, Mapping) else {})
-        work.params[i].copy_(updated)
+        keep(work.rounded[i] if work.rounded else work.params[i], updated)
 
-    def _keep(self, state: dict[str, Tensor], changed: Mapping[str, Tensor]) -> None:
+    def _keep(self, state: dict[str, Any], changed: Mapping[str, Tensor]) -> None:
         if unknown := [part for part in changed if part not in state]:
             raise ValueError(f"{self.method.name} changes a state {unknown[0]!r} that it does not declare")
         # A rule may hand on one state as another, so none is overwritten before all are known.
@@ -357,7 +382,7 @@ class MethodOptimizer(BaseOptimizer):
             for part, value in changed.items()
         }
         for part, value in values.items():
-            state[part].copy_(value)
+            keep(state[part], value)
 
     def _noise(self, work: Work, i: int) -> Tensor | float:
         if self._noise_of(work.method, work.group) == "none":
@@ -405,6 +430,9 @@ class MethodOptimizer(BaseOptimizer):
         numbering, own = self._numbering(), [local(param) for param in params]
         on_device = group["capturable"] or torch.compiler.is_compiling()
         counted: list[float | Tensor] = [step if on_device else step.item() for step in steps]
+        states = {
+            part: self._kept(group, params, counted, part, tensors) for part, tensors in zip(parts, lists, strict=True)
+        }
         # Maximizing a loss is minimizing its negative.
         sign = -1.0 if group["maximize"] else 1.0
         return Work(
@@ -419,10 +447,8 @@ class MethodOptimizer(BaseOptimizer):
                 sign * local(self._diagonal(param), param).to(utility_dtype(param)) if method.uses_curvature else None
                 for param in params
             ],
-            states=[
-                {part: local(tensors[i]) for part, tensors in zip(parts, lists, strict=True)}
-                for i in range(len(params))
-            ],
+            states=[{part: tensors[i] for part, tensors in states.items()} for i in range(len(params))],
+            rounded=self._rounded(group, params, counted),
             steps=counted or [0.0] * len(params),
             previous_noises=previous_noises,
             observed=[],
@@ -440,9 +466,9 @@ class MethodOptimizer(BaseOptimizer):
     ) -> None:
         method = self._variant(group)
         self._settle_seed()
-        seeded = group["seed"] is not None and self._perturbs(group)
+        seeded = group["seed"] is not None and (self._perturbs(group) or self._rounds(group))
         counts = self.method.needs("t") or seeded
-        remembers_noise = self._noise_of(method, group) == "anticorrelated" and not seeded
+        remembers_noise = self._noise_of(method, group) == "anticorrelated" and group["seed"] is None
         for param in group["params"]:
             if param.grad is None or param.numel() == 0:
                 continue
@@ -463,6 +489,8 @@ class MethodOptimizer(BaseOptimizer):
             for (part, begins_as), tensors in zip(method.state.items(), lists, strict=True):
                 if part not in state:
                     state[part] = beginning(begins_as, param)
+                if begins_as == "zeros":
+                    narrow.begin(state, part, param, group["state_dtype"])
                 tensors.append(state[part])
 
     @torch.no_grad()
@@ -478,7 +506,8 @@ class MethodOptimizer(BaseOptimizer):
                 if "utility" in state and param.numel():
                     h, t = self._numbers(group, param.device), state["step"].item()
                     key = str(len(found))
-                    observed[key] = {"scale": rules.unbiased(local(state["utility"]), h.beta_utility, t)}
+                    trace = narrow.wide_state(state, "utility", param)
+                    observed[key] = {"scale": rules.unbiased(trace, h.beta_utility, t)}
                     method = self._variant(group)
                     assert isinstance(method, Utility)
                     found[key] = param, method, h, t
@@ -509,6 +538,11 @@ def _reductions(
     result = reduced(wanted, values) if owners is None else reduced_across(wanted, values, owners)
     known.append((wanted, result))
     return result
+
+
+def _opened(state: Mapping[str, Tensor | Kept]) -> SimpleNamespace:
+    """What the rule sees as ``s``."""
+    return SimpleNamespace(**{part: wide(kept) for part, kept in state.items()})
 
 
 def beginning(begins_as: str, param: Tensor) -> Tensor:

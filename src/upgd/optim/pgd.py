@@ -24,7 +24,7 @@ class PGD(WeightwiseOptimizer):
         lr: learning rate; a number or a one-element tensor. May be left out if every parameter group brings its own.
         sigma: σ, the standard deviation of the perturbation. May be left out likewise.
         weight_decay: λ, decoupled weight decay.
-        noise, maximize, foreach, capturable, generator, seed: as for :class:`upgd.UPGD`.
+        noise, maximize, foreach, capturable, generator, seed, stochastic_rounding: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -49,6 +49,7 @@ class PGD(WeightwiseOptimizer):
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
+        stochastic_rounding: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -59,6 +60,8 @@ class PGD(WeightwiseOptimizer):
             "foreach": foreach,
             "capturable": capturable,
             "seed": seed,
+            "state_dtype": None,
+            "stochastic_rounding": stochastic_rounding,
         }
         super().__init__(params, defaults, generator=generator)
 
@@ -78,7 +81,7 @@ class ShrinkAndPerturb(PGD):
         lr: learning rate; a number or a one-element tensor. May be left out if every parameter group brings its own.
         sigma: σ, how strongly to perturb. May be left out likewise.
         weight_decay: λ, how strongly to shrink. May be left out likewise.
-        maximize, foreach, capturable, generator, seed: as for :class:`upgd.UPGD`.
+        maximize, foreach, capturable, generator, seed, stochastic_rounding: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -101,6 +104,7 @@ class ShrinkAndPerturb(PGD):
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
+        stochastic_rounding: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -112,4 +116,5 @@ class ShrinkAndPerturb(PGD):
             capturable=capturable,
             generator=generator,
             seed=seed,
+            stochastic_rounding=stochastic_rounding,
         )

@@ -56,6 +56,11 @@ class UPGD(WeightwiseOptimizer):
             the implementation, the device or the number of processes; see :func:`upgd.noise.parameter_normals`. Sharded
             parameters always have a seed: without this option it is drawn from ``generator`` at the first step, and the
             processes share that of the first one. It is part of ``state_dict()``.
+        state_dtype: ``torch.bfloat16`` or ``torch.uint8`` keeps traces in 16 bits, or in 8 bits with a scale for each block
+            of 256 entries, rounded at random such that they are right on average. By default they have 32 bits where the
+            parameters have 16. Parameters with fewer than 4096 entries or one dimension never have 8-bit traces.
+        stochastic_rounding: round parameters in ``bfloat16`` at random, too, such that a step that is smaller than their
+            resolution is taken on average.
         process_group: the processes that hold the other parameters of the model, each in an optimizer of its own:
             global scaling then takes the maximum over all of them, and all must step together. Not needed for sharded
             (``DTensor``) parameters, nor within ``ZeroRedundancyOptimizer``, whose process group is used.
@@ -91,6 +96,8 @@ class UPGD(WeightwiseOptimizer):
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
+        state_dtype: torch.dtype | None = None,
+        stochastic_rounding: bool = False,
         process_group: "ProcessGroup | None" = None,
     ) -> None:
         defaults = {
@@ -106,6 +113,8 @@ class UPGD(WeightwiseOptimizer):
             "foreach": foreach,
             "capturable": capturable,
             "seed": seed,
+            "state_dtype": state_dtype,
+            "stochastic_rounding": stochastic_rounding,
         }
         super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
 

@@ -27,8 +27,8 @@ class UPS(WeightwiseOptimizer):
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
         lr: learning rate; the paper uses 1 and searches over ``sigma``.
         sigma: σ, the standard deviation of the perturbation.
-        beta_utility, scaling, noise, curvature, maximize, foreach, capturable, generator, seed, process_group: as for
-            :class:`upgd.UPGD`.
+        beta_utility, scaling, noise, curvature, maximize, foreach, capturable, generator, seed, state_dtype,
+            stochastic_rounding, process_group: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -54,6 +54,8 @@ class UPS(WeightwiseOptimizer):
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
+        state_dtype: torch.dtype | None = None,
+        stochastic_rounding: bool = False,
         process_group: "ProcessGroup | None" = None,
     ) -> None:
         defaults = {
@@ -68,6 +70,8 @@ class UPS(WeightwiseOptimizer):
             "foreach": foreach,
             "capturable": capturable,
             "seed": seed,
+            "state_dtype": state_dtype,
+            "stochastic_rounding": stochastic_rounding,
         }
         super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
 

@@ -1,0 +1,165 @@
+"""State and parameters in fewer bits: bfloat16, and 8 bits with a scale for each block.
+
+A trace with β = 0.999 changes by a thousandth of a new value at a step, which rounding to the nearest of few numbers loses.
+Rounding at random to one of the two neighbours, so that the mean is right, loses nothing on average. The random numbers are a
+function of (seed, step, parameter, entry), as noise is: results do not depend on the number of processes.
+
+The 8-bit code divides each row of a tensor into blocks of 256 entries with a scale s, the largest magnitude among them::
+
+    code c in 0 … 254, s ≥ 0      s·sign(c − 127)·(|c − 127| / 127)⁴
+    code c in 0 … 255, s < 0      |s|·((c + 1) / 256)⁴                    for blocks without negative entries
+
+Its relative resolution is 3 % for the largest entries, and the smallest are 10⁻⁹ of them. In blocks without negative entries
+nothing is rounded to zero: Adam divides by the average of squares.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from upgd import noise
+from upgd.optim._phases import utility_dtype
+from upgd.optim._sharded import box, local, zeros_per_row
+
+__all__ = ["DTYPES", "Stored", "begin", "rounding_of", "stored", "wide_state"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.uint8)
+#: Entries that share a scale.
+BLOCK = 256
+#: Parameters with fewer entries keep their state in 32 bits: they cost next to nothing.
+LEAST = 4096
+
+
+class Rounding:
+    """The random words for rounding one tensor of one parameter at one step, or rows of it."""
+
+    def __init__(self, keys: Tensor, start: int, row: int, inner: Tensor | None) -> None:
+        self._keys, self._start, self._row, self._inner = keys, start, row, inner
+
+    def rows(self, first: int) -> "Rounding":
+        return Rounding(self._keys, self._start + first * self._row, self._row, self._inner)
+
+    def words(self, shape: torch.Size) -> Tensor:
+        """A random 32-bit word for each entry, int32."""
+        device = self._keys.device
+        if self._inner is None:
+            index = torch.arange(self._start, self._start + shape.numel(), device=device)
+        else:
+            rows = torch.arange(shape[0] if shape else 1, device=device) * self._row + self._start
+            index = (rows[:, None] + self._inner).flatten()
+        return noise.rounding_words(self._keys, index).view(shape)
+
+
+def rounding_of(param: Tensor, group: dict[str, Any], step: float | Tensor, number: int, slot: int) -> Rounding:
+    """How to round a tensor that belongs to a parameter; those with different slots are rounded independently."""
+    keys = noise.parameter_keys(
+        group["seed"],
+        step if isinstance(step, Tensor) else int(step),
+        number,
+        purpose=noise.Purpose.ROUNDING + (slot << 8),
+        device=local(param).device,
+    )
+    shape, offset, size = box(param)
+    row = math.prod(shape[1:])
+    if size[1:] == shape[1:]:
+        return Rounding(keys, offset[0] * row if shape else 0, row, None)
+    inner = torch.zeros(1, dtype=torch.int64, device=keys.device)
+    for dim in range(1, len(shape)):
+        along = torch.arange(offset[dim], offset[dim] + size[dim], device=keys.device) * math.prod(shape[dim + 1 :])
+        inner = (inner[:, None] + along).flatten()
+    return Rounding(keys, offset[0] * row, row, inner)
+
+
+class Stored:
+    """A tensor in bfloat16, or in 8 bits with scales; a slice of its rows is one, too."""
+
+    def __init__(self, data: Tensor, scales: Tensor | None, rounding: Rounding | None, dtype: torch.dtype) -> None:
+        self._data, self._scales, self._rounding, self._dtype = data, scales, rounding, dtype
+
+    def __getitem__(self, rows: slice) -> "Stored":
+        rounding = None if self._rounding is None else self._rounding.rows(rows.start)
+        return Stored(self._data[rows], None if self._scales is None else self._scales[rows], rounding, self._dtype)
+
+    def wide(self) -> Tensor:
+        """The values, in the dtype to compute with."""
+        if self._scales is None:
+            return self._data.to(self._dtype)
+        scale = self._scales[..., None]
+        code = _blocks(self._data.to(self._dtype))
+        signed = code - 127
+        value = torch.where(scale < 0, -(((code + 1) / 256) ** 4), signed.sign() * (signed / 127) ** 4) * scale
+        return value.flatten(1)[:, : self._data.shape[1:].numel()].reshape(self._data.shape)
+
+    def keep(self, values: Tensor) -> Tensor:
+        """Keep the values; return them as they are kept."""
+        assert self._rounding is not None
+        words = self._rounding.words(values.shape)
+        if self._scales is None:
+            self._data.copy_(_to_bfloat16(values, words))
+            return self.wide()
+        blocks = _blocks(values)
+        size = blocks.abs().amax(-1)
+        positive = (blocks.amin(-1) >= 0) & (size > 0)
+        self._scales.copy_(torch.where(positive, -size, size))
+        part = (blocks.abs() / size.clamp(min=torch.finfo(size.dtype).tiny)[..., None]).clamp(max=1)
+        uniform = _blocks(((words >> 8) & 0xFFFFFF).to(part.dtype) * 2.0**-24)
+        levels, shift = torch.where(positive, 256.0, 127.0)[..., None], positive.to(part.dtype)[..., None]
+        low = (part.sqrt().sqrt() * levels - shift).floor().clamp(min=0)
+        below, above = ((low + shift) / levels) ** 4, ((low + 1 + shift) / levels) ** 4
+        step = low + (uniform < (part - below) / (above - below))
+        code = torch.where(positive[..., None], step.clamp(max=255), 127 + blocks.sign() * step.clamp(max=127))
+        self._data.copy_(code.flatten(1)[:, : values.shape[1:].numel()].reshape(values.shape))
+        return self.wide()
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """(rows, blocks, 256): each row in blocks, the last one filled up."""
+    rows = values.flatten(1)
+    number = -(-rows.shape[1] // BLOCK)
+    return torch.nn.functional.pad(rows, (0, number * BLOCK - rows.shape[1])).view(len(rows), number, BLOCK)
+
+
+def _to_bfloat16(values: Tensor, words: Tensor) -> Tensor:
+    """One of the two bfloat16 neighbours, at random such that the mean is right."""
+    exact = values.to(torch.float32)
+    bits = exact.view(torch.int32)
+    rounded = ((bits + (words & 0xFFFF)) & -0x10000).view(torch.float32)
+    return torch.where(exact.isfinite(), rounded, exact).to(torch.bfloat16)
+
+
+def stored(data: Tensor, scales: Tensor | None, param: Tensor, rounding: Rounding | None) -> Tensor | Stored:
+    """What a step reads and keeps state by: the tensor itself if it is not narrow."""
+    if data.dtype == utility_dtype(param):
+        return local(data)
+    return Stored(local(data), None if scales is None else local(scales), rounding, utility_dtype(param))
+
+
+def _dtype_of(param: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype in which to keep the state of a parameter."""
+    if dtype is None or (dtype == torch.uint8 and (param.numel() < LEAST or param.ndim < 2)):
+        return utility_dtype(param)
+    return torch.promote_types(dtype, param.dtype) if dtype == torch.float32 else dtype
+
+
+def begin(state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> None:
+    """Let a parameter's state of a name be of that dtype: zeros if there is none yet, else what there is, rounded."""
+    kind, scales = _dtype_of(param, dtype), f"{name}_scale"
+    if name in state and state[name].dtype == kind:
+        return
+    before = wide_state(state, name, param) if name in state else None
+    state.pop(scales, None)
+    state[name] = torch.zeros_like(param, dtype=kind, memory_format=torch.preserve_format)
+    if kind == torch.uint8:
+        state[scales] = zeros_per_row(param, -(-math.prod(param.shape[1:]) // BLOCK))
+    if before is not None:
+        nowhere = Rounding(torch.zeros(4, dtype=torch.int32, device=before.device), 0, 0, None)
+        kept = stored(state[name], state.get(scales), param, nowhere)
+        kept.keep(before) if isinstance(kept, Stored) else kept.copy_(before)
+
+
+def wide_state(state: dict[str, Any], name: str, param: Tensor) -> Tensor:
+    """The values of a parameter's state, of this process's part, in the dtype to compute with."""
+    kept = stored(state[name], state.get(f"{name}_scale"), param, None)
+    return kept.wide() if isinstance(kept, Stored) else kept
