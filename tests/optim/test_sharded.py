@@ -6,9 +6,6 @@ import contextlib
 import copy
 import itertools
 import math
-import multiprocessing
-import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 from optimizer_cases import Example
+from processes import WORLD, in_processes
 from torch import Tensor, nn
 
 import upgd
 from upgd.optim.from_method import MethodOptimizer
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-WORLD = 2
 
 
 def model(width: int = 5) -> nn.Sequential:
@@ -39,23 +35,6 @@ def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
         (torch.randn(4, 6, generator=generator, dtype=torch.float64), torch.randint(0, 3, (4,), generator=generator))
         for _ in range(steps)
     ]
-
-
-def in_processes(check: Callable[..., None], *args: Any, world: int = WORLD) -> None:
-    """Run the check in processes that know of each other, with the process's number and the arguments."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # A server that has imported all this once makes processes much faster than starting each anew.
-    multiprocessing.set_forkserver_preload(["pytest", "torch.distributed.fsdp", "torch.distributed.checkpoint", "upgd"])
-    torch.multiprocessing.start_processes(_join, (check, args, port, world), nprocs=world, start_method="forkserver")
-
-
-def _join(rank: int, check: Callable[..., None], args: tuple[Any, ...], port: int, world: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world)}
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
-    check(rank, *args)
-    torch.distributed.destroy_process_group()
 
 
 # ------------------------------------------------------------------------------------------------------------- sharded

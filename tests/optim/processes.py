@@ -1,0 +1,29 @@
+"""Run a check in several processes that know of each other."""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed
+import torch.multiprocessing
+
+WORLD = 2
+
+
+def in_processes(check: Callable[..., None], *args: Any, world: int = WORLD) -> None:
+    """Run the check in processes that know of each other, with the process's number and the arguments."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # A server that has imported all this once makes processes much faster than starting each anew.
+    multiprocessing.set_forkserver_preload(["pytest", "torch.distributed.fsdp", "torch.distributed.checkpoint", "upgd"])
+    torch.multiprocessing.start_processes(_join, (check, args, port, world), nprocs=world, start_method="forkserver")
+
+
+def _join(rank: int, check: Callable[..., None], args: tuple[Any, ...], port: int, world: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world)}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+    check(rank, *args)
+    torch.distributed.destroy_process_group()
