@@ -482,7 +482,7 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
         (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--workers", "0"], 2, "--workers must be"),
         (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--store", "a/b/c.db"], 1, "no folder a/b"),
         (["run", "output-permuted-digits", "--method", "adamw", "--lr", "1", "--betas", "0.9"], 2, "--betas takes two"),
-        (["sweep", "output-permuted-digits"], 2, "say which methods"),
+        (["sweep", "output-permuted-digits"], 2, "choose the methods"),
         (
             ["sweep", "output-permuted-digits", "--methods", "sgd", "--lr", "1", "--dry-run", "--workers", "0"],
             *(2, "--workers must be"),
@@ -547,7 +547,7 @@ def test_a_sweep_that_is_stopped_says_how_to_go_on(folder, kill, workers, nohup)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     assert "stopped; 0 more learners are in upgd.db" in err
-    assert "give the same command again to go on" in err
+    assert "repeat the command to continue" in err
     there = [path.suffix for path in (folder / "upgd.db.checkpoints").iterdir()]
     assert {suffix: there.count(suffix) for suffix in (".json", ".pt")} == {".json": workers, ".pt": workers}
     assert set(there) <= {".json", ".pt", ".previous"}
@@ -588,7 +588,7 @@ def test_workers_save_their_work_when_all_processes_are_told_to_stop(folder, kil
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert "what was begun is saved: give the same command again to go on" in err
+    assert "unfinished runs are saved; repeat the command to continue" in err
     checkpoints = [path.suffix for path in (folder / "upgd.db.checkpoints").iterdir()]
     assert sorted(checkpoints) == [".json", ".json", ".pt", ".pt"]
 

@@ -84,7 +84,7 @@ def test_more_seeds_than_any_experiment_has_are_not_looked_for(upgd, folder):
 def test_options_of_a_reproduction_without_a_name_are_refused(upgd):
     code, out, err = upgd("reproduce", "--only", "nope")
     assert (code, out) == (2, "")
-    assert err == "upgd: say which experiments to reproduce, or all; `upgd reproduce` alone lists them.\n"
+    assert err == "upgd: name the experiments to reproduce, or all; `upgd reproduce` without arguments lists them.\n"
 
 
 def test_a_reproduction_has_a_most_of_seeds(upgd):
@@ -211,7 +211,7 @@ def test_ctrl_c_in_the_demo_says_how_to_go_on(upgd, monkeypatch):
     monkeypatch.setattr("upgd.experiments.demo.demo", _press_ctrl_c)
     code, out, err = upgd("demo")
     assert (code, out) == (130, "")
-    assert err == "upgd: stopped; what was begun is saved: give the same command again to go on\n"
+    assert err == "upgd: stopped; unfinished runs are saved; repeat the command to continue\n"
 
 
 def test_ctrl_c_anywhere_gets_a_word(upgd, monkeypatch):

@@ -1,4 +1,4 @@
-"""What the command can do where only torch and numpy are installed: say its version, what it lacks, and what there is."""
+"""The command line without its optional packages: version, help and doctor only."""
 
 from collections.abc import Sequence
 from typing import NoReturn

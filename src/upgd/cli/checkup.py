@@ -1,7 +1,8 @@
-"""What `upgd doctor` finds out: versions, hardware, kernels, data sets, caches and plug-ins.
+"""The checks of `upgd doctor`: versions, hardware, kernels, data sets, caches and plug-ins.
 
-It needs nothing but the standard library, and reports what it cannot import instead of failing. Paths in the home folder are
-written with ``~``, and neither environment variables nor error messages of other packages are shown: people post the output.
+It needs only the standard library, and reports failed imports instead of failing. Paths in the home folder are
+written with ``~``, and neither environment variables nor error messages of other packages are shown, because the output is
+meant to be posted.
 """
 
 import ctypes
@@ -52,7 +53,7 @@ def checkup(*, as_json: bool) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that is worth knowing about this installation, ready for JSON."""
+    """Return facts about this installation, ready for JSON."""
     return {
         "upgd": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
@@ -70,7 +71,7 @@ def examine() -> dict[str, Any]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The same on one screen."""
+    """Format the facts for one screen."""
     there = [f"{name} {version}" for name, version in found["packages"].items() if version]
     absent = [name for name, version in found["packages"].items() if not version]
     cpu, sets = found["processor"], found["data"]["sets"]
@@ -127,7 +128,7 @@ def _gib(size: int) -> str:
 
 
 def _version(package: str) -> str | None:
-    """What is installed, without importing it; torch's own version also says for which device it was built."""
+    """Return installed versions without importing packages; torch's version includes the build."""
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -138,7 +139,7 @@ def _version(package: str) -> str | None:
 
 
 def _imported(name: str) -> Any:
-    """A module; None if it cannot be imported, for whatever reason."""
+    """Import a module; None if that fails for any reason."""
     try:
         return import_module(name)
     except Exception:  # a broken installation may raise anything
@@ -167,7 +168,7 @@ def _processor_name() -> str:
 
 
 def _memory() -> dict[str, int | None]:
-    """Bytes, in all and available; None where the system does not tell."""
+    """Return total and available memory in bytes; None if unknown."""
     total = available = None
     with suppress(Exception):
         if sys.platform == "win32":
@@ -180,7 +181,7 @@ def _memory() -> dict[str, int | None]:
             page = os.sysconf("SC_PAGE_SIZE")
             total = page * os.sysconf("SC_PHYS_PAGES")
             available = page * os.sysconf("SC_AVPHYS_PAGES")  # not on macOS
-    with suppress(Exception):  # unlike free pages, this includes the file cache that can be given up
+    with suppress(Exception):  # includes reclaimable file cache, unlike free pages
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
     return {"total": total, "available": available}
@@ -200,7 +201,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _kernels() -> dict[str, dict[str, Any]]:
-    """Which of the fast backends can be used, and why not the others."""
+    """Return which fast backends are available, and the reasons for the others."""
     return {"CPU": _cpu_kernel(), "CUDA": _cuda_kernel(), "torch.compile on CUDA": _compiled_steps()}
 
 
@@ -287,7 +288,7 @@ def _plugins() -> dict[str, list[str]]:
 
 
 def _problems() -> Iterator[str]:
-    """What keeps `upgd demo` from running, one sentence each."""
+    """Return what prevents `upgd demo` from running, one sentence per problem."""
     for name, extra in _NEEDED.items():
         try:
             import_module(name)
@@ -300,7 +301,7 @@ def _problems() -> Iterator[str]:
 
 
 def _shown(path: Path) -> str:
-    """A path without the name of the user."""
+    """Return a path with the home folder as ``~``."""
     with suppress(ValueError, RuntimeError):
         return str(Path("~", path.relative_to(Path.home())))
     return str(path)

@@ -22,7 +22,7 @@ app = App(
     help_epilogue="Every command takes --plugin MODULE, which may be given several times: a module of yours that registers "
     "methods, streams, networks, data sets or diagnostics. UPGD_PLUGINS names such modules for all commands.",
     version=__version__,
-    suppress_keyboard_interrupt=False,  # or it would end the process without a word
+    suppress_keyboard_interrupt=False,  # otherwise it would end the process silently
 )
 for command in (
     demo,

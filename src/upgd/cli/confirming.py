@@ -28,10 +28,10 @@ def confirm(
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     as_json: Json = False,
 ) -> int:
-    """Run the best setting of every method again, on fresh seeds, and compare the methods on these alone.
+    """Run the best setting of every method on fresh seeds, and compare the methods on these.
 
-    The seeds of a search flatter the settings that it chose. Fresh seeds come after those of the search and are the same
-    for all methods. What the store has already is not computed again; what was interrupted goes on.
+    Scores on the seeds of a search are optimistic for the settings that it chose. Fresh seeds follow those of the search
+    and are the same for all methods. Runs that are already in the store are skipped, and interrupted runs continue.
 
     Example:
 
@@ -42,21 +42,21 @@ def confirm(
     Parameters
     ----------
     store_file
-        The file that has the results of the search; the same as --store.
+        The file with the results of the search, as for --store.
     seeds
-        How many fresh seeds (20), or which (100,101). By default as many as the paper has: 20, or 10 on CIFAR-10.
+        Number of fresh seeds (20), or a list (100,101). Default: as in the paper, 20, or 10 on CIFAR-10.
     problem
-        Only the results of this problem.
+        Only results of this problem.
     methods
         Only these methods, separated by commas.
     network
-        Only the results of this network.
+        Only results of this network.
     steps
-        Only the results of this length.
+        Only results with this number of steps.
     dry_run
-        Only say what would be run, and how long that would take on this machine.
+        Only print what would be run and an estimate of the time.
     as_json
-        Print JSON, for other programs.
+        Print JSON.
     """
     load_torch()
     from upgd.experiments import Results

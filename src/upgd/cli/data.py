@@ -9,7 +9,7 @@ from upgd.cli.options import UsageError
 
 __all__ = ["data"]
 
-data = App(name="data", help="Get data sets, and see what is there.")
+data = App(name="data", help="Download and list data sets.")
 
 
 @data.command
@@ -21,9 +21,9 @@ def fetch(
     replace: Annotated[bool, Parameter(negative="")] = False,
     mirror: str | None = None,
 ) -> None:
-    """Download data sets, or take files that you have, into your cache (the folder UPGD_DATA, if that is set).
+    """Download data sets, or copy local files, into the cache (the folder UPGD_DATA, if set).
 
-    Downloads are verified, continue where they were broken off, and come from the first of several mirrors that works.
+    Downloads are verified, resumed after interruptions, and use the first of several mirrors that works.
 
     Examples:
 
@@ -53,19 +53,19 @@ def fetch(
     if source is None:
         if rename is not None or transposed or replace:
             raise UsageError(
-                "--as, --transposed and --replace are for files that you have: name their folder with --from FOLDER."
+                "--as, --transposed and --replace apply to local files; give their folder with --from FOLDER."
             )
         if not names:
-            raise UsageError("say which data sets to fetch: mnist, emnist, cifar10.")
+            raise UsageError("name the data sets to fetch: mnist, emnist, cifar10.")
         console.download_command(names, mirror)
     elif mirror is not None:
-        raise UsageError("--mirror and --from exclude each other: download, or take files that you have.")
+        raise UsageError("--mirror and --from are mutually exclusive: download, or use local files.")
     elif rename is not None:
         if names:
             raise UsageError(f"--as {rename} takes files that are no official data set: leave out {', '.join(names)}.")
         console.adopt_command(source, rename, transposed, replace)
     elif transposed or replace:
-        raise UsageError("--transposed and --replace are for files taken with --as NAME; official data sets are known.")
+        raise UsageError("--transposed and --replace apply only to files added with --as NAME.")
     else:
         console.take_command(source, names)
 
@@ -76,14 +76,14 @@ def list_(
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     verify: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Show which data sets are there: numbers, checksums, and where each came from.
+    """List data sets with sizes, checksums and sources.
 
     Parameters
     ----------
     as_json
-        Print JSON, for other programs.
+        Print JSON.
     verify
-        Compute all checksums again; the exit code is 1 if one is wrong.
+        Verify all checksums; the exit code is 1 if one is wrong.
     """
     from upgd.data.console import list_command
 

@@ -10,13 +10,13 @@ __all__ = ["doctor"]
 
 
 def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
-    """Show versions, hardware, kernels, data sets, caches and plug-ins: one screen to paste into a bug report.
+    """Show versions, hardware, kernels, data sets, caches and plug-ins for bug reports.
 
-    The exit code is 1 if something that `upgd demo` needs is missing, with one sentence for each problem.
+    The exit code is 1 if something that `upgd demo` needs is missing.
 
     Parameters
     ----------
     as_json
-        Print JSON, for other programs.
+        Print JSON.
     """
     return checkup(as_json=as_json)

@@ -1,7 +1,7 @@
-"""What is wrong with a command line."""
+"""Errors of the command line."""
 
 __all__ = ["UsageError"]
 
 
 class UsageError(ValueError):
-    """Options that do not go together: exit code 2."""
+    """Incompatible options: exit code 2."""

@@ -1,4 +1,4 @@
-"""What commands that compute for long have in common: who computes, and how they end."""
+"""Execution options and interruption of long-running commands."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ __all__ = ["check", "check_folder", "given_options", "option_names", "options_of
 
 
 def options_of(execution: Execution) -> "Options":
-    """What was said about how to compute, for the package."""
+    """Convert execution options for the package."""
     from upgd.experiments.execution.running import Options
 
     check(execution)
@@ -27,7 +27,7 @@ def options_of(execution: Execution) -> "Options":
 
 
 def check(execution: Execution, *, dry_run: bool = False) -> None:
-    """Refuse numbers that make no sense, and options that do not go together."""
+    """Reject invalid numbers and incompatible options."""
     from upgd.experiments.execution.running import mistake
 
     if dry_run and execution.ray is not None:
@@ -37,7 +37,7 @@ def check(execution: Execution, *, dry_run: bool = False) -> None:
 
 
 def check_folder(output: Path, named: str) -> None:
-    """Before anything is computed: whether pages and figures can be written."""
+    """Check before computing whether pages and figures can be written."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=output):
@@ -47,23 +47,24 @@ def check_folder(output: Path, named: str) -> None:
 
 
 def given_options(execution: Execution) -> set[str]:
-    """What was said about how to compute, for studies that have one way only; they can be quiet, though."""
+    """Return the execution options that a study without a choice of execution cannot use."""
     given = {one.name for one in fields(Execution) if getattr(execution, one.name) != one.default} - {"quiet"}
     everywhere = os.environ.get("UPGD_STORE")  # is not said to this command alone
     return given - {"store"} if everywhere is not None and execution.store == Path(everywhere) else given
 
 
 def option_names(arguments: Iterable[str]) -> str:
-    """Names of arguments as they are typed: --only, --steps and --sweep-seeds."""
+    """Return arguments as typed: --only, --steps and --sweep-seeds."""
     *others, last = sorted(map(option_name, arguments))
     return f"{', '.join(others)} and {last}" if others else last
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """A polite kill, as batch systems send, and a closed terminal save the work as Ctrl-C does; also where Ctrl-C is ignored.
+    """Make SIGTERM, as sent by batch systems, and a closed terminal save the work as Ctrl-C does, even where Ctrl-C is
+    ignored.
 
-    Under ``nohup`` a closed terminal changes nothing.
+    Under ``nohup``, a closed terminal is ignored.
     """
     told = False
     terminals = [number for number in (1, 2) if os.isatty(number)]
@@ -72,11 +73,9 @@ def terminable() -> Iterator[None]:
         nonlocal told
         told = True
         for number in terminals:
-            if not os.isatty(
-                number
-            ):  # it was closed: whoever writes to it would get an error and could not save the work
+            if not os.isatty(number):  # it was closed: writing to it would raise an error and prevent saving the work
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        signal.raise_signal(signal.SIGINT)  # and not an exception: a kernel at work holds Ctrl-C back until it can stop
+        signal.raise_signal(signal.SIGINT)  # instead of an exception: a running kernel defers Ctrl-C until it can stop
 
     def interrupt(*_: object) -> None:
         if told:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their text is read."""
+"""Options shared by several commands, and their parsing."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ __all__ = [
 
 
 StorePath = Annotated[Path | None, Parameter(name="--store", env_var="UPGD_STORE")]
-#: What tables, figures and pages show; the names of upgd.experiments.analysis.metrics.
+#: The metrics of tables, figures and pages; the names of upgd.experiments.analysis.metrics.
 Shown = (
     Literal[
         "accuracy",
@@ -55,7 +55,7 @@ Json = Annotated[bool, Parameter(name="--json", negative="")]
 
 
 def read_steps(text: str) -> int:
-    """A whole number, however people write it."""
+    """Parse an integer, such as 30000, 30_000 or 1e6."""
     for read in (int, float):  # 1e6 is how people write a million
         with suppress(ValueError, OverflowError):
             number = read(plain_digits(text))
@@ -65,9 +65,9 @@ def read_steps(text: str) -> int:
 
 
 def plain_digits(text: str) -> str:
-    """The text itself, unless it has digits of other scripts, which Python takes for numbers, too."""
+    """Return the text, unless it has digits of other scripts, which Python also accepts."""
     if not text.isascii():
-        raise ValueError(f"{text!r} is no number in the digits 0 to 9")
+        raise ValueError(f"{text!r} is not a number in the digits 0 to 9")
     return text
 
 
@@ -82,7 +82,7 @@ Steps = Annotated[int | None, Parameter(converter=_steps)]
 
 @dataclass(frozen=True, kw_only=True)
 class _Declared:
-    """What is run. The settings of all methods are added below; they are fields, too."""
+    """Options that define an experiment. The settings of all methods are added below as fields."""
 
     seeds: str | None = None
     steps: Steps = None
@@ -90,12 +90,12 @@ class _Declared:
     option: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
 
     def settings(self) -> dict[str, list[Any]]:
-        """The settings that were given, as lists of values."""
+        """Return the given settings as lists of values."""
         given = {name: getattr(self, name) for name in known()}
         return {name: read_values(name, text) for name, text in given.items() if text is not None}
 
     def rest(self) -> dict[str, Any]:
-        """The other arguments of an experiment."""
+        """Return the other arguments of an experiment."""
         given: dict[str, Any] = {
             "steps": self.steps,
             "network": self.network,
@@ -107,16 +107,16 @@ class _Declared:
 
 
 _OTHER_HELP = {
-    "seeds": "How many (20), or which (0,5,7). By default as many as the paper has: 20, or 10 on CIFAR-10.",
-    "steps": "How many samples each learner sees. By default as in the paper, 1e6; on the embedded digits 30,000.",
+    "seeds": "Number of seeds (20), or a list (0,5,7). Default: as in the paper, 20, or 10 on CIFAR-10.",
+    "steps": "Number of steps per learner. Default: as in the paper, 1e6; 30,000 on the embedded digits.",
     "network": "Hidden sizes such as 300-150 (300-150:tanh for another activation), linear, conv, conv-authors, or "
-    "the name of a registered network. By default the paper's.",
-    "option": "An option of the problem, such as task_length=500; may be given several times.",
+    "the name of a registered network. Default: that of the paper.",
+    "option": "An option of the problem, such as task_length=500; can be repeated.",
 }
 
 
 def option_name(setting: str) -> str:
-    """The option of the command line that sets it."""
+    """Return the command-line option of a setting."""
     return f"--{setting.replace('_', '-')}"
 
 
@@ -127,7 +127,7 @@ def _field(name: str) -> tuple[str, Any, Any]:
 
 
 def _help(name: str) -> str:
-    """What a setting is; where methods mean different things by its name, all of them."""
+    """Describe a setting; if methods define it differently, describe all definitions."""
     texts: dict[str, list[str]] = {}
     for method in METHODS.values():
         if name in method.settings:
@@ -137,9 +137,9 @@ def _help(name: str) -> str:
 
 
 def _documentation() -> str:
-    """The text from which ``--help`` is made."""
+    """Return the docstring that ``--help`` is made from."""
     lines = {name: _help(name) for name in known()}
-    lines["lr"] = "Learning rate; several values to try are separated by commas, here and below."
+    lines["lr"] = "Learning rate. Separate several values by commas, here and below."
     parts = [f"{name}\n    {text or 'See the method.'}" for name, text in {**lines, **_OTHER_HELP}.items()]
     return "Of what is run.\n\nParameters\n----------\n" + "\n".join(parts)
 
@@ -147,7 +147,7 @@ def _documentation() -> str:
 if TYPE_CHECKING:
     Declaration = _Declared
 else:
-    # One option for every setting of every method that is registered, plug-ins included.
+    # One option per setting of every registered method, including plug-ins.
     Declaration = Parameter(name="*")(
         make_dataclass(
             "Declaration",
@@ -163,34 +163,33 @@ else:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Of how it is run.
+    """Options that control execution.
 
     Parameters
     ----------
     store
-        The file that keeps results; upgd.db in this folder if neither this nor UPGD_STORE says otherwise.
+        The file that stores results. Default: UPGD_STORE if set, otherwise upgd.db in the current folder.
     workers
-        How many processes; by default as many as there are cores, or GPUs; one for less than a million learner-steps.
+        Number of processes. Default: the number of cores or GPUs; one for less than a million learner-steps.
     ray
-        The address of a Ray cluster that computes instead ("auto": the one on this machine; "local": a new one).
+        Address of a Ray cluster to run on ("auto": the one of this machine; "local": start one).
     insecure
-        Start or use a Ray cluster that asks for no token: whoever can reach it can run code there.
+        Allow a Ray cluster without token authentication: anyone who can reach it can run code there.
     device
         auto, cpu, cuda, cuda:1 …
     backend
-        What computes: auto, torch or kernel.
+        Backend: auto, torch or kernel.
     look_every
-        Look inside the learners (gates, dormant units, norms, ranks, plasticity) every so many steps, for the report and
-        for --metric of tables and figures.
+        Record diagnostics (gates, dormant units, norms, ranks, plasticity) every N steps, for the report and for --metric.
     checkpoint_every
-        Seconds from one snapshot of unfinished work to the next.
+        Seconds between checkpoints of unfinished work.
     stop_after
-        Stop after so many seconds, with exit status 0: what is finished is stored, what was begun is saved, and the same
-        command goes on.
+        Stop after this many seconds with exit status 0. Finished runs are stored, unfinished ones are saved, and the same
+        command continues them.
     job_size
-        How many learners are computed together at most; by default as many as help.
+        Maximum number of learners per job. Default: chosen automatically.
     quiet
-        Show no progress.
+        Do not show progress.
     """
 
     store: StorePath = None
@@ -207,9 +206,9 @@ class Execution:
 
 
 def load_torch() -> None:
-    """Import what computes, with Ctrl-C ending the process at once.
+    """Import torch, with Ctrl-C ending the process immediately.
 
-    torch swallows a KeyboardInterrupt that comes while it imports NumPy: the command would go on, with half of NumPy.
+    torch swallows a KeyboardInterrupt during its import of NumPy, and the command would continue with a partial NumPy.
     """
     usual = signal.getsignal(signal.SIGINT)
     mine = threading.current_thread() is threading.main_thread() and usual is signal.default_int_handler
@@ -233,7 +232,7 @@ def store_path(given: Path | None) -> Path:
 
 
 def store_files(named: Sequence[Path], option: Path | None) -> list[Path]:
-    """The stores that a command is about: named as ``upgd table a.db``, by ``--store``, or by ``UPGD_STORE``."""
+    """Return the stores of a command: positional as in ``upgd table a.db``, ``--store``, or ``UPGD_STORE``."""
     everywhere = os.environ.get("UPGD_STORE")  # stands for the option, but is not said to this command alone
     if named and option is not None and not (everywhere and option == Path(everywhere)):
         raise UsageError(f"two stores are named, {named[0]} and --store {option}; leave one of them out.")
@@ -243,7 +242,7 @@ def store_files(named: Sequence[Path], option: Path | None) -> list[Path]:
 
 
 def read_values(setting: str, text: str) -> list[Any]:
-    """Values of a setting separated by commas: numbers, words, or two numbers joined by a slash."""
+    """Parse comma-separated values of a setting: numbers, words, or two numbers joined by a slash."""
     return [_value(setting, part.strip()) for part in text.split(",")]
 
 
@@ -285,7 +284,7 @@ def read_seeds(text: str) -> int | list[int]:
 
 
 def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """``NAME=VALUE`` pairs; a value that is no number, true or false is text."""
+    """Parse ``NAME=VALUE`` pairs; values other than numbers, true and false are text."""
     options = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

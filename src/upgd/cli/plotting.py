@@ -23,9 +23,9 @@ def plot(
     band: Literal["ci", "sd", "range", "none"] = "ci",
     metric: Shown = None,
 ) -> None:
-    """Draw the online curves of every method at its best setting, as PNG, SVG or PDF.
+    """Plot the online curves of every method at its best setting, as PNG, SVG or PDF.
 
-    Several problems get a panel each. The figure follows your matplotlibrc.
+    Each problem has its own panel. The figure follows your matplotlibrc.
 
     Example:
 
@@ -34,18 +34,18 @@ def plot(
     Parameters
     ----------
     stores
-        The file that has the results; the same as --store. Several files are compared.
+        The file of results, as for --store. Several files are compared.
     output
-        Where the figure goes; the name ends with .png, .svg or .pdf.
+        The output file, ending with .png, .svg or .pdf.
     title
         The figure's title; by default the problem's name.
     legend
-        Draw a legend. By default the curves' names stand at their ends; --no-legend draws neither.
+        Draw a legend. By default, labels are placed at the ends of the curves; --no-legend omits both.
     band
-        Around the mean: its 95 % confidence interval (ci), one standard deviation of the seeds (sd), the range of all
-        seeds, or none.
+        Band around the mean: 95 % confidence interval (ci), one standard deviation over seeds (sd), range over seeds, or
+        none.
     metric
-        What to draw: by default accuracy, in regression loss. All but accuracy, loss and forgetting are recorded by
+        The metric to plot. Default: accuracy, or loss for regression. All but accuracy, loss and forgetting need
         --look-every.
     """
     from upgd import writing
@@ -59,4 +59,4 @@ def plot(
     comparisons = which.results(stores).comparisons(metric)
     figure = figures.panels(comparisons, title=title, legend=legend, band=None if band == "none" else band)
     figures.write(figure, output, kind)
-    print(f"wrote {output}", file=sys.stderr)  # the figure may go to the standard output
+    print(f"wrote {output}", file=sys.stderr)  # the figure may be written to standard output

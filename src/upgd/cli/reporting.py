@@ -20,9 +20,9 @@ def report(
     metric: Shown = None,
     open_it: Annotated[bool, Parameter(name="--open", negative="")] = False,
 ) -> None:
-    """Write one page about all results: tables, interactive curves, hyperparameters, divergences, commands.
+    """Write an HTML report of all results: tables, interactive curves, hyperparameters, divergences, commands.
 
-    The page is a single file that opens without a network.
+    The report is a single file that works offline.
 
     Examples:
 
@@ -33,25 +33,25 @@ def report(
     Parameters
     ----------
     stores
-        The file that has the results; several files are compared. The same as --store.
+        The file of results, as for --store. Several files are compared.
     store
-        The file that has the results; upgd.db in this folder if neither this nor UPGD_STORE says otherwise.
+        The file of results. Default: UPGD_STORE if set, otherwise upgd.db in the current folder.
     output
-        Where the page goes.
+        The output file.
     problem
-        Only the results of this problem.
+        Only results of this problem.
     title
         The page's title; by default the names of the files.
     metric
-        What tables and curves show: by default accuracy, in regression loss. All but accuracy, loss and forgetting are
-        recorded by --look-every.
+        The metric of tables and curves. Default: accuracy, or loss for regression. All but accuracy, loss and forgetting
+        need --look-every.
     open_it
         Open the page in the browser.
     """
     from upgd.report import write
 
     path = write(store_files(stores, store), output, problem=problem, title=title, metric=metric)
-    print(f"wrote {path}", file=sys.stderr)  # the page may go to the standard output
+    print(f"wrote {path}", file=sys.stderr)  # the page may be written to standard output
     if open_it:
         import webbrowser
 
@@ -65,18 +65,18 @@ def watch(
     problem: str | None = None,
     browser: bool = True,
 ) -> None:
-    """Show the same page while a sweep runs; it refreshes by itself. Ctrl-C ends it.
+    """Serve the report during a sweep and refresh it automatically. Ctrl-C stops the server.
 
     Parameters
     ----------
     store
-        The file that has, or will have, the results; upgd.db in this folder if neither this nor UPGD_STORE says otherwise.
+        The file of results, which need not exist yet. Default: UPGD_STORE if set, otherwise upgd.db in the current folder.
     port
-        Where on this machine; by default any that is free.
+        Port of the server. Default: any free port.
     problem
-        Only the results of this problem.
+        Only results of this problem.
     browser
-        Whether to open the page in the browser.
+        Open the page in the browser.
     """
     from upgd.report import Watch
 

@@ -44,10 +44,10 @@ def reproduce(
     write_only: Annotated[bool, Parameter(negative="")] = False,
     execution: Execution = Execution(),  # noqa: B008  # frozen
 ) -> int:
-    """Repeat experiments of the paper: search with few seeds, best setting of each method, final runs, figure and table.
+    """Reproduce experiments of the paper: search, best setting of each method, final runs, figure and table.
 
-    Without a name, lists the experiments. What the store, or the folder data beside the pages, has is not computed again;
-    what was interrupted goes on.
+    Without a name, lists the experiments. Runs that are in the store, or in the folder data next to the pages, are skipped,
+    and interrupted runs continue.
 
     Examples:
 
@@ -69,35 +69,35 @@ def reproduce(
         Only these methods, separated by commas.
     grid
         paper: all combinations of the paper's values; extended: also the values between them and those of the best known
-        settings, with the best inside the paper's grid beside the best of all; star: the best known setting, and all that
-        differ from it in one hyperparameter; climb: a star, then another around its best, until nothing is better; coarse:
+        settings, showing the best inside the paper's grid and the best overall; star: the best known setting, and all that
+        differ from it in one hyperparameter; climb: repeated stars around the best setting until none is better; coarse:
         a handful; tiny: two learning rates.
     only
-        Of a hyperparameter only these values of the grid, such as sigma=0.1,0.01; may be given several times.
+        Restrict a hyperparameter to these values of the grid, such as sigma=0.1,0.01; can be repeated.
     sweep_seeds
-        Learners for each setting of the search.
+        Seeds per setting of the search.
     shortlist
-        How many of the best settings of each method are tried again on fresh seeds, which choose the best one; 0: none.
+        Number of best settings per method that are rerun on fresh seeds to choose the final one; 0 disables it.
     shortlist_seeds
-        Learners for each of them.
+        Seeds per setting of the shortlist.
     final_seeds
-        Learners for each best setting; their seeds are new.
+        Seeds per best setting; they are fresh.
     steps
-        How many samples each learner sees.
+        Number of steps per learner.
     sweep_steps
-        How many it sees in the search, if fewer, such as 300000, or output-permuted-cifar10=300000 for one problem alone; may
-        be given several times. What is best early need not be best late.
+        Number of steps in the search, if fewer, such as 300000, or output-permuted-cifar10=300000 for one problem; can be
+        repeated. The best setting of short runs need not be the best of long ones.
     data
-        A data set that stands in for another, such as emnist=emnist-subset; may be given several times.
+        Replace a data set by another, such as emnist=emnist-subset; can be repeated.
     output
-        The folder for pages and figures. The results go to its folder data, one file for each problem, and are taken up from
+        Folder for pages and figures. Results are written to its subfolder data, one file per problem, and reused from
         there.
     resume_from
-        Another folder with such files, whose results are taken up, too; may be given several times.
+        Another folder with such files to reuse; can be repeated.
     dry_run
-        Only say what is left to do, and how long that would take on this machine.
+        Only print what is left to do and an estimate of the time.
     write_only
-        Compute nothing; write the pages from what the store has.
+        Only write the pages from the results in the store.
     """
     of_sweeps = {
         "panels": panels,
@@ -115,7 +115,9 @@ def reproduce(
     given = {name for name, value in of_sweeps.items() if value not in (None, ())} | given_options(execution)
     if not names:
         if given or dry_run or write_only:
-            raise UsageError("say which experiments to reproduce, or all; `upgd reproduce` alone lists them.")
+            raise UsageError(
+                "name the experiments to reproduce, or all; `upgd reproduce` without arguments lists them."
+            )
         return _list()
     load_torch()
 
@@ -167,7 +169,7 @@ def reproduce(
                 if execution.stop_after is not None:
                     limited = replace(execution, stop_after=max(0.0, began + execution.stop_after - time.monotonic()))
                 if not _carry_out(plans[study.name], limited, output, command, write_only, resume_from):
-                    print("  stopped, for the time is over: give the same command again to go on")
+                    print("  stopped at the time limit; repeat the command to continue")
                     break
         except (DataError, _Nothing) as error:
             if len(studies) == 1:
@@ -176,8 +178,8 @@ def reproduce(
             print(f"  left out: {error}", file=sys.stderr)
         except KeyboardInterrupt:
             print(
-                f"upgd: stopped; what is finished is in {store_path(execution.store)}, and what was begun is saved: give the "
-                "same command again to go on",
+                f"upgd: stopped; what is finished is in {store_path(execution.store)}, and "
+                "unfinished runs are saved; repeat the command to continue",
                 file=sys.stderr,
             )
             return 130
@@ -185,16 +187,16 @@ def reproduce(
 
 
 class _Nothing(ValueError):
-    """There are no results to write a page about."""
+    """There are no results for a page."""
 
 
 def _refuse(options: set[str]) -> None:
-    """The study that is no sweep has nothing to search, to store or to divide among workers."""
+    """Reject options of sweeps for the study that is not a sweep."""
     from upgd.experiments.paper.catalogue import UTILITY_QUALITY
 
     if options:
         raise UsageError(
-            f"{UTILITY_QUALITY} is no sweep and has no use for {option_names(options)}: leave out what is for sweeps, or use "
+            f"{UTILITY_QUALITY} is not a sweep and does not support {option_names(options)}; leave these options out, or use "
             "`upgd run utility-quality-weights`, which takes --seeds and --steps."
         )
 
@@ -291,7 +293,7 @@ def _learner_steps(jobs: Sequence["Job"]) -> str:
 
 
 def _utility_quality(scale: str, output: Path, nothing: bool) -> None:
-    """The one study that is no sweep; it takes a few minutes and starts anew each time."""
+    """Run the study that is not a sweep; it takes a few minutes and always starts from scratch."""
     from upgd.experiments.paper._utility_page import main
 
     steps, seeds = {"paper": (2_000, 20), "small": (500, 5), "smoke": (40, 2)}[scale]
@@ -302,7 +304,7 @@ def _utility_quality(scale: str, output: Path, nothing: bool) -> None:
 
 
 def _stand_ins(data: Sequence[str], studies: Sequence["Study"]) -> dict[str, str]:
-    """What --data says, if the studies have such data."""
+    """Parse --data, and check it against the studies' data sets."""
     from upgd.data.sources import OFFICIAL
 
     instead = dict(_pair(text) for text in data)
@@ -310,7 +312,7 @@ def _stand_ins(data: Sequence[str], studies: Sequence["Study"]) -> dict[str, str
     for name, other in instead.items():
         if name not in own:
             remedy = f"choose among {', '.join(own)}" if own else "leave it out"
-            raise UsageError(f"--data {name}={other}: {name!r} is no data set of these experiments; {remedy}.")
+            raise UsageError(f"--data {name}={other}: {name!r} is not a data set of these experiments; {remedy}.")
     return instead
 
 
@@ -330,7 +332,7 @@ def _values(text: str) -> tuple[str, list[float]]:
 
 
 def _lengths(texts: Sequence[str], studies: Sequence["Study"]) -> dict[str, dict[str, int]]:
-    """What --sweep-steps says about each study: lengths by problem, and under "" that of all others."""
+    """Parse --sweep-steps: steps by problem, with "" for all others."""
     lengths = dict(_length(text) for text in texts)
     known = dict.fromkeys(problem for study in studies for problem in study.problems())
     for name, steps in lengths.items():
@@ -362,7 +364,7 @@ def _by_problem(lengths: Mapping[str, int], study: "Study") -> dict[str, int]:
 
 
 def _command(name: str, **options: object) -> str:
-    """What to type to get the same page."""
+    """Return the command that produces the same page."""
     words = ["upgd", "reproduce", name]
     for option, given in options.items():
         values = given if isinstance(given, tuple | list) else [] if given is None else [given]

@@ -28,28 +28,28 @@ def run(
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     as_json: Json = False,
 ) -> int:
-    """Run one method with given settings, and print how it did.
+    """Run one method with the given settings and print its results.
 
-    What the store has already is not computed again; what was interrupted goes on.
+    Runs that are already in the store are skipped, and interrupted runs continue.
 
     Example:
 
         upgd run output-permuted-digits --method upgd --lr 0.03 --beta-utility 0.9 --seeds 20 --option task_length=500
 
-    Two problems are a study of their own, take no method and leave a figure in this folder:
+    Two problems compare approximations of utility; they take no method and write a figure to the current folder:
 
         upgd run utility-quality-weights
 
     Parameters
     ----------
     problem
-        The problem's name; a wrong one gets a list.
+        Name of the problem; an unknown name lists all problems.
     setting
-        published: the method's published setting for this problem; values given by options replace their part of it.
+        published: the method's published setting for this problem; options override single values.
     dry_run
-        Only say what would be run, and how long that would take on this machine.
+        Only print what would be run and an estimate of the time.
     as_json
-        Print JSON, for other programs.
+        Print JSON.
     """
     load_torch()
     from upgd.experiments import Experiment
@@ -63,7 +63,7 @@ def run(
             raise UsageError(f"{problem} takes a few minutes and has no --dry-run.")
         return _study(problem, method, declaration, execution, as_json)
     if method is None:
-        raise UsageError("say which method to run, such as --method upgd.")
+        raise UsageError("choose a method, such as --method upgd.")
     if "," in method:
         raise UsageError(f"`upgd run` takes one method, not {method!r}; `upgd sweep` takes several with --methods.")
     settings: dict[str, Any] = declaration.settings()
@@ -85,10 +85,10 @@ def sweep(
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     as_json: Json = False,
 ) -> int:
-    """Run methods with all combinations of values to try, and print the best of each.
+    """Run methods with all combinations of the given values, and print the best of each.
 
-    Without values, each method tries a short grid of its own. Values given by options apply to every method that has the
-    setting. What the store has already is not computed again; what was interrupted goes on.
+    Without values, each method uses its own short grid. Values given by options apply to every method that has the setting.
+    Runs that are already in the store are skipped, and interrupted runs continue.
 
     Examples:
 
@@ -103,14 +103,14 @@ def sweep(
     Parameters
     ----------
     problem
-        The problem's name; or a TOML file that declares a whole experiment.
+        Name of the problem, or a TOML file that declares an experiment.
     grid
-        short: each method's own short grid, the default if no values are given. paper: the paper's values. Values given
-        by options replace their part of the grid. Without a grid, other settings keep their defaults.
+        short: each method's own short grid, the default if no values are given. paper: the paper's values. Options override
+        parts of the grid. Without a grid, other settings keep their defaults.
     dry_run
-        Only say what would be run, and how long that would take on this machine.
+        Only print what would be run and an estimate of the time.
     as_json
-        Print JSON, for other programs.
+        Print JSON.
     """
     load_torch()
     experiment = _declared(problem, methods, grid, declaration)
@@ -118,14 +118,14 @@ def sweep(
 
 
 def bench(*, device: str = "auto", as_json: Json = False) -> None:
-    """Measure how fast this machine is: learner-steps per second of methods on networks of the paper.
+    """Benchmark this machine: learner-steps per second of methods on the paper's networks.
 
     Parameters
     ----------
     device
         auto, cpu, cuda, cuda:1 …
     as_json
-        Print JSON, for other programs.
+        Print JSON.
     """
     load_torch()
     from upgd.experiments.execution.bench import measure
@@ -143,7 +143,7 @@ def bench(*, device: str = "auto", as_json: Json = False) -> None:
         print(json.dumps(lines, indent=2))
 
 
-#: Problems in which approximations of utility are compared, not methods.
+#: Problems that compare approximations of utility instead of methods.
 _STUDIES: dict[str, Literal["weight", "feature"]] = {
     "utility-quality-weights": "weight",
     "utility-quality-features": "feature",
@@ -159,7 +159,7 @@ def _refuse_study(problem: str) -> None:
 
 
 def _study(problem: str, method: str | None, declaration: Declaration, execution: Execution, as_json: bool) -> int:
-    """Measure how well approximate utilities order things; print the correlations and save the figure."""
+    """Measure the rank correlations of approximate utilities; print them and save the figure."""
     from upgd import writing
     from upgd.experiments.analysis import figures
     from upgd.experiments.paper.utility_quality import run as measure
@@ -192,7 +192,7 @@ def _study(problem: str, method: str | None, declaration: Declaration, execution
 
 
 def _say_now_and_then(every: float = 10.0) -> Callable[[int, int], None]:
-    """Tells the standard error every so many seconds how far it is."""
+    """Reports progress on standard error at regular intervals."""
     from upgd.experiments.execution.progress import duration
 
     began = said = time.monotonic()
@@ -225,7 +225,7 @@ def _declared(
         return experiment
     _refuse_study(problem)
     if not methods:
-        raise UsageError("say which methods to compare, such as --methods upgd,sgdw,adamw.")
+        raise UsageError("choose the methods to compare, such as --methods upgd,sgdw,adamw.")
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if grid is None:
         return Experiment(problem, names, grid=settings or None, **rest)
@@ -243,7 +243,7 @@ def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> i
 
 
 def computed(experiment: "Experiment", execution: Execution) -> "Results | int":
-    """The results of an experiment, computed as far as the store does not have them; the exit status if it was stopped."""
+    """Return the results of an experiment, computing what the store lacks; or the exit status if it was stopped."""
     from upgd.experiments.execution.running import Runner, TimeUp
 
     options = options_of(execution)
@@ -256,7 +256,7 @@ def computed(experiment: "Experiment", execution: Execution) -> "Results | int":
             more = runner.added
             print(
                 f"upgd: stopped; {more} more {'learner is' if more == 1 else 'learners are'} in {options.store}, and "
-                "what was begun is saved: give the same command again to go on",
+                "unfinished runs are saved; repeat the command to continue",
                 file=sys.stderr,
             )
             return 0 if isinstance(stop, TimeUp) else 130
@@ -269,7 +269,7 @@ def _dry_run(experiment: "Experiment", execution: Execution, as_json: bool) -> i
 
 
 def estimated(experiment: "Experiment", execution: Execution) -> dict[str, Any]:
-    """What an experiment has to compute, and how long that takes; nothing of it is computed."""
+    """Return what an experiment has to compute and an estimate of the time, without computing it."""
     from upgd.experiments.execution.estimate import estimate
     from upgd.experiments.execution.running import pending
     from upgd.experiments.execution.work import device_named
@@ -297,7 +297,7 @@ def estimated(experiment: "Experiment", execution: Execution) -> dict[str, Any]:
 
 
 def estimate_text(facts: dict[str, Any], store: Path) -> str:
-    """The same in words."""
+    """Return the plan as text."""
     from upgd.experiments.execution.progress import duration
 
     lines = [

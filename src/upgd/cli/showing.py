@@ -17,14 +17,14 @@ def demo(
     output: Path = Path("demo-output"),
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="")] = False,
 ) -> int:
-    """See the method work, in about a minute: two streams that keep changing, five methods, a table, a page and a report.
+    """Compare five methods on two streams in about a minute, and write a page and a report.
 
     Parameters
     ----------
     output
-        The folder for the page, the picture, the report and the results.
+        Folder for the page, the figure, the report and the results.
     quiet
-        Show no progress.
+        Do not show progress.
     """
     load_torch()
     from upgd.experiments.analysis.layout import terminal_width
@@ -35,7 +35,7 @@ def demo(
         with terminable():
             show = show_it(output, progress=not quiet)
     except KeyboardInterrupt:
-        print("upgd: stopped; what was begun is saved: give the same command again to go on", file=sys.stderr)
+        print("upgd: stopped; unfinished runs are saved; repeat the command to continue", file=sys.stderr)
         return 130
     print(show.table.text(terminal_width()))
     report = write(output / "upgd.db", output / "report.html")

@@ -304,7 +304,7 @@ def test_a_cluster_that_loses_a_node_and_a_driver_that_is_stopped(cluster, tmp_p
     driver.send_signal(signal.SIGINT)
     _, err = driver.communicate(timeout=60)
     assert driver.returncode == 130, err
-    assert "give the same command again to go on" in err
+    assert "repeat the command to continue" in err
     # A node is lost while it computes.
     driver = command(cluster, tmp_path)
     wait_for_checkpoints(tmp_path, driver, 2)

@@ -92,7 +92,7 @@ def test_a_killed_piece_loses_nothing(tmp_path):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "give the same command again to go on" in said
+    assert "repeat the command to continue" in said
     shipped_ones = portable.read(tmp_path / "reproduced" / "data" / "stationary-digits.csv.gz")
     assert len(shipped_ones) == _learners(store) >= 2
 

@@ -79,10 +79,10 @@ def test_nothing_to_write_is_a_sentence(upgd):
 @pytest.mark.parametrize(
     ("study", "says"),
     [
-        ("toy-changing-inputs", "--data emnist=digits: 'emnist' is no data set of these experiments; leave it out."),
+        ("toy-changing-inputs", "--data emnist=digits: 'emnist' is not a data set of these experiments; leave it out."),
         (
             "input-permuted-mnist",
-            "--data emnist=digits: 'emnist' is no data set of these experiments; choose among mnist.",
+            "--data emnist=digits: 'emnist' is not a data set of these experiments; choose among mnist.",
         ),
     ],
 )
@@ -175,7 +175,7 @@ def test_utility_quality_says_what_it_has_no_use_for_and_others_take_it(upgd, tm
 
     code, said = upgd(f"reproduce utility-quality --scale smoke {options}")
     assert (code, said.err.count("\n")) == (2, 1)
-    assert f"utility-quality is no sweep and has no use for {named}: leave out what is for sweeps" in said.err
+    assert f"utility-quality is not a sweep and does not support {named}; leave these options out" in said.err
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(_utility_page, "main", lambda arguments: None)
     monkeypatch.setattr(reproducing, "_carry_out", lambda *_: True)
@@ -263,7 +263,7 @@ class TestLengthOfTheSearch:
             (
                 "utility-quality",
                 f"{CIFAR10}=30",
-                "utility-quality is no sweep and has no use for --sweep-steps: leave out",
+                "utility-quality is not a sweep and does not support --sweep-steps; leave",
             ),
             ("ablatoin", f"{CIFAR10}=30", "there is no study 'ablatoin'; did you mean 'ablation'?"),
             ("ablation", "0", "sweep_steps must be an integer of at least 1, not 0"),
