@@ -312,7 +312,7 @@ def test_the_bound_is_that_of_the_model_or_of_a_group() -> None:
     again.load_state_dict(optimizer.state_dict())
 
     table = nn.Embedding(5, 2)
-    with pytest.raises(ValueError, match=r"of 'weight', of a Embedding, has no bound.*\"bound\": 0\.05"):
+    with pytest.raises(ValueError, match=r"of 'weight', of a Embedding, has no known bound.*\"bound\": 0\.05"):
         upgd.methods.optimizer("weight-clipping", table, lr=0.1)
     optimizer = upgd.methods.optimizer("weight-clipping", [{"params": table.parameters(), "bound": 0.1}], lr=1.0)
     table.weight.grad = torch.ones(5, 2) * 10
