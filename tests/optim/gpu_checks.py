@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,51 @@ def check_state_moves_with_the_parameters() -> None:
     assert_same(cpu, gpu, rtol=1e-5)
 
 
+def check_sharded_steps(device: str = "cuda", backend: str = "nccl") -> None:
+    """One process that FSDP2 and tensor parallelism take for several, with the communication of several."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 10)).to(device)
+
+    def train(network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(5):
+            x, y = torch.randn(8, 64, generator=generator).to(device), torch.arange(8, device=device)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(x), y).backward()
+            optimizer.step()
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch.distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            mesh = init_device_mesh(device, (1,))
+            for options in ({}, {"scaling": "local"}, {"state_dtype": torch.bfloat16}, {"state_dtype": torch.uint8}):
+                whole, sharded, parallel = model(), model(), model()
+                fully_shard(sharded, mesh=mesh)
+                parallelize_module(parallel, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+                drawn: int | None = None
+                tolerance = 5e-4 if "state_dtype" in options else 1e-5  # a last bit may decide how to round
+                for network in (sharded, whole, parallel):
+                    if network is parallel and options.get("state_dtype") == torch.uint8:
+                        continue  # rows are sharded
+                    optimizer = upgd.AdaUPGD(network.parameters(), sigma=0.1, seed=drawn, foreach=True, **options)
+                    train(network, optimizer)
+                    drawn = optimizer.param_groups[0]["seed"]
+                    assert drawn is not None
+                    if network is not sharded:
+                        for a, b in zip(network.parameters(), sharded.parameters(), strict=True):
+                            full = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in (a, b)]
+                            torch.testing.assert_close(*(one.detach() for one in full), rtol=1e-4, atol=tolerance)
+        finally:
+            torch.distributed.destroy_process_group()
+
+
 CHECKS: dict[str, Callable[[], None]] = {
+    "sharded steps": check_sharded_steps,
     "graph replays equal eager steps, for-loop": lambda: check_graph_replays_equal_eager_steps(False),
     "graph replays equal eager steps, foreach": lambda: check_graph_replays_equal_eager_steps(True),
     "every replay draws new noise": check_every_replay_draws_new_noise,

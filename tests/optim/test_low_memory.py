@@ -3,6 +3,8 @@
 import copy
 import io
 import math
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,6 +219,15 @@ def test_a_slow_trace_follows_in_few_bits() -> None:
             optimizer.step()
         found = wide_state(optimizer.state[param], "utility", param)
         assert float(found.mean()) == pytest.approx(2 * 0.999**500 - 1, abs=0.05)
+
+
+def test_the_example_tells_losses_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "low_memory.py"))
+    losses = example["main"](["--steps", "3"])
+    assert all(2.0 < loss < 2.5 for loss in losses.values())
+    sizes = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert sizes[:4] == [16.0, 14.0, 14.0, 8.0]
+    assert sizes[4] < 6
 
 
 @pytest.mark.parametrize(
