@@ -135,7 +135,11 @@ def test_files_of_ones_own_get_a_name(upgd, files, option):
         (["fetch", "--as", "mine"], 2, "give their folder with --from FOLDER"),
         (["fetch", "--from", "x", "--mirror", "http://y"], 2, "mutually exclusive"),
         (["fetch", "mnist", "--from", "x", "--as", "mine"], 2, "leave out mnist"),
-        (["fetch", "--from", "x", "--transposed"], 2, "--transposed and --replace apply only to files added with --as NAME"),
+        (
+            ["fetch", "--from", "x", "--transposed"],
+            2,
+            "--transposed and --replace apply only to files added with --as NAME",
+        ),
         (["fetch", "--from", "does-not-exist"], 1, "no such file or folder: does-not-exist."),
         (["fetch", "--from", "does-not-exist", "--as", "mnist"], 1, "'mnist' is the name of an official data set"),
         (["fetch", "mnist", "--mirror", "ftp://x"], 1, "mirror must be a URL that starts with http"),
