@@ -1,4 +1,4 @@
-"""torch's manners, which all of our optimizers share: options, checkpoints, copies, closures, noise and curvature."""
+"""torch.optim plumbing shared by all optimizers: options, checkpoints, copies, closures, noise and curvature."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain

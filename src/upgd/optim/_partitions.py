@@ -1,8 +1,8 @@
 """Optimizers that hold only part of a model's parameters, while global scaling needs the largest utility of all of them.
 
-Where the other parts are in other processes, and the process group is known, the maximum is reduced over it. Where each
-parameter has an optimizer of its own that steps during the backward pass, the other utilities are not known yet: we warn, or
-refuse.
+If the other parts are in other processes and the process group is known, the maximum is reduced over it. If each parameter
+has its own optimizer that steps during the backward pass, the other utilities are not known yet, which gives a warning or
+an error.
 """
 
 import sys
@@ -72,7 +72,7 @@ _watching_zero = False
 def watch_zero() -> None:
     """Tell optimizers that a ``ZeroRedundancyOptimizer`` has made for its part who holds the other parts.
 
-    It passes its process group on to nobody, but torch shows a hook every optimizer that is about to step.
+    It does not pass its process group on, but a global torch hook sees every optimizer before its step.
     """
     global _watching_zero
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,4 +1,4 @@
-"""What the weight-wise optimizers share: the state around the two phases of a step, which are in ``_phases.py``."""
+"""Base class of the weight-wise optimizers: the state around the two phases of a step, which are in ``_phases.py``."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,15 +23,15 @@ __all__ = ["Curvature", "WeightwiseOptimizer", "step_device"]
 
 
 class WeightwiseOptimizer(BaseOptimizer):
-    """The weight-wise optimizers. A subclass says which switches of the rule it stands for."""
+    """Base class of the weight-wise optimizers. Subclasses set the switches of the rule."""
 
-    #: Does the method estimate utility at all?
+    #: Whether the method estimates utility.
     _gated: bool
-    #: Does it descend along Adam's direction instead of the gradient?
+    #: Whether it follows Adam's direction instead of the gradient.
     _adaptive = False
-    #: Who holds the other parameters, if this optimizer has only part of a model's.
+    #: The processes with the other parameters, if this optimizer has only part of them.
     _peers: partitions.Peers | None = None
-    #: The places of all parameters of the model, if this optimizer has only part of them and knows.
+    #: The indices of its parameters in the whole model, if this optimizer has only part of them and they are known.
     _places: dict[Tensor, int] | None = None
     #: The largest utility of all parts at the last step.
     _largest: Tensor | None = None
@@ -70,7 +70,7 @@ class WeightwiseOptimizer(BaseOptimizer):
         return "utility", "exp_avg", "exp_avg_sq"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process group cannot be pickled, and says so: a copy without it would compare utilities within its part alone.
+        # A process group cannot be pickled; a copy without it would compare utilities within its own part only.
         return super().__getstate__() | ({} if self._peers is None else {"_peers": self._peers})
 
     def _needs_seed(self) -> bool:
@@ -86,7 +86,7 @@ class WeightwiseOptimizer(BaseOptimizer):
         return {param: first + number for param, number in numbers.items()}
 
     def _has_gates(self, group: dict[str, Any]) -> bool:
-        """Whether the parameters of a group have utility; if not, their rule is that without gates (ū = 0)."""
+        """Whether the parameters of a group have gates; if not, their rule has ū = 0."""
         return bool(self._gated and group["gated"])
 
     def _advance(self) -> None:
@@ -119,7 +119,7 @@ class WeightwiseOptimizer(BaseOptimizer):
 
     @torch.no_grad()
     def gates(self) -> dict[Tensor, Tensor]:
-        """How useful each weight is held to be, parameter → ū in [0, 1]; empty before the first step.
+        """Return the gate ū in [0, 1] of each weight by parameter; empty before the first step.
 
         Example:
             >>> model = torch.nn.Linear(3, 2)
@@ -129,7 +129,7 @@ class WeightwiseOptimizer(BaseOptimizer):
             >>> optimizer.gates()[model.weight].shape
             torch.Size([2, 3])
         """
-        # To ask ``self.state[param]`` would make an empty state, and who loads a checkpoint takes that for a full one.
+        # ``self.state[param]`` would create an empty state, which loading a checkpoint takes for a full one.
         unbiased = {
             param: rules.unbiased(wide_state(state, "utility", param), group["beta_utility"], state["step"].item())
             for group in self.param_groups
@@ -137,7 +137,8 @@ class WeightwiseOptimizer(BaseOptimizer):
             for param in group["params"]
             if "utility" in (state := self.state.get(param, {})) and param.numel()
         }
-        others = [] if self._largest is None else [self._largest]  # not reduced again: one process may ask alone
+        # The maximum is not reduced again, because a single process may call this.
+        others = [] if self._largest is None else [self._largest]
         maxima = [largest(u) for u in unbiased.values()]
         scale = global_scales([*across(maxima, list(unbiased), "max"), *others])
         by_units = [p for group in self.param_groups if group.get("scaling") == "local" for p in group["params"]]
@@ -160,7 +161,7 @@ class WeightwiseOptimizer(BaseOptimizer):
         if steps:
             # Not in _init_group, which the compiler runs once and leaves out of the compiled step.
             torch._foreach_add_(steps, 1.0)
-        # A step count on the host costs nothing to read; one on the device must stay there.
+        # Reading a step count on the host is free; one on the device must stay there.
         on_device = group["capturable"] or torch.compiler.is_compiling()
         counted: list[float | Tensor] = [step if on_device else step.item() for step in steps]
         return Work(
@@ -203,7 +204,7 @@ class WeightwiseOptimizer(BaseOptimizer):
             params.append(param)
             grads.append(param.grad)
             if not has_gates and not self._adaptive and not remembers_noise and not seeded:
-                continue  # nothing to remember: no state, not even an empty one
+                continue  # no state, not even an empty one
             state = self.state[param]
             if (has_gates and "utility" not in state) or (self._adaptive and "exp_avg_sq" not in state):
                 self._begin(param, group)
@@ -225,11 +226,11 @@ class WeightwiseOptimizer(BaseOptimizer):
                 previous_noises.append(state["previous_noise"])
 
     def _begin(self, param: Tensor, group: dict[str, Any]) -> None:
-        """Let the averages that a parameter's state does not have begin at zero.
+        """Initialize missing averages of a parameter's state with zeros.
 
-        The checkpoint of another optimizer may have some: AdamW's those of Adam, UPGD's utility. There is one count of steps,
-        from where Adam's began, if there are any: their bias corrections size the step, while that of utility cancels where
-        utilities are compared.
+        A checkpoint of another optimizer has some of them: AdamW's averages, or UPGD's utility. There is one step count,
+        that of Adam's averages if present, because their bias correction scales the step, whereas that of utility cancels
+        in the gates.
         """
         state = self.state[param]
         counted = ("exp_avg", "exp_avg_sq") if self._adaptive else ("utility",)

@@ -13,35 +13,34 @@ if TYPE_CHECKING:
 
 
 class AdaUPGD(WeightwiseOptimizer):
-    """UPGD with Adam's step sizes: protects the weights that are useful, perturbs those that are not.
+    """UPGD with Adam's step sizes: protects useful weights and perturbs the others.
 
     For every weight ``w`` with gradient ``g``, at step ``t``::
 
-        a ← β₁·a + (1−β₁)·g,    â = a / (1 − β₁ᵗ)           Adam's averages of the gradient
-        v ← β₂·v + (1−β₂)·g²,   v̂ = v / (1 − β₂ᵗ)           … and of its square
-        m  = −g·w   (+ ½·h·w² with curvature h)             the utility of w on this sample
-        u ← β·u + (1−β)·m,      û = u / (1 − βᵗ)            … on recent samples
-        ū  = sigmoid(û / scale)                             … compared with the other weights
+        a ← β₁·a + (1−β₁)·g,    â = a / (1 − β₁ᵗ)           average of the gradient
+        v ← β₂·v + (1−β₂)·g²,   v̂ = v / (1 − β₂ᵗ)           average of its square
+        m  = −g·w   (+ ½·h·w² with curvature h)             utility on this sample
+        u ← β·u + (1−β)·m,      û = u / (1 − βᵗ)            running average, without initial bias
+        ū  = sigmoid(û / scale)                             gate
         w ← w − lr·[(â / (√v̂ + ε) + σ·ξ)·(1 − ū) + λ·w]     ξ ~ N(0, 1)
 
-    Utility is that of the gradient itself, as with :class:`upgd.UPGD`: averages and step sizes are about where to go, utility
-    about what would be lost. With all gates open (ū = 0) and without noise it is :class:`torch.optim.AdamW`. Averages of
-    16-bit parameters are kept in 32 bits.
+    The utility is computed from the gradient itself, as in :class:`upgd.UPGD`, not from Adam's averages. With ū = 0 and
+    without noise, this is :class:`torch.optim.AdamW`. Averages of 16-bit parameters are kept in 32 bits.
 
-    Training can go on from a checkpoint of AdamW: ``load_state_dict`` takes over its averages and its count of steps (and
-    its options, as loading always does); utility begins at zero. The one count ``t`` then includes AdamW's steps, and û
-    is too small at first, but by the same factor for all parameters that have taken as many steps: the gates do not
-    notice. From a checkpoint of UPGD, likewise, utility is taken over and Adam's averages begin.
+    Training can continue from a checkpoint of AdamW: ``load_state_dict`` restores its averages, its step count and its
+    options; utilities start at zero. The step count ``t`` then includes AdamW's steps, and û is too small at first, but by
+    the same factor for all parameters with the same number of steps, so the gates are not affected. From a checkpoint of
+    UPGD, utilities are restored and Adam's averages start at zero.
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
-        lr: learning rate; a number or a one-element tensor. Most gates are close to ½ and halve the step, so it wants to be
-            about twice that of AdamW.
-        betas: β₁ and β₂, how long the averages of the gradient and of its square remember.
-        eps: ε, which keeps the division finite; at least 1e-30.
-        beta_utility: β, how long utility remembers.
-        sigma: σ, the standard deviation of the perturbation. Adam's steps are about ``lr`` long whatever the size of the
-            gradient, so this is the noise's part of a step.
+        lr: learning rate; a number or a one-element tensor. Most gates are close to ½ and halve the step, so use about
+            twice the learning rate of AdamW.
+        betas: β₁ and β₂, the decay rates of the averages of the gradient and of its square.
+        eps: ε, added to the denominator for numerical stability; at least 1e-30.
+        beta_utility: β, the decay rate of the running average of utility.
+        sigma: σ, the standard deviation of the perturbation. Adam's steps have a size of about ``lr``, so this is the size
+            of the noise relative to them.
         weight_decay: λ, decoupled weight decay.
         protect_gradient: ``False`` gates the noise only: ``w ← w − lr·[â / (√v̂ + ε) + σ·ξ·(1−ū) + λ·w]``.
         scaling, noise, curvature, maximize, foreach, capturable, generator, seed, state_dtype, stochastic_rounding,

@@ -14,7 +14,7 @@ from upgd.optim._weightwise import WeightwiseOptimizer, step_device
 
 
 class FeatureCurvature(Protocol):
-    """Anything that knows the curvature of gates on a module's output after ``loss.backward()``, as HesScale does."""
+    """Provides the curvature of gates on a module's output after ``loss.backward()``, as HesScale does."""
 
     def diagonal(self, param: Tensor) -> Tensor: ...
     def feature_diagonal(self, module: nn.Module) -> Tensor: ...
@@ -22,7 +22,7 @@ class FeatureCurvature(Protocol):
 
 
 class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
-    """One step of the rule where units have utility, not weights."""
+    """Base class of optimizers with utility per unit."""
 
     _gated = True
 
@@ -62,7 +62,7 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
 
     @torch.no_grad()
     def gates(self) -> dict[Tensor, Tensor]:
-        """How useful each feature is held to be, weight of its layer → ū in [0, 1]; empty before the first step.
+        """Return the gate ū in [0, 1] of each feature by the weight of its layer; empty before the first step.
 
         Example:
             >>> model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
@@ -79,11 +79,12 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
         return {f.params[0]: of_params[f.params[0]].flatten() for f in every if f.params[0] in of_params}
 
     def _carrier(self, feature: hidden.Feature) -> Tensor | None:
-        """The parameter in whose state the features' utility is: the weights, or the bias if those are frozen."""
+        """The parameter whose state holds the features' utility: the weights, or the bias if they are frozen."""
         return next((param for param in feature.params if "utility" in self.state.get(param, {})), None)
 
     def _trace(self, groups: dict[Tensor, dict[str, Any]]) -> list[Tensor | None]:
-        """Trace the utility of the features; return it unbiased, with None for layers that have no gradient."""
+        """Update the running average of the features' utility and return it without bias; None for layers without a
+        gradient."""
         unbiased: list[Tensor | None] = []
         is_left_out = False
         for feature in self._hidden.all:
@@ -117,7 +118,7 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
         return unbiased
 
     def _utility(self, feature: hidden.Feature, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        """What losing each feature would cost: ``½·∂²L/∂gate² − ∂L/∂gate``, for gates that are 1."""
+        """Return the utility of each feature, ``½·∂²L/∂gate² − ∂L/∂gate``, at gates of 1."""
         curvature = None
         if self.curvature is not None:
             if feature.is_shared:
@@ -139,7 +140,7 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
         )
 
     def _gates(self, groups: dict[Tensor, dict[str, Any]], unbiased: list[Tensor | None]) -> dict[Tensor, Tensor]:
-        """The gates ū of the parameters that enter features, in the shape that multiplies them."""
+        """Return the gates ū of parameters that enter features, reshaped to broadcast."""
         scale = global_scales([u.amax() for u in unbiased if u is not None])
         gates: dict[Tensor, Tensor] = {}
         for feature, u in zip(self._hidden.all, unbiased, strict=True):
@@ -154,7 +155,7 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
         return gates
 
     def _noise(self, param: Tensor, group: dict[str, Any]) -> Tensor | None:
-        """The next perturbation of a parameter, None if there is none."""
+        """Return the next perturbation of a parameter, or None."""
         if group["sigma"] == 0:
             return None
         drawn = self._draw(param)
@@ -169,7 +170,7 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
 
 
 def _update_plain(optimizer: FeaturewiseOptimizer, param: Tensor, group: dict[str, Any], gate: Tensor | None) -> None:
-    """Update one parameter by the rule: the truth. Without a gate it is plain gradient descent."""
+    """Update one parameter; the reference implementation. Without a gate this is plain gradient descent."""
     wide = utility_dtype(param)
     assert param.grad is not None
     grad = param.grad.to(wide)
@@ -186,7 +187,7 @@ def _update_plain(optimizer: FeaturewiseOptimizer, param: Tensor, group: dict[st
 def _update_in_place(
     optimizer: FeaturewiseOptimizer, param: Tensor, group: dict[str, Any], gate: Tensor | None
 ) -> None:
-    """The same without temporaries of the parameter's size, except that weight decay takes one."""
+    """The same update without temporaries of the parameter's size, except one for weight decay."""
     wide = utility_dtype(param)
     assert param.grad is not None
     lr, sign = on(group["lr"], param.device), -1.0 if group["maximize"] else 1.0
@@ -221,7 +222,7 @@ def _subtract(weight: Tensor, lr: float | Tensor, term: Tensor, factor: Tensor |
 
 
 def _no_gradient(feature: hidden.Feature) -> str:
-    """What to say where the weights of features have a gradient and their gates have none."""
+    """Return the error message for features with a gradient of the weights but not of the gates."""
     if feature.is_shared and not feature.is_seen:
         return (
             f"features names the {type(feature.module).__name__} {feature.module_name!r} for {feature.name!r}, but it is not "
@@ -245,28 +246,28 @@ def _check_curvature(curvature: Any) -> None:
 class FeatureUPGD(FeaturewiseOptimizer):
     """Utility-based perturbed gradient descent, feature-wise: protects useful hidden units and perturbs the others.
 
-    A gate, constant 1, stands behind every hidden unit, or channel of a convolution. At step ``t``::
+    Every hidden unit, or channel of a convolution, is multiplied by a gate with the constant value 1. At step ``t``::
 
-        m  = −∂L/∂gate   (+ ½·∂²L/∂gate² with curvature)    the utility of the feature on this sample
-        u ← β·u + (1−β)·m,   û = u / (1 − βᵗ)               … on recent samples
-        ū  = sigmoid(û / scale)                             … compared with the other features
+        m  = −∂L/∂gate   (+ ½·∂²L/∂gate² with curvature)    utility on this sample
+        u ← β·u + (1−β)·m,   û = u / (1 − βᵗ)               running average, without initial bias
+        ū  = sigmoid(û / scale)                             gate
         w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]                for the feature's incoming weights and bias
 
-    Gates are in the mind of the optimizer only: neither ``model.parameters()`` nor its state dict knows them, and hooks on
-    the activations compute their gradient in the ordinary backward pass. Everything that enters no hidden feature gets
-    plain gradient descent with weight decay and no noise: the output layer, normalization, embeddings.
+    Gates exist only inside the optimizer: they are not in ``model.parameters()`` or the state dict, and hooks on the
+    activations compute their gradient in the ordinary backward pass. All other parameters (output layer, normalization,
+    embeddings) use plain gradient descent with weight decay and without noise.
 
     Args:
-        model: the network. The features of a Linear or Conv layer are what the first activation module behind it puts out; a
-            layer without one, such as a head, has none, nor has the last layer. ``optimizer.features`` shows what was found.
+        model: the network. The features of a Linear or Conv layer are the output of the first activation module after it.
+            Layers without one, such as heads, and the last layer have no features. ``optimizer.features`` shows the result.
         lr, beta_utility, sigma, weight_decay, protect_gradient, noise, maximize, generator: as for :class:`upgd.UPGD`.
-        scaling: ``"global"`` compares a feature with the most useful one of all hidden layers; ``"local"`` with the norm
-            over its layer.
-        features: where the features are, if not found as said above: for each hidden layer the module that puts them out,
-            by names, ``{"fc1": "act1", "fc2": "act2"}``, or as pairs. Layers not named get plain gradient descent.
+        scaling: ``"global"`` divides utilities by the largest one of all hidden layers; ``"local"`` by the norm over the
+            layer.
+        features: overrides this search: the activation module of each hidden layer, by name, ``{"fc1": "act1", "fc2":
+            "act2"}``, or as pairs. Other layers use plain gradient descent.
         curvature: :class:`upgd.HesScale`, for second-order utility.
-        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
-        foreach: ``False`` for the plain implementation that mirrors :mod:`upgd.rules`; by default one that works in place.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss, if any.
+        foreach: ``False`` for the plain implementation that mirrors :mod:`upgd.rules`. Default: an in-place implementation.
         capturable: as for :class:`upgd.UPGD`.
 
     Example:
@@ -314,7 +315,7 @@ class FeatureUPGD(FeaturewiseOptimizer):
 
 
 class FeatureUPS(FeaturewiseOptimizer):
-    """Utility-based perturbed search, feature-wise: perturbs what enters useless features, without descending there.
+    """Utility-based perturbed search, feature-wise: perturbs the incoming weights of hidden units according to utility.
 
     ::
 

@@ -32,7 +32,7 @@ from upgd.optim.ups import UPS
 
 __all__ = ["MethodOptimizer", "Work", "beginning", "groups_of", "optimizer"]
 
-#: The methods that have an optimizer of their own, and the options that make it this method.
+#: Methods with a public optimizer class, and the options that select the method.
 _PUBLIC: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "sgd": (PGD, {"sigma": 0.0}),
     "sgdw": (PGD, {"sigma": 0.0}),
@@ -47,7 +47,7 @@ _PUBLIC: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
 }
 #: The same for features.
 _FEATURE_WISE: dict[type[Optimizer], type[Optimizer]] = {UPGD: FeatureUPGD, UPS: FeatureUPS}
-#: What optimizers take beside the settings of a method.
+#: Options of optimizers in addition to the settings of a method.
 _OPTIONS = (
     "maximize",
     "foreach",
@@ -149,7 +149,7 @@ def _adapted(method: type[TorchMethod], params: ParamsT, settings: dict[str, Any
 
 
 def groups_of(model: nn.Module, method: type[Method], **options: Any) -> list[Any]:
-    """The named parameters of a model; in groups with one ``bound`` each, if the method needs it and nobody gave one."""
+    """Return the named parameters of a model, in groups with a ``bound`` each if the method needs it and none was given."""
     named = list(model.named_parameters())
     if not method.needs("bound") or _BOUND in options:
         return named
@@ -173,7 +173,7 @@ def _check_groups_bring(method: type[Method], name: str, setting: Setting, param
 
 @dataclass
 class Work:
-    """One parameter group's part in one step; lists have an entry for each parameter that has a gradient."""
+    """One parameter group in one step; lists have one entry per parameter with a gradient."""
 
     group: dict[str, Any]
     method: Method  #: in the variant that the group's options choose
@@ -199,8 +199,8 @@ class MethodOptimizer(BaseOptimizer):
             ``"gated": False`` has none.
         method: the method.
         curvature, maximize, capturable, generator, seed, state_dtype, stochastic_rounding: as for :class:`upgd.UPGD`.
-        bound: for a method that needs it, the bound b of the uniform distribution on [−b, b] that the parameters began with,
-            or ``None`` if they began with a constant; a group may have its own.
+        bound: for a method that needs it, the bound b of the parameters' initial uniform distribution on [−b, b], or
+            ``None`` if they were initialized to a constant; groups may have their own.
         settings: the method's settings by name.
     """
 
@@ -376,7 +376,7 @@ class MethodOptimizer(BaseOptimizer):
     def _keep(self, state: dict[str, Any], changed: Mapping[str, Tensor]) -> None:
         if unknown := [part for part in changed if part not in state]:
             raise ValueError(f"{self.method.name} changes a state {unknown[0]!r} that it does not declare")
-        # A rule may hand on one state as another, so none is overwritten before all are known.
+        # A rule may return one state as another, so none is overwritten before all are computed.
         values = {
             part: value.clone() if any(value is old for old in state.values()) else value
             for part, value in changed.items()
@@ -476,7 +476,7 @@ class MethodOptimizer(BaseOptimizer):
             params.append(param)
             grads.append(param.grad)
             if not (counts or remembers_noise or method.state):
-                continue  # nothing to remember: no state, not even an empty one
+                continue  # no state, not even an empty one
             state = self.state[param]
             if counts:
                 if "step" not in state:
@@ -495,7 +495,7 @@ class MethodOptimizer(BaseOptimizer):
 
     @torch.no_grad()
     def gates(self) -> dict[Tensor, Tensor]:
-        """How useful each weight is held to be, parameter → ū in [0, 1]; empty for methods without utility."""
+        """Return the gate ū in [0, 1] of each weight by parameter; empty for methods without utility."""
         if not issubclass(self.method, Utility):
             return {}
         observed: dict[str, dict[str, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Perturbed gradient descent and its kin, which perturb all weights evenly."""
+"""Perturbed gradient descent and related methods, which perturb all weights equally."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from upgd.optim._weightwise import WeightwiseOptimizer
 
 
 class PGD(WeightwiseOptimizer):
-    """Perturbed gradient descent: gradient descent with the same amount of noise on every weight.
+    """Perturbed gradient descent (PGD): gradient descent with equal noise on every weight.
 
     For every weight ``w`` with gradient ``g``::
 
@@ -21,8 +21,8 @@ class PGD(WeightwiseOptimizer):
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
-        lr: learning rate; a number or a one-element tensor. May be left out if every parameter group brings its own.
-        sigma: σ, the standard deviation of the perturbation. May be left out likewise.
+        lr: learning rate; a number or a one-element tensor. May be omitted if every parameter group has its own.
+        sigma: σ, the standard deviation of the perturbation. May be omitted likewise.
         weight_decay: λ, decoupled weight decay.
         noise, maximize, foreach, capturable, generator, seed, stochastic_rounding: as for :class:`upgd.UPGD`.
 
@@ -78,9 +78,9 @@ class ShrinkAndPerturb(PGD):
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
-        lr: learning rate; a number or a one-element tensor. May be left out if every parameter group brings its own.
-        sigma: σ, how strongly to perturb. May be left out likewise.
-        weight_decay: λ, how strongly to shrink. May be left out likewise.
+        lr: learning rate; a number or a one-element tensor. May be omitted if every parameter group has its own.
+        sigma: σ, the standard deviation of the perturbation. May be omitted likewise.
+        weight_decay: λ, the strength of shrinking. May be omitted likewise.
         maximize, foreach, capturable, generator, seed, stochastic_rounding: as for :class:`upgd.UPGD`.
 
     Example:

@@ -13,56 +13,55 @@ if TYPE_CHECKING:
 
 
 class UPGD(WeightwiseOptimizer):
-    """Utility-based perturbed gradient descent: protects the weights that are useful and perturbs those that are not.
+    """Utility-based perturbed gradient descent (UPGD): protects useful weights and perturbs the others.
 
     For every weight ``w`` with gradient ``g``, at step ``t``::
 
-        m  = −g·w   (+ ½·h·w² with curvature h)             the utility of w on this sample
-        u ← β·u + (1−β)·m,   û = u / (1 − βᵗ)               … on recent samples
-        ū  = sigmoid(û / scale)                             … compared with the other weights
+        m  = −g·w   (+ ½·h·w² with curvature h)             utility on this sample
+        u ← β·u + (1−β)·m,   û = u / (1 − βᵗ)               running average, without initial bias
+        ū  = sigmoid(û / scale)                             gate
         w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]                ξ ~ N(0, 1)
 
-    A parameter without gradient is left alone, and its utility takes no part. A gradient that is infinite or NaN spoils the
-    entries it belongs to, as with every torch optimizer, but no other parameter: the spoilt tensor is left out of the
-    global scale. The utility of 16-bit parameters is kept in 32 bits.
+    Parameters without a gradient are skipped, and so is their utility. An infinite or NaN gradient affects its own entries,
+    as with every torch optimizer, but not other parameters: its tensor is left out of the global scale. The utility of
+    16-bit parameters is kept in 32 bits.
 
     A parameter group with ``"gated": False`` has no gates: its weights follow the rule with ū = 0, which is perturbed
-    gradient descent, and take no part in the global scale.
+    gradient descent, and are excluded from the global scale.
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
-        lr: learning rate; a number or a one-element tensor. Most gates are close to ½ and halve the step, so it wants to be
-            about twice that of SGD.
-        beta_utility: β, how long utility remembers; 0 looks at the present sample alone. See
-            :meth:`upgd.Monitor.summary` for how much the gates do.
+        lr: learning rate; a number or a one-element tensor. Most gates are close to ½ and halve the step, so use about
+            twice the learning rate of SGD.
+        beta_utility: β, the decay rate of the running average of utility; 0 uses the current sample only.
+            :meth:`upgd.Monitor.summary` reports the effect of the gates.
         sigma: σ, the standard deviation of the perturbation.
-        weight_decay: λ, decoupled weight decay (UPGD-W where it is positive).
-        scaling: ``"global"`` compares a weight with the most useful one of all parameters (of all groups);
-            ``"local"`` with the norm over the weights that enter the same unit.
+        weight_decay: λ, decoupled weight decay (UPGD-W if positive).
+        scaling: ``"global"`` divides utilities by the largest one of all parameters (of all groups); ``"local"`` by the
+            norm over the weights that enter the same unit.
         protect_gradient: ``False`` gates the noise only: ``w ← w − lr·[g + σ·ξ·(1−ū) + λ·w]``.
-        noise: ``"white"``, or ``"anticorrelated"`` where each perturbation takes back the one before,
-            at the cost of one more tensor of state per parameter.
+        noise: ``"white"``, or ``"anticorrelated"``, where each perturbation cancels the previous one; needs one more tensor
+            of state per parameter.
         curvature: an object with ``diagonal(param) -> tensor``, such as :class:`upgd.HesScale`, for second-order utility.
-        maximize: ascend the objective instead.
-        foreach: ``True`` for the implementation that works block by block in place, ``False`` for the plain one that
-            mirrors :mod:`upgd.rules`; by default the former wherever it applies.
-        capturable: keep the step count on the parameter's device, so that ``step`` never waits for it and can be
-            captured in a CUDA graph.
-        generator: where the noise comes from; by default torch's global generator, so ``torch.manual_seed`` governs it.
-            It is copied and pickled with the optimizer but is no part of ``state_dict()``.
-            Under ``DistributedDataParallel`` the processes share the seed of the first one; a generator that you pass must
-            have the same seed in all of them.
+        maximize: maximize the objective instead of minimizing it.
+        foreach: ``True`` for the in-place implementation that processes blocks, ``False`` for the plain one that mirrors
+            :mod:`upgd.rules`. Default: the former wherever possible.
+        capturable: keep the step count on the parameter's device, so that ``step`` does not synchronize and can be captured
+            in a CUDA graph.
+        generator: source of the noise. Default: torch's global generator (``torch.manual_seed``). It is copied and pickled
+            with the optimizer but not part of ``state_dict()``. Under ``DistributedDataParallel``, all processes use the
+            seed of the first one; a generator that you pass must have the same seed in all processes.
         seed: makes the noise a function of this number, the step, the parameter and the entry, so that it does not depend on
             the implementation, the device or the number of processes; see :func:`upgd.noise.parameter_normals`. Sharded
             parameters always have a seed: without this option it is drawn from ``generator`` at the first step, and the
             processes share that of the first one. It is part of ``state_dict()``.
         state_dtype: ``torch.bfloat16`` or ``torch.uint8`` keeps traces in 16 bits, or in 8 bits with a scale for each block
-            of 256 entries, rounded at random such that they are right on average. By default they have 32 bits where the
-            parameters have 16. Parameters with fewer than 4096 entries or one dimension never have 8-bit traces.
-        stochastic_rounding: round parameters in ``bfloat16`` at random, too, such that a step that is smaller than their
-            resolution is taken on average.
-        process_group: the processes that hold the other parameters of the model, each in an optimizer of its own:
-            global scaling then takes the maximum over all of them, and all must step together. Not needed for sharded
+            of 256 entries, with unbiased stochastic rounding. Default: 32 bits if the parameters have 16. Parameters with
+            fewer than 4096 entries or one dimension never have 8-bit traces.
+        stochastic_rounding: also round ``bfloat16`` parameters stochastically, so that steps below their resolution are
+            taken on average.
+        process_group: the processes that hold the other parameters of the model, each with its own optimizer. Global
+            scaling then takes the maximum over all of them, and all must step together. Not needed for sharded
             (``DTensor``) parameters, nor within ``ZeroRedundancyOptimizer``, whose process group is used.
 
     Example:

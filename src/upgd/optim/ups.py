@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 
 
 class UPS(WeightwiseOptimizer):
-    """Utility-based perturbed search: only perturbs, and spares what is useful. It does not descend the gradient.
+    """Utility-based perturbed search (UPS): perturbs weights according to their utility, without a gradient step.
 
     For every weight ``w``::
 
         w ← w − lr·σ·ξ·(1 − ū)             ξ ~ N(0, 1)
 
-    with the scaled utility ``ū`` of :class:`upgd.UPGD`, for which the gradient is still needed: call
-    ``loss.backward()`` before ``step()`` as usual. As a control, ``sigma`` noise without utility is
-    :class:`upgd.PGD` on zero gradients.
+    with the gate ``ū`` of :class:`upgd.UPGD`. The utility needs gradients, so call ``loss.backward()`` before ``step()`` as
+    usual. The control without utility is :class:`upgd.PGD` with zero gradients.
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
