@@ -128,8 +128,8 @@ def test_training_is_close_to_that_with_32_bits(build: Any, dtype: torch.dtype) 
     assert losses[1] == pytest.approx(losses[0], rel=0.1)
     change, difference = 0.0, 0.0
     for begun, exact, narrow in zip(network().parameters(), *(m.parameters() for m in models), strict=True):
-        change += float((exact - begun).square().sum())
-        difference += float((exact - narrow).square().sum())
+        change += (exact - begun).square().sum().item()
+        difference += (exact - narrow).square().sum().item()
     assert 0 < difference < 0.05 * change
     state = optimizers[1].state[models[1][0].weight]
     kinds = {

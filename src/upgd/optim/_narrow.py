@@ -86,10 +86,12 @@ class Stored:
         """The values, in the dtype to compute with."""
         if self._scales is None:
             return self._data.to(self._dtype)
-        scale = self._scales[..., None]
-        code = _blocks(self._data.to(self._dtype))
-        signed = code - 127
-        value = torch.where(scale < 0, -(((code + 1) / 256) ** 4), signed.sign() * (signed / 127) ** 4) * scale
+        scale = self._scales[..., None].to(self._dtype)
+        # Of both codes: x = (c − 127) / 127 or (c + 1) / 256, and the value is |s|·x³·|x|.
+        positive = scale < 0
+        x = _blocks(self._data.to(self._dtype))
+        x.add_(torch.where(positive, 1.0, -127.0)).mul_(torch.where(positive, 1 / 256, 1 / 127))
+        value = (x * x).mul_(x.abs()).mul_(x).mul_(scale.abs())
         return value.flatten(1)[:, : self._data.shape[1:].numel()].reshape(self._data.shape)
 
     def keep(self, values: Tensor) -> Tensor:
@@ -103,13 +105,16 @@ class Stored:
         size = blocks.abs().amax(-1)
         positive = (blocks.amin(-1) >= 0) & (size > 0)
         self._scales.copy_(torch.where(positive, -size, size))
-        part = (blocks.abs() / size.clamp(min=torch.finfo(size.dtype).tiny)[..., None]).clamp(max=1)
-        uniform = _blocks(((words >> 8) & 0xFFFFFF).to(part.dtype) * 2.0**-24)
+        magnitude = blocks.abs()
+        part = magnitude.div_(size.clamp(min=torch.finfo(size.dtype).tiny)[..., None]).clamp_(max=1)
+        uniform = _blocks(((words >> 8) & 0xFFFFFF).to(part.dtype)).mul_(2.0**-24)
+        # Where x is between two of the code's levels, take the upper one with the probability that makes the mean right.
         levels, shift = torch.where(positive, 256.0, 127.0)[..., None], positive.to(part.dtype)[..., None]
-        low = (part.sqrt().sqrt() * levels - shift).floor().clamp(min=0)
-        below, above = ((low + shift) / levels) ** 4, ((low + 1 + shift) / levels) ** 4
-        step = low + (uniform < (part - below) / (above - below))
-        code = torch.where(positive[..., None], step.clamp(max=255), 127 + blocks.sign() * step.clamp(max=127))
+        low = part.sqrt().sqrt_().mul_(levels).sub_(shift).floor_().clamp_(min=0)
+        below, above = _fourth_power((low + shift).div_(levels)), _fourth_power((low + (shift + 1)).div_(levels))
+        up = uniform.mul_(above.sub_(below)) < part.sub_(below)
+        step = low.add_(up)
+        code = torch.where(positive[..., None], step.clamp(max=255), blocks.sign().mul_(step.clamp_(max=127)).add_(127))
         self._data.copy_(code.flatten(1)[:, : values.shape[1:].numel()].reshape(values.shape))
         return self.wide()
 
@@ -119,6 +124,10 @@ def _blocks(values: Tensor) -> Tensor:
     rows = values.flatten(1)
     number = -(-rows.shape[1] // BLOCK)
     return torch.nn.functional.pad(rows, (0, number * BLOCK - rows.shape[1])).view(len(rows), number, BLOCK)
+
+
+def _fourth_power(values: Tensor) -> Tensor:
+    return values.square_().square_()  # a general power takes ten times as long
 
 
 def _to_bfloat16(values: Tensor, words: Tensor) -> Tensor:
