@@ -1,4 +1,4 @@
-"""Checks of what users pass to the optimizers; every error is one sentence with the argument, the value and the remedy."""
+"""Validation of optimizer arguments; every error is one sentence with the argument, the value and the remedy."""
 
 from collections.abc import Iterable
 from numbers import Integral, Real
@@ -13,7 +13,7 @@ CHOICES = {"scaling": ("global", "local"), "noise": ("white", "anticorrelated")}
 
 
 def check_group(group: dict[str, Any]) -> None:
-    """Check the options of one parameter group, or those that all groups share, whichever of them there are."""
+    """Check the options of a parameter group, or the defaults, as far as they are present."""
     if "lr" in group:
         check_lr(group["lr"])
     for name in ("sigma", "weight_decay"):
@@ -52,13 +52,13 @@ def check_complete(group: dict[str, Any], names: Iterable[str], optimizer: Optim
 
 
 def with_plain_numbers(group: dict[str, Any]) -> dict[str, Any]:
-    """The same options with Python's own numbers for numpy's, which neither torch's kernels nor ``torch.load`` want."""
+    """Convert NumPy numbers to Python numbers, as torch's kernels and ``torch.load`` require."""
     plain = {name: _plain(value) if name in _NUMBERS else value for name, value in group.items()}
     return with_plain_seed(plain)
 
 
 def with_plain_seed(group: dict[str, Any]) -> dict[str, Any]:
-    """The same options with a Python integer for a seed; a ValueError for a wrong one, and for dtypes that are."""
+    """Convert the seed to a Python integer; raise ValueError for an invalid seed or dtype."""
     check_memory(group)
     seed = group.get("seed")
     if seed is None:
@@ -78,7 +78,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_memory(group: dict[str, Any]) -> None:
-    """Check the options that ask for fewer bits."""
+    """Check the options for reduced precision."""
     if (dtype := group.get("state_dtype")) not in (None, torch.float32, torch.bfloat16, torch.uint8):
         raise ValueError(
             f"state_dtype must be torch.float32, torch.bfloat16 or torch.uint8, but it is {dtype!r}; "
@@ -107,7 +107,7 @@ def check_betas(betas: Any) -> None:
 
 
 def check_eps(eps: Any) -> None:
-    # 0 would make 0 / 0 of a gradient that has been zero so far; less than this would make 1 / eps infinite in 32 bits.
+    # 0 would give 0 / 0 for a gradient that has always been zero; smaller values would make 1 / eps infinite in float32.
     if not _is_number(eps) or not eps >= 1e-30:
         raise ValueError(f"eps must be a number of at least 1e-30, but it is {eps!r}; try eps=1e-8.")
 

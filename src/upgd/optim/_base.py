@@ -19,21 +19,21 @@ Result = TypeVar("Result")
 
 
 class Curvature(Protocol):
-    """Anything that knows the diagonal of the loss's Hessian after ``loss.backward()``, such as :class:`upgd.HesScale`."""
+    """Provides the diagonal of the loss's Hessian after ``loss.backward()``, as :class:`upgd.HesScale` does."""
 
     def diagonal(self, param: Tensor) -> Tensor: ...
 
 
 class BaseOptimizer(Optimizer):
-    """What torch users take for granted around a step. A subclass takes the step (:meth:`_advance`) and knows its options."""
+    """Base class of all optimizers. Subclasses implement the step (:meth:`_advance`) and define their options."""
 
-    #: The options without a default: where the caller gives none for all groups, every group brings its own.
+    #: The options without a default: if not passed to the optimizer, every group must have its own.
     _required: tuple[str, ...] = ()
-    #: What replicas of the model in other processes share; a copy of the optimizer agrees with them anew.
+    #: State shared with replicas of the model in other processes; a copy of the optimizer negotiates it again.
     _replica_noise: ReplicaNoise | None = None
-    #: Whether this process has only parts of some parameters.
+    #: Whether some parameters are sharded.
     _has_shards = False
-    #: Whether it is known if the noise needs a seed, and all processes have the same.
+    #: Whether the seed of the noise, if needed, has been agreed on by all processes.
     _seed_is_settled = False
 
     def __init__(
@@ -50,11 +50,11 @@ class BaseOptimizer(Optimizer):
         self.curvature = curvature
         self.generator = generator
         given = {name: value for name, value in defaults.items() if value is not None or name not in self._required}
-        # Also where every group brings options of its own.
+        # Also if every group has its own options.
         super().__init__(params, self._checked(given))
 
     def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Options with Python's own numbers; a ValueError for those that are wrong."""
+        """Return options as Python numbers; raise ValueError for invalid ones."""
         raise NotImplementedError
 
     def _advance(self) -> None:
@@ -62,7 +62,7 @@ class BaseOptimizer(Optimizer):
         raise NotImplementedError
 
     def _averages(self) -> Iterable[str]:
-        """The names of the state that has the parameter's shape, and 32 bits where the parameter has 16."""
+        """Names of state tensors with the parameter's shape, kept in 32 bits if the parameter has 16."""
         raise NotImplementedError
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class BaseOptimizer(Optimizer):
             for name, value in self.defaults.items():
                 if name != "differentiable":  # torch adds it to the defaults of every optimizer that it loads
                     group.setdefault(name, value)
-            # AdamW, too, takes a checkpoint whose step is a number, as other programs and old versions of torch write it.
+            # Like AdamW, accept a step that is a number, as written by other programs and old versions of torch.
             for param in group["params"]:
                 state = self.state.get(param, {})
                 if "step" in state and not isinstance(state["step"], Tensor):
@@ -96,7 +96,7 @@ class BaseOptimizer(Optimizer):
                     )
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch's own list of what to copy and pickle knows nothing of these.
+        # torch's list of attributes to copy and pickle does not include these.
         return super().__getstate__() | {
             "curvature": self.curvature,
             "generator": self.generator,
@@ -104,8 +104,8 @@ class BaseOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave; see :meth:`torch.optim.Optimizer.load_state_dict`."""
-        loaded: dict[str, Any] = {}  # what the hooks of others, which come first, have made of it
+        """Load a state dict; see :meth:`torch.optim.Optimizer.load_state_dict`."""
+        loaded: dict[str, Any] = {}  # as changed by other hooks, which run first
 
         def look(_: Optimizer, given: dict[str, Any]) -> None:
             loaded.update(given)
@@ -126,13 +126,13 @@ class BaseOptimizer(Optimizer):
                     self.state[param][scales] = saved[scales].to(param.device)
 
     def _saved(self, state_dict: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Tensor]]:
-        """What was saved for each parameter, as long as there are both."""
+        """Pair parameters with their saved state."""
         ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         own = chain.from_iterable(group["params"] for group in self.param_groups)
         return ((state_dict["state"].get(number, {}), param) for number, param in zip(ids, own, strict=False))
 
     def _check_saved(self, state_dict: dict[str, Any]) -> None:
-        """Refuse a checkpoint that is not of such an optimizer and model."""
+        """Raise an error for a checkpoint of another kind of optimizer or model."""
         for saved, param in self._saved(state_dict):
             for name in self._averages():
                 value = saved.get(name)
@@ -176,17 +176,17 @@ class BaseOptimizer(Optimizer):
         return bool(group["sigma"] > 0)
 
     def _needs_seed(self) -> bool:
-        """Whether torch's generators will not do: a process has only parts of the parameters, or tensors are rounded."""
+        """Whether torch's generators cannot be used: parameters are sharded, or tensors are rounded stochastically."""
         return self._has_shards or any(map(self._rounds, self.param_groups))
 
     def _rounds(self, group: dict[str, Any]) -> bool:
-        """Whether state or parameters of a group are rounded at random."""
+        """Whether state or parameters of a group are rounded stochastically."""
         return group.get("state_dtype") in (torch.bfloat16, torch.uint8) or bool(group.get("stochastic_rounding"))
 
     def _kept(
         self, group: dict[str, Any], params: list[Tensor], steps: list[float | Tensor], name: str, tensors: list[Tensor]
     ) -> list[Tensor | Kept]:
-        """The state of parameters as a step reads and writes it, of what this process has."""
+        """The local state of parameters, as a step reads and writes it."""
         if not self._rounds(group):
             return [local(tensor) for tensor in tensors]
         numbers, slot = self._numbering(), 1 + sorted(self._averages()).index(name)
@@ -201,7 +201,7 @@ class BaseOptimizer(Optimizer):
         ]
 
     def _rounded(self, group: dict[str, Any], params: list[Tensor], steps: list[float | Tensor]) -> list[Tensor | Kept]:
-        """The parameters, to be rounded at random; empty if they are not."""
+        """The parameters to round stochastically; empty if none."""
         if not group.get("stochastic_rounding"):
             return []
         numbers = self._numbering()
@@ -213,7 +213,7 @@ class BaseOptimizer(Optimizer):
         ]
 
     def _settle_seed(self) -> None:
-        """Before the first noise: draw the seed, if one is needed and there is none, and share it among processes.
+        """Before the first noise, draw the seed if one is needed and none was given, and share it among processes.
 
         Noise is a function of the seed, the step and the entry where a group has a seed, and otherwise comes from torch's
         generators. The seed is an option of the groups, and so a part of ``state_dict()``.
@@ -232,7 +232,7 @@ class BaseOptimizer(Optimizer):
             group["seed"] = seed
 
     def _seeded(self, param: Tensor, group: dict[str, Any], step: float | Tensor, number: int, kind: str) -> Tensor:
-        """The noise ξ of what this process has of a parameter, in a group that has a seed."""
+        """Return the noise ξ of the local part of a parameter, in a group with a seed."""
         drawn = seeded_noise(param, group["seed"], step, number)
         if kind == "anticorrelated":
             # ζ₀ = 0, and other draws before this one are computed again.
@@ -243,7 +243,7 @@ class BaseOptimizer(Optimizer):
         return drawn
 
     def _numbering(self) -> dict[Tensor, int]:
-        """The place of each parameter among all of them, which tells its noise from that of the others."""
+        """The index of each parameter among all parameters, which selects its noise."""
         return {param: number for number, param in enumerate(p for group in self.param_groups for p in group["params"])}
 
     def _draw(self, param: Tensor) -> Tensor:
@@ -268,11 +268,11 @@ class BaseOptimizer(Optimizer):
 
 
 def step_device(param: Tensor, group: dict[str, Any]) -> torch.device:
-    """Where a parameter's count of steps lives."""
+    """Return the device of a parameter's step count."""
     return param.device if group["capturable"] else torch.device("cpu")
 
 
 def _capture_health_check(optimizer: Optimizer) -> None:
-    """torch's warning for those who capture a step that is not capturable; newer versions have it under a wider name."""
+    """torch's check for CUDA graph capture with a step that is not capturable; renamed in newer versions."""
     wider, older = "_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"
     getattr(optimizer, wider if hasattr(optimizer, wider) else older)()

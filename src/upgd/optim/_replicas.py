@@ -15,10 +15,10 @@ from upgd.optim._sharded import is_sharded
 
 
 class ReplicaNoise:
-    """The generators that all replicas share, made when the first noise is drawn.
+    """The generators shared by all replicas, created when the first noise is drawn.
 
-    The processes then agree on the seed of the first one. Each advances its own global generator by one number, and draws
-    all noise from a generator of the optimizer's own. A generator that the user has given is left alone, but compared.
+    All processes then use the seed of the first one. Each advances its global generator by one number and draws all noise
+    from the optimizer's own generator. A generator passed by the user is not changed, but compared.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ReplicaNoise:
         self._shared: dict[torch.device, torch.Generator] = {}
 
     def generator(self, optimizer: Optimizer, device: torch.device, given: torch.Generator | None) -> Any:
-        """The generator for noise on a device; None stands for torch's global one."""
+        """Return the generator for noise on a device; None means torch's global one."""
         if not self._asked and not torch.compiler.is_compiling():
             self._asked = True
             self._agree(optimizer, given)
@@ -59,7 +59,7 @@ class ReplicaNoise:
 
 
 def of_the_first(optimizer: Optimizer, number: int) -> int:
-    """The number that the first process has, of those with shards, replicas or other partitions of the parameters."""
+    """Return the number of the first process among those with shards, replicas or other partitions of the parameters."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return number
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -81,21 +81,21 @@ def of_the_first(optimizer: Optimizer, number: int) -> int:
 
 
 def _fingerprint(generator: torch.Generator) -> int:
-    """63 bits of a hash of the generator's state."""
+    """Return 63 bits of a hash of the generator's state."""
     state = generator.get_state().numpy().tobytes()
     return int.from_bytes(hashlib.sha256(state).digest()[:8], "big") >> 1
 
 
 def _group_of_replicas(optimizer: Optimizer, params: list[Tensor]) -> Any:
-    """The process group of the DistributedDataParallel that has these parameters; None if there is none.
+    """Return the process group of the DistributedDataParallel with these parameters, or None.
 
-    A parameter does not know who replicates it, so this looks through all objects, once in an optimizer's life. A part of a
+    Parameters do not refer to their replicas, so this searches all objects, once per optimizer. A part of a
     ``ZeroRedundancyOptimizer`` is updated in one process only, and has no replicas.
     """
     zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     own, group = set(params), None
     for candidate in gc.get_objects():
-        kind = type(candidate)  # not isinstance, which would wake up lazy proxies
+        kind = type(candidate)  # not isinstance, which would trigger lazy proxies
         if zero is not None and issubclass(kind, zero.ZeroRedundancyOptimizer) and candidate.optim is optimizer:
             return None
         if issubclass(kind, torch.nn.parallel.DistributedDataParallel) and not own.isdisjoint(candidate.parameters()):

@@ -1,7 +1,7 @@
-"""Parameters that are sharded over processes: FSDP2's, those of tensor parallelism, and whatever else is a DTensor.
+"""Parameters that are sharded over processes: FSDP2, tensor parallelism, and other DTensors.
 
-A step works on the part of each tensor that this process has, as on any other tensor. All that it needs of the other
-processes are reductions (:func:`across`, :func:`reduced_across`), which go into a few messages.
+A step works on the local part of each tensor, as on any other tensor. Other processes are needed only for reductions
+(:func:`across`, :func:`reduced_across`), which are combined into a few messages.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,21 +16,21 @@ from upgd.optim._phases import is_plain, utility_dtype
 
 
 def is_sharded(param: Tensor) -> bool:
-    """Whether this process holds only its part of the parameter."""
+    """Whether this process holds only part of the parameter."""
     if is_plain(param) or not torch.distributed.is_available():
         return False
-    from torch.distributed.tensor import DTensor  # slow to import, and only those who shard need it
+    from torch.distributed.tensor import DTensor  # slow to import and needed only for sharded parameters
 
     return isinstance(param, DTensor)
 
 
 def is_flattened(param: Tensor) -> bool:
-    """Whether this is what ``FullyShardedDataParallel`` leaves a process of a parameter: a piece without its shape."""
+    """Whether this is a flattened piece of a parameter, as in ``FullyShardedDataParallel``."""
     return bool(getattr(param, "_fsdp_flattened", False))  # torch's own mark
 
 
 def local(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """The part of a tensor that this process has. ``like`` is the parameter, if the tensor may be sharded in another way."""
+    """Return the local part of a tensor. ``like`` is the parameter, if the tensor may be sharded in another way."""
     if not is_sharded(tensor):
         return tensor
     placed: Any = tensor
@@ -41,7 +41,7 @@ def local(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def placed(own: Tensor, like: Tensor) -> Tensor:
-    """The tensor, sharded as a parameter is, of which this process has that part."""
+    """Return the tensor with the given local part, sharded like a parameter."""
     if not is_sharded(like):
         return own
     from torch.distributed.tensor import DTensor
@@ -95,7 +95,7 @@ def zeros_per_row(param: Tensor, columns: int) -> Tensor:
 
 
 def across(partials: Sequence[Tensor], params: Sequence[Tensor], operation: str, over: str = "layer") -> list[Tensor]:
-    """Reduce what each process knows of its part of the parameters over all parts.
+    """Reduce partial results of all processes.
 
     Args:
         partials: for each parameter a tensor of any shape that is the same in all processes.

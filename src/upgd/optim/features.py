@@ -1,13 +1,13 @@
-"""Hidden features: which layer makes them, where they can be seen, and the gradient of a gate on each.
+"""Hidden features: the layer and activation of each, and the gradient of a gate on it.
 
-A gate, constant 1, multiplies every hidden unit (or channel of a convolution) behind its activation. There is no such gate
-in the network: with output h the gate's gradient is ``Σ ∂L/∂h·h`` over the batch and a channel's positions, and a hook on
-the activation computes that in the ordinary backward pass.
+Every hidden unit (or channel of a convolution) has a gate with the constant value 1 after its activation. The gate is not
+part of the network: its gradient is ``Σ ∂L/∂h·h`` over the batch and a channel's positions for the output h, and a hook on
+the activation computes it in the ordinary backward pass.
 
-Which activation module puts out the features of a layer shows in the forward pass: it is the first one behind the layer.
-Hooks sign the nodes of autograd's graph that layers and activations have made. From the output of an activation we go back
-in the graph to the nearest signatures: those of layers say whose features these are. So one activation module may serve many
-layers, and what has no activation behind it, such as a head, has no features.
+The features of a layer are the output of the first activation module after it in the forward pass. Hooks mark the nodes
+that layers and activations create in the autograd graph. From the output of an activation, the graph is searched backward
+for the nearest marks; marked layers own the features. One activation module may therefore serve several layers, and layers
+without an activation, such as heads, have no features.
 """
 
 import warnings
@@ -25,12 +25,12 @@ from upgd.curvature._hooks import Hooks
 from upgd.networks import ACTIVATION_FUNCTIONS, ACTIVATION_MODULES, CReLU, is_leaf
 from upgd.optim._sharded import is_flattened, is_sharded
 
-#: What to pass as ``features``: the activation's name or module for each layer's.
+#: Type of ``features``: for each layer, by name or module, its activation.
 Pairs = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-#: Operations, by the names of autograd without "Backward0", that leave every unit where it is.
+#: Operations that keep every unit in place, by their name in autograd without "Backward0".
 _KEEP_UNITS = frozenset(
     [
         *("Add", "Sub", "Mul", "Div", "NativeDropout", "ToCopy", "Clone", "Alias"),
@@ -47,8 +47,8 @@ class Feature:
 
     Attributes:
         name: the layer's name.
-        layer: whose incoming weights and bias the features' utility gates.
-        module: the activation, whose output the features are; None as long as none is known.
+        layer: the layer whose weights and bias are gated.
+        module: the activation whose output the features are; None while unknown.
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class Feature:
         self.layer = layer
         self.module = module
         self.module_name = ""
-        #: Whether the module was seen behind the layer.
+        #: Whether the module was called after the layer.
         self.is_seen = False
-        #: Whether the module was called with something else, too.
+        #: Whether the module was also called with other inputs.
         self.is_shared = False
         self._scaler = scaler
         self._sum: tuple[int, Tensor] | None = None
         self._is_used = False  # since the last backward pass
         self._channel_dim = 1  # of the layer's output, if it is a convolution
-        #: The layers that the features enter, each with the operations in between.
+        #: The layers that take the features as input, with the operations in between.
         self.followers: dict[nn.Module, frozenset[str]] = {}
         self._keeps_outputs = keeps_outputs
         self._outputs: list[tuple[Tensor, Tensor]] = []  # since the last step
@@ -83,7 +83,7 @@ class Feature:
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient of the gates, one for each unit or channel; None before the first backward pass."""
+        """The gradient of the gates, one entry per unit or channel; None before the first backward pass."""
         return None if self._sum is None else self._sum[1]
 
     @property
@@ -93,15 +93,15 @@ class Feature:
 
     @property
     def units(self) -> int:
-        """How many units or channels there are."""
+        """The number of units or channels."""
         layer: Any = self.layer
         return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
 
     def use_grad(self) -> Tensor | None:
-        """The gradient of the gates, for a step; None before the first backward pass.
+        """Return the gradient of the gates for a step; None before the first backward pass.
 
-        If none has come since the step before, the layer was left out: the gates' gradient is zero as soon as that of the
-        layer's parameters is, which others may have reset.
+        Without a backward pass since the last step, the layer was not used, and the gates' gradient is zero if that of the
+        layer's parameters is.
         """
         if self._sum is None:
             return None
@@ -115,7 +115,7 @@ class Feature:
 
     @property
     def follower(self) -> Any:
-        """The one layer that the features enter, whose weights are the outgoing ones."""
+        """Return the layer that takes the features as input; its weights are the outgoing weights."""
         found = list(self.followers.items())
         if len(found) == 1:
             layer: Any = found[0][0]
@@ -129,13 +129,13 @@ class Feature:
         )
 
     def curvature_by(self, curvature: Any) -> Tensor:
-        """The curvature of the gates, one for each unit, according to HesScale."""
+        """Return HesScale's curvature of the gates, one entry per unit."""
         by_output: Tensor = curvature.feature_diagonal(self.module)
         return by_output.view(self.outputs_per_unit, -1).sum(0)
 
     def take_outputs(self) -> tuple[Tensor, Tensor] | None:
-        """The features and the loss's gradient by them, each ``(units, samples · positions)``, of all backward passes since
-        this was called last; None if there was none."""
+        """Return the features and the gradient of the loss with respect to them, each ``(units, samples · positions)``, of
+        all backward passes since the last call; None if there were none."""
         taken, self._outputs = self._outputs, []
         if not taken:
             return None
@@ -148,22 +148,23 @@ class Feature:
             self._sum = None if set_to_none else (-1, torch.zeros_like(self._sum[1]))
 
     def note_channel_dim(self, output: Tensor) -> None:
-        """Look where the layer has its channels, with a batch or without: behind a pooling and a Flatten nobody can tell."""
+        """Record the channel dimension of the layer's output, with or without a batch; it cannot be inferred after pooling
+        and Flatten."""
         if not isinstance(self.layer, nn.Linear):
             self._channel_dim = output.ndim - 1 - len(self.layer.kernel_size)  # type: ignore[arg-type]
 
     @property
     def outputs_per_unit(self) -> int:
-        """How many numbers each unit puts out: 2 behind CReLU."""
+        """Number of outputs per unit: 2 after CReLU."""
         return 2 if isinstance(self.module, CReLU) else 1
 
     def unit_dim(self, output: Tensor, each: int = 1) -> int | None:
-        """The dimension of an activation's output along which units or channels lie; None if they cannot be told apart."""
+        """Return the dimension of units or channels in an activation's output; None if they cannot be distinguished."""
         dim = output.ndim - 1 if isinstance(self.layer, nn.Linear) else self._channel_dim
         return dim if dim < output.ndim and output.shape[dim] == each * self.units else None
 
     def capture(self, output: Tensor) -> None:
-        """Have the backward pass add to the gates' gradient what comes through this output of the activation."""
+        """Make the backward pass through this output of the activation accumulate the gates' gradient."""
         self.is_seen = True
         trainable = [param for param in self.params if param.requires_grad]
         if not trainable:
@@ -198,19 +199,19 @@ class Feature:
 
 
 class Features:
-    """All features of a model, and the hooks that find them.
+    """All features of a model, and the hooks that detect them.
 
-    It refers to modules alone, so that a model and its optimizer can be copied or pickled together and stay together.
+    It refers to modules only, so that a model and its optimizer can be copied or pickled together.
 
     Args:
         model: the network.
-        pairs: the layers and the modules that put out their features; None to find them.
-        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
-        keeps_outputs: whether features keep what the activations put out, and look for the layers that they enter.
+        pairs: the layers and their activation modules; None to detect them.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss, if any.
+        keeps_outputs: whether features keep the outputs of activations and find the layers that take them as input.
 
     Attributes:
-        all: one for each layer that may have features.
-        modules: the activations that may put them out.
+        all: one per layer that may have features.
+        modules: the activations that may produce them.
     """
 
     def __init__(
@@ -234,9 +235,9 @@ class Features:
         for feature in self.all:
             _check_own_weight(feature)
             feature.module_name = self._names.get(feature.module, "")
-        self._key = object()  # what nodes are signed with
-        self._features_key = object()  # … and where activations note whose features they put out
-        self._looked: set[nn.Module] = set()  # the layers that have shown what they are called with
+        self._key = object()  # the mark of nodes
+        self._features_key = object()  # … and the layers that own the features of activations
+        self._looked: set[nn.Module] = set()  # layers whose input is known
         self._hooks = Hooks(self)
         for module in self._names:
             if isinstance(module, _LAYERS):
@@ -246,16 +247,17 @@ class Features:
 
     @property
     def known(self) -> list[Feature]:
-        """The features whose activation is known. Before the first forward pass it is a guess from the order of modules."""
+        """The features with a known activation. Before the first forward pass this is a guess from the order of modules."""
         return [feature for feature in self.all if self.expects(feature)]
 
     def expects(self, feature: Feature) -> bool:
-        """Whether a backward pass must give the features a gradient: not without an activation, or after a wrong guess."""
+        """Whether the features must receive a gradient in a backward pass: not without an activation, or after a wrong
+        guess."""
         is_wrong = self._finds and feature.is_shared and not feature.is_seen
         return feature.module is not None and not is_wrong
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         self._hooks.remove()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -297,14 +299,14 @@ class Features:
         node.metadata.setdefault(self._key, module)
 
     def _follow(self, layer: nn.Module, node: Any) -> None:
-        """Note which features enter a layer, given the node of its input."""
+        """Record which features enter a layer, given the node of its input."""
         for signed, path in self._signed(node):
             operations = path if signed is node else path | {_operation(node)}
             for feature in signed.metadata.get(self._features_key, ()):
                 feature.followers[layer] = operations
 
     def _origins(self, node: Any) -> dict[nn.Module, frozenset[str]]:
-        """The layers that come first on the ways back from a node, and the operations in between, beside the node's own."""
+        """Return the nearest layers on the paths back from a node, and the operations in between, except the node's own."""
         origins: dict[nn.Module, frozenset[str]] = {}
         for signed, path in self._signed(node):
             layer = signed.metadata[self._key]
@@ -313,7 +315,8 @@ class Features:
         return origins
 
     def _signed(self, node: Any) -> list[tuple[Any, frozenset[str]]]:
-        """The first signed nodes on the ways back from a node, and the operations in between, beside the node's own."""
+        """Return the nearest marked nodes on the paths back from a node, and the operations in between, except the node's
+        own."""
         found: list[tuple[Any, frozenset[str]]] = []
         known = {node}
         todo: list[tuple[Any, frozenset[str]]] = [(node, frozenset())]
@@ -329,7 +332,7 @@ class Features:
         return found
 
     def _look_for_functions(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        """Warn of activations that are called as functions, between a layer and this one, because hooks do not see them."""
+        """Warn about activation functions between a layer and this one, because hooks do not see them."""
         self._looked.add(layer)
         node = args[0].grad_fn if args and isinstance(args[0], Tensor) else None
         for origin, path in self._origins(node).items() if node is not None else ():
@@ -345,13 +348,13 @@ class Features:
 
 
 class SeesFeatures(Optimizer):
-    """What optimizers that know the hidden features of a model have in common, in front of another base class."""
+    """Mixin for optimizers that know the hidden features of a model."""
 
     _hidden: Features
 
     @property
     def features(self) -> list[Feature]:
-        """The hidden features that were found, or guessed from the order of modules before the first forward pass.
+        """The hidden features; before the first forward pass, a guess from the order of modules.
 
         Example:
             >>> upgd.FeatureUPGD(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))).features
@@ -360,7 +363,7 @@ class SeesFeatures(Optimizer):
         return self._hidden.known
 
     def remove(self) -> None:
-        """Take the hooks off the model while the optimizer is still there. They go with the optimizer in any case."""
+        """Remove the hooks from the model before the optimizer is deleted, which also removes them."""
         self._hidden.remove()
 
     def __repr__(self) -> str:
@@ -369,7 +372,7 @@ class SeesFeatures(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, whose units are not known; see :meth:`torch.optim.Optimizer.add_param_group`."""
         if isinstance(param_group, dict) and self.param_groups:
-            # The model's parameters have names, and torch wants names for all or for none.
+            # The model's parameters have names, and torch requires names for all or none.
             given = param_group.get("params")
             params = [given] if isinstance(given, Tensor) else list(given or ())
             known = sum(len(group["params"]) for group in self.param_groups)
@@ -389,7 +392,7 @@ class SeesFeatures(Optimizer):
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no model, or has its parameters in several processes."""
+    """Raise an error if this is not a module, or if its parameters are sharded."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model must be a torch.nn.Module, but it is a {type(model).__name__}; features belong to a network, so pass "
@@ -404,13 +407,13 @@ def check_model(model: Any) -> None:
 
 
 def _by_unit(values: Tensor, dim: int, each: int) -> Tensor:
-    """``(units, …)``; the ``each`` outputs of a unit count like positions."""
+    """Reshape to ``(units, …)``; the ``each`` outputs of a unit count as positions."""
     units = values.shape[dim] // each
     return values.movedim(dim, 0).reshape(each, units, -1).transpose(0, 1).reshape(units, -1)
 
 
 def _operation(node: Any) -> str:
-    """The name of the operation that made a node."""
+    """Return the name of the operation of a node."""
     return str(node.name()).split("Backward")[0]
 
 
@@ -424,7 +427,7 @@ def _check_own_weight(feature: Feature) -> None:
 
 
 def _guessed_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module | None]]:
-    """All layers but the last, each with the activation module that is defined between it and the next, if there is one."""
+    """Return all layers except the last, each with the activation module defined between it and the next, if any."""
     leaves = [(name, module) for name, module in model.named_modules() if is_leaf(module)]
     layers = [place for place, (_, module) in enumerate(leaves) if isinstance(module, _LAYERS)]
     if len(layers) < 2:
