@@ -14,7 +14,7 @@ import upgd as package
 from upgd import plugins
 from upgd.cli import checkup
 from upgd.data import cache
-from upgd.population.folder import kernels
+from upgd.kernels.folder import kernels
 
 
 @pytest.fixture(autouse=True)

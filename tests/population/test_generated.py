@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from upgd.kernels import modules
 from upgd.methods import METHODS, Method, Setting, registry
 from upgd.methods.tracing import CannotTrace, traced, traced_parts
 from upgd.networks import MLP, ConvNet
@@ -211,9 +212,9 @@ def test_products_become_part_of_sums_and_nothing_is_computed_twice():
 def test_a_file_that_somebody_else_has_written_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     text = generated.source("towards-start", traced(TowardsStart()))
-    path = generated._written("rule_test.py", text)
+    path = modules._written("rule_test.py", text)
     path.write_text("raise SystemExit('not ours')")
-    assert generated._written("rule_test.py", text).read_text() == text
+    assert modules._written("rule_test.py", text).read_text() == text
 
 
 def test_a_rule_without_gates_keeps_its_utilities_and_reduces_nothing():

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from plain_loop import PLAIN, Counters, Residual, SmallConvNet
 from torch import nn
 
+from upgd.kernels.machine import kept_on_disk, start_of
+from upgd.kernels.normals import fill_normals, step_keys
 from upgd.networks import MLP, Linear
 from upgd.noise import learner_normals
 from upgd.population import Learner, Population
 from upgd.population.backend import Kind
 from upgd.population.kernel import unsupported
-from upgd.population.kernel.machine import kept_on_disk, start_of
-from upgd.population.kernel.normals import fill_normals, step_keys
 from upgd.streams import make
 
 CPU = torch.device("cpu")
@@ -251,7 +251,7 @@ def test_compiles_without_a_folder_to_write_to(monkeypatch):
             raise RuntimeError("cannot cache function: no locator available")
         return numba.njit(*arguments, **options)
 
-    monkeypatch.setattr("upgd.population.kernel.machine._njit", nowhere)
+    monkeypatch.setattr("upgd.kernels.machine._njit", nowhere)
     assert kept_on_disk(lambda x: x + 1)(1) == 2
 
 

@@ -259,7 +259,7 @@ def _data() -> dict[str, Any]:
 
 def _caches() -> list[dict[str, Any]]:
     found = []
-    kernels, data = _imported("upgd.population.folder"), _imported("upgd.data.cache")
+    kernels, data = _imported("upgd.kernels.folder"), _imported("upgd.data.cache")
     inside = kernels.kernels() if kernels is not None else None
     if data is not None:
         found.append(_cache("data sets", data.folder(), inside))

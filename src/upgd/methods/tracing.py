@@ -196,7 +196,7 @@ class Symbol:
         return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
     """A rule as a list of operations on symbols.
 
@@ -231,11 +231,11 @@ class Rule:
         return any(node[0] == name for node in self.nodes)
 
 
-def traced(method: Method) -> Rule:
-    """Trace a method's rule."""
+def traced(method: Method, *, gated: bool = True) -> Rule:
+    """Trace a method's rule, or that of layers without gates if ``gated`` is false."""
     if method.uses_units:
         raise CannotTrace("it uses hidden units")
-    return _rules(method, True)[0]
+    return _rules(method, gated)[0]
 
 
 def traced_parts(method: Method) -> tuple[Rule, Rule]:

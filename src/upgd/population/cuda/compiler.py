@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from upgd.population.folder import kernels
+from upgd.kernels.folder import kernels
 
 __all__ = ["compiled", "missing", "name"]
 

@@ -3,8 +3,8 @@
 From the outside in: ``backend.py`` brings learners and samples to the kernels, ``network.py`` says which networks they run,
 ``learner.py`` takes one learner through its samples, ``sample.py`` has what a sample says and ``updates.py`` what the
 learner does about it. ``generated.py`` makes a kernel from the rule of any other method; ``generated_backend.py`` runs it.
-``layers.py`` and ``convolution.py`` have the loops over weights, ``normals.py`` the noise, ``functions.py`` what rules may
-call, ``layout.py`` where everything lies in memory, and ``machine.py`` what numba needs to be told.
+``layers.py`` and ``convolution.py`` have the loops over weights, ``layout.py`` where everything lies in memory. Noise, the
+functions that rules may call and what numba needs to be told are in :mod:`upgd.kernels`.
 """
 
 from upgd.population.kernel.backend import BY_HAND, KernelBackend, unsupported

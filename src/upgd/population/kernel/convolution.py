@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from upgd.kernels.machine import Pointer, apart, compiled, compiled_sum, fused, skip, vectorised
 from upgd.population.kernel.layers import dot
-from upgd.population.kernel.machine import Pointer, apart, compiled, compiled_sum, fused, skip, vectorised
 
 __all__ = [
     "add_patches",

@@ -3,27 +3,18 @@
 :mod:`upgd.methods.tracing` gives the rule as operations; here they are printed as the inner loops of two passes over a
 parameter tensor. The first pass, for rules with reductions, only reads; the second writes parameters and state. All else
 (samples, forward and backward pass, noise) is shared with the kernels written by hand.
-
-numba keeps compiled code beside the source file, so the source is written to the cache folder of the package, under the
-digest of its text; the next process finds both there.
 """
 
-import functools
-import importlib.util
-import os
-import sys
-import tempfile
-from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from upgd.kernels.machine import digest_of_sources
+from upgd.kernels.modules import module_of
+from upgd.kernels.source import NUMBA, indented, lines
 from upgd.methods import Method
-from upgd.methods.tracing import CannotTrace, Rule, traced
-from upgd.population.folder import kernels
-from upgd.population.kernel.machine import digest_of_sources
+from upgd.methods.tracing import CannotTrace, Node, Rule, traced
 
 __all__ = ["module_of", "rule_of", "source", "table", "unsupported"]
 
@@ -33,13 +24,13 @@ import math
 
 import numpy as np
 
-from upgd.population.kernel.functions import exp, flushed, sign, tanh
+from upgd.kernels.functions import exp, flushed, sign, tanh
 from upgd.population.kernel.layers import BLOCK, Noise, _make, dot
 from upgd.population.kernel.layout import carve, layer_at
-from upgd.population.kernel.machine import (
+from upgd.kernels.machine import (
     compiled, compiled_sum, fused, kept_on_disk, larger, skip, smaller, start_of, vectorised,
 )
-from upgd.population.kernel.normals import step_keys
+from upgd.kernels.normals import step_keys
 from upgd.population.kernel.sample import backward, forward, judge, load
 from upgd.population.kernel.updates import _tensor
 
@@ -162,27 +153,6 @@ _OBSERVING = """            for number in range(2 * len(plan)):
             combine(plan, slopes, r, rows, scratch)
 """
 
-#: How an operation is written; those with another form are in :func:`_expression`.
-_FORMS = {
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
-    "neg": "-{0}",
-    "abs": "abs({0})",
-    "sqrt": "_f(math.sqrt({0}))",
-    "exp": "exp({0})",
-    "tanh": "tanh({0})",
-    "sign": "sign({0})",
-    "max": "larger({0}, {1})",
-    "min": "smaller({0}, {1})",
-    "where": "{1} if {0} else {2}",
-    "lt": "{0} < {1}",
-    "le": "{0} <= {1}",
-    "gt": "{0} > {1}",
-    "ge": "{0} >= {1}",
-}
-
 
 def unsupported(method: Method) -> str | None:
     """Why no kernel can be made for a method, to be read after "because"; ``None`` if one can."""
@@ -201,7 +171,7 @@ def rule_of(method: Method) -> Rule:
 def source(name: str, rule: Rule) -> str:
     """The text of the module."""
     scalars = [f"    k{n} = k[{n}]" for n in range(len(rule.scalars))]
-    head = _HEAD.format(name=name, sources=digest_of_sources())
+    head = _HEAD.format(name=name, sources=digest_of_sources(Path(__file__).parent))
     observe = _observe(rule, scalars) if rule.reductions else ""
     return head + observe + _update(rule, scalars) + _advance(rule)
 
@@ -212,9 +182,9 @@ def _update(rule: Rule, scalars: list[str]) -> str:
     lines.append(f"w[j] = v{rule.new_weight}")
     return _UPDATE.format(
         scalars="\n".join(scalars),
-        states=_indented(_states(rule), 12),
-        reduced=_indented([f"r{n} = reduced[{n} * rows + tensor.row + i]" for n in range(len(rule.reductions))], 12),
-        body=_indented(lines, 16),
+        states=indented(_states(rule), 12),
+        reduced=indented([f"r{n} = reduced[{n} * rows + tensor.row + i]" for n in range(len(rule.reductions))], 12),
+        body=indented(lines, 16),
     )
 
 
@@ -234,11 +204,11 @@ def _observe(rule: Rule, scalars: list[str]) -> str:
         combined += _combined(n, operation, over)
     return _OBSERVE.format(
         scalars="\n".join(scalars),
-        states=_indented(_states(rule), 8),
-        begin=_indented(begins, 8),
-        body=_indented([*_lines(rule, list(rule.observed)), *adds], 12),
-        end=_indented(ends, 8),
-        combined=_indented(combined, 4),
+        states=indented(_states(rule), 8),
+        begin=indented(begins, 8),
+        body=indented([*_lines(rule, list(rule.observed)), *adds], 12),
+        end=indented(ends, 8),
+        combined=indented(combined, 4),
     )
 
 
@@ -289,90 +259,15 @@ def _states(rule: Rule) -> list[str]:
 
 
 def _lines(rule: Rule, wanted: list[int]) -> list[str]:
-    """The operations that lead to the wanted ones, as assignments."""
-    needed, waiting = set(), list(wanted)
-    while waiting:
-        place = waiting.pop()
-        if place not in needed:
-            needed.add(place)
-            waiting += _arguments(rule, place)
-    uses = [argument for place in needed for argument in _arguments(rule, place)]
-    # A product that is used once, in a sum, becomes part of it.
-    inside = {
-        place: _product(rule, place, uses, set(wanted)) for place in needed if rule.nodes[place][0] in ("add", "sub")
-    }
-    hidden = {product for product in inside.values() if product is not None}
-    return [
-        f"v{place} = {_expression(rule, place, inside.get(place))}" for place in sorted(needed) if place not in hidden
-    ]
+    return lines(rule, wanted, _read, NUMBA)
 
 
-def _arguments(rule: Rule, place: int) -> list[int]:
-    node = rule.nodes[place]
-    return list(node[1:]) if node[0] in _FORMS else []
-
-
-def _product(rule: Rule, place: int, uses: list[int], wanted: set[int]) -> int | None:
-    """The argument of a sum that is a product which nobody else needs."""
-    for argument in rule.nodes[place][1:]:
-        if rule.nodes[argument][0] == "mul" and uses.count(argument) == 1 and argument not in wanted:
-            return int(argument)
-    return None
-
-
-def _expression(rule: Rule, place: int, product: int | None) -> str:
-    kind, *arguments = rule.nodes[place]
+def _read(node: Node) -> str:
+    """An input, inside the loop over the columns of a row."""
     inputs = {"w": "w[j]", "g": "delta * h[j]", "curvature": "bend * h2[j]", "noise": "z[j]", "bound": "bound"}
-    if kind in inputs:
-        return inputs[kind]
-    if kind == "state":
-        return f"s{arguments[0]}[j]"
-    if kind == "reduced":
-        return f"r{arguments[0]}"
-    if kind == "scalar":
-        return f"k{arguments[0]}"
-    if kind == "constant":
-        return f"_f({arguments[0]!r})"
-    if product is not None:
-        a, b = (f"v{factor}" for factor in rule.nodes[product][1:])
-        first, second = arguments
-        if kind == "add":
-            return f"fused({a}, {b}, v{second if first == product else first})"
-        return f"fused({a}, {b}, -v{second})" if first == product else f"fused(-{a}, {b}, v{first})"
-    return _FORMS[kind].format(*(f"v{argument}" for argument in arguments))
-
-
-def _indented(lines: list[str], by: int) -> str:
-    return "\n".join(" " * by + line for line in lines) if lines else " " * by + "pass"
-
-
-@functools.cache
-def module_of(text: str) -> ModuleType:
-    """The module with this text, from the cache folder if there is one to write to."""
-    digest = sha256(text.encode()).hexdigest()[:24]
-    path = _written(f"rule_{digest}.py", text)
-    spec = importlib.util.spec_from_file_location(f"upgd_kernel_{digest}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _written(name: str, text: str) -> Path:
-    for folder in (kernels(), Path(tempfile.mkdtemp(prefix="upgd-kernels-"))):
-        path = folder / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not path.exists() or path.read_text() != text:  # never run what somebody else has put there
-                with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".partial", delete=False) as file:
-                    file.write(text)
-                os.replace(file.name, path)
-            return path
-        except OSError:
-            continue
-    raise OSError("kernels cannot be written anywhere; set XDG_CACHE_HOME to a folder with room")
+    if node[0] in inputs:
+        return inputs[node[0]]
+    return {"state": "s{}[j]", "reduced": "r{}", "scalar": "k{}"}[node[0]].format(node[1])
 
 
 def table(rule: Rule, values: dict[str, float], steps: NDArray[np.float64]) -> NDArray[np.float32]:

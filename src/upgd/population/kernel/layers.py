@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from upgd.population.kernel.machine import (
+from upgd.kernels.machine import (
     BytePointer,
     Pointer,
     add,
@@ -28,7 +28,7 @@ from upgd.population.kernel.machine import (
     truncated,
     vectorised,
 )
-from upgd.population.kernel.normals import fill_normals
+from upgd.kernels.normals import fill_normals
 
 __all__ = [
     "BLOCK",

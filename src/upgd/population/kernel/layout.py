@@ -7,8 +7,8 @@ outputs. Everything that belongs to parameters lies in vectors over all paramete
 
 from typing import NamedTuple
 
+from upgd.kernels.machine import BytePointer, Bytes, Floats, Integers, Pointer, compiled, skip
 from upgd.population.kernel.layers import BLOCK
-from upgd.population.kernel.machine import BytePointer, Bytes, Floats, Integers, Pointer, compiled, skip
 
 __all__ = [
     "ADAMW",

@@ -1,12 +1,11 @@
 """One learner's way through a block of samples, sample after sample: the function that Python calls."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from upgd.population.kernel.layers import Noise, dot
-from upgd.population.kernel.layout import ADAMW, UTILITY, Memory, Recipe, Samples, carve, layer_at
-from upgd.population.kernel.machine import (
+from upgd.kernels.machine import (
     Bytes,
     Doubles,
     Floats,
@@ -16,7 +15,9 @@ from upgd.population.kernel.machine import (
     skip,
     start_of,
 )
-from upgd.population.kernel.normals import step_keys
+from upgd.kernels.normals import step_keys
+from upgd.population.kernel.layers import Noise, dot
+from upgd.population.kernel.layout import ADAMW, UTILITY, Memory, Recipe, Samples, carve, layer_at
 from upgd.population.kernel.sample import backward, forward, judge, load
 from upgd.population.kernel.updates import adamw_step, feature_gates, unit_wise_step, weight_wise_step
 
@@ -106,4 +107,4 @@ def _entry(sources: int) -> Any:
     return kept_on_disk(advance)
 
 
-advance = _entry(digest_of_sources())
+advance = _entry(digest_of_sources(Path(__file__).parent))

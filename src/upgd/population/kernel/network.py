@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
+from upgd.kernels.machine import Floats, Integers
 from upgd.population import network as net
-from upgd.population.kernel.machine import Floats, Integers
 
 __all__ = ["Link", "NetworkLayout", "chain", "plan"]
 

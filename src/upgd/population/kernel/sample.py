@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from upgd.kernels.machine import Floats, Integers, Pointer, compiled, skip
 from upgd.population.kernel.convolution import (
     add_patches,
     convolve,
@@ -17,7 +18,6 @@ from upgd.population.kernel.convolution import (
 )
 from upgd.population.kernel.layers import back_through, curvature_back_through, dot
 from upgd.population.kernel.layout import Layer, Samples, Scratch, layer_at
-from upgd.population.kernel.machine import Floats, Integers, Pointer, compiled, skip
 
 __all__ = ["backward", "forward", "judge", "load"]
 

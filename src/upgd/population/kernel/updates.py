@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from upgd.kernels.machine import Floats, Integers, compiled, skip
 from upgd.population.kernel.layers import Noise, Tensor, adamw, descend, protect, trace, trace_norms
 from upgd.population.kernel.layout import Memory, Recipe, Scratch, layer_at
-from upgd.population.kernel.machine import Floats, Integers, compiled, skip
 
 __all__ = ["adamw_step", "feature_gates", "unit_wise_step", "weight_wise_step"]
 

@@ -1,15 +1,11 @@
-"""The learners' noise in registers: :func:`upgd.noise.learner_normals` with polynomials for logarithm, sine and cosine.
-
-Each polynomial is the best of its degree in the sense of the largest error (below 10⁻⁷, about the last bit of a float32).
-"""
+"""Noise in registers: :func:`upgd.noise.learner_normals` with polynomials for logarithm, sine and cosine."""
 
 import math
 from typing import Any
 
 import numpy as np
 
-from upgd.noise import MIXERS, Purpose
-from upgd.population.kernel.machine import (
+from upgd.kernels.machine import (
     Pointer,
     add,
     bits_of,
@@ -29,13 +25,15 @@ from upgd.population.kernel.machine import (
     vectorised,
     xor,
 )
+from upgd.kernels.polynomials import COSINE, LOGARITHM, SINE
+from upgd.noise import MIXERS, Purpose
 
-__all__ = ["fill_normals", "step_keys"]
+__all__ = ["fill_normals", "parameter_keys", "step_keys"]
 
 _f: Any = np.float32
 _u: Any = np.uint32
 _FIRST, _RADIUS, _ANGLE = (_u(m) for m in MIXERS)
-_NOISE = np.uint64(int(Purpose.NOISE))
+_NOISE, _PARAMETER = np.uint64(int(Purpose.NOISE)), np.uint64(int(Purpose.PARAMETER))
 _WORD = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
@@ -48,8 +46,20 @@ _MINUS_2_LN_2 = _f(-2 * math.log(2))
 
 @compiled
 def step_keys(seed: int, step: int) -> tuple[int, int, int, int]:
-    """Philox 4×32-10 of (seed, step): the four keys of a step's noise, the second and the fourth made odd."""
-    c0, c1, c2, c3 = np.uint64(0), np.uint64(step) & _WORD, np.uint64(step) >> _HALF, _NOISE
+    """The four keys of a learner's noise at a step; see :func:`upgd.noise.learner_keys`."""
+    return _keys(seed, np.uint64(0), step, _NOISE)
+
+
+@compiled
+def parameter_keys(seed: int, step: int, number: int) -> tuple[int, int, int, int]:
+    """The four keys of a parameter's noise at a step; see :func:`upgd.noise.parameter_keys`."""
+    return _keys(seed, np.uint64(number), step, _PARAMETER)
+
+
+@compiled
+def _keys(seed: int, index: Any, step: int, purpose: Any) -> tuple[int, int, int, int]:
+    """Philox 4×32-10; the second and the fourth word are made odd."""
+    c0, c1, c2, c3 = index, np.uint64(step) & _WORD, np.uint64(step) >> _HALF, purpose
     k0, k1 = np.uint64(seed) & _WORD, np.uint64(seed) >> _HALF
     for _ in range(10):
         left, right = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
@@ -65,14 +75,14 @@ def _radius(word: int) -> float:
     bits = minus(bits_of(number(either(shifted_right(word, _u(1)), _u(1)))), _ROOT_HALF_OF_2_31)
     exponent = number(shifted_down(bits, _u(23)))
     m = float_of(add(both(bits, _MANTISSA), _ROOT_HALF)) - _f(1)
-    p = _f(0.20238398)
-    p = fused(p, m, _f(-0.32819915))
-    p = fused(p, m, _f(0.3464682))
-    p = fused(p, m, _f(-0.39748859))
-    p = fused(p, m, _f(0.49920987))
-    p = fused(p, m, _f(-0.66672228))
-    p = fused(p, m, _f(1.00001265))
-    p = fused(p, m, _f(-1.99999965))
+    p = _f(LOGARITHM[0])
+    p = fused(p, m, _f(LOGARITHM[1]))
+    p = fused(p, m, _f(LOGARITHM[2]))
+    p = fused(p, m, _f(LOGARITHM[3]))
+    p = fused(p, m, _f(LOGARITHM[4]))
+    p = fused(p, m, _f(LOGARITHM[5]))
+    p = fused(p, m, _f(LOGARITHM[6]))
+    p = fused(p, m, _f(LOGARITHM[7]))
     # A uniform of exactly 1 may give −10⁻⁸ by rounding; its root must not be nan.
     return _f(math.sqrt(larger(fused(p, m, exponent * _MINUS_2_LN_2), _f(0))))
 
@@ -95,16 +105,16 @@ def fill_normals(out: Pointer, first_pair: int, pairs: int, keys: tuple[int, int
         radius = _radius(radius_word)
         t = number(angle_word) * _f(2.0**-32)  # θ/π
         z = t * t
-        cosine = _f(0.2196968)
-        cosine = fused(cosine, z, _f(-1.33188016))
-        cosine = fused(cosine, z, _f(4.05841192))
-        cosine = fused(cosine, z, _f(-4.93479286))
-        cosine = fused(cosine, z, _f(0.99999995))
-        sine = _f(0.07724063)
-        sine = fused(sine, z, _f(-0.59805749))
-        sine = fused(sine, z, _f(2.55003391))
-        sine = fused(sine, z, _f(-5.16770708))
-        sine = fused(sine, z, _f(3.14159259))
+        cosine = _f(COSINE[0])
+        cosine = fused(cosine, z, _f(COSINE[1]))
+        cosine = fused(cosine, z, _f(COSINE[2]))
+        cosine = fused(cosine, z, _f(COSINE[3]))
+        cosine = fused(cosine, z, _f(COSINE[4]))
+        sine = _f(SINE[0])
+        sine = fused(sine, z, _f(SINE[1]))
+        sine = fused(sine, z, _f(SINE[2]))
+        sine = fused(sine, z, _f(SINE[3]))
+        sine = fused(sine, z, _f(SINE[4]))
         out[2 * j] = float_of(xor(bits_of(radius * cosine), shifted_left(angle_word, _u(31))))
         out[2 * j + 1] = radius * sine * t
         x0 = add(x0, step0)

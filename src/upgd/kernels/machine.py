@@ -35,6 +35,7 @@ __all__ = [
     "digest_of_sources",
     "either",
     "float_of",
+    "floats_at",
     "fused",
     "inlined",
     "kept_on_disk",
@@ -96,14 +97,15 @@ def kept_on_disk(function: Function) -> Function:
     return fast
 
 
-def digest_of_sources() -> int:
-    """A number that changes with any of the sources in this folder.
+def digest_of_sources(*folders: Path) -> int:
+    """A number that changes with any of the sources in this folder and in the given ones.
 
     numba only looks at the file of the function that it keeps on disk, not at those of the functions which that one calls.
     """
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for folder in (Path(__file__).parent, *folders):
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.read_bytes())
     return int.from_bytes(digest.digest()[:7], "little") | 1
 
 
@@ -126,6 +128,16 @@ def start_of(_context: Any, array: Any) -> Any:
         return context.make_array(signature.args[0])(context, builder, arguments[0]).data
 
     return _pointer_to(array.dtype)(array), code
+
+
+@_intrinsic
+def floats_at(_context: Any, address: Any) -> Any:
+    """A pointer to the floats at an address."""
+
+    def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.PointerType(ir.FloatType()))
+
+    return _pointer_to(types.float32)(types.int64), code
 
 
 @_intrinsic

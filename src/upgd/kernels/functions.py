@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from upgd.population.kernel.machine import add, float_of, fused, inlined, larger, shifted_left, smaller, truncated
+from upgd.kernels.machine import add, float_of, fused, inlined, larger, shifted_left, smaller, truncated
 
 __all__ = ["exp", "flushed", "sign", "tanh"]
 

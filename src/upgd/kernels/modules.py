@@ -1,0 +1,47 @@
+"""From the text of a kernel to a module.
+
+numba keeps compiled code beside the source file, and Triton reads the source of its kernels, so the text is written to the
+cache folder of the package, under its digest; the next process finds it there.
+"""
+
+import functools
+import importlib.util
+import os
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+from upgd.kernels.folder import kernels
+
+__all__ = ["module_of"]
+
+
+@functools.cache
+def module_of(text: str) -> ModuleType:
+    """The module with this text, from the cache folder if there is one to write to."""
+    digest = sha256(text.encode()).hexdigest()[:24]
+    path = _written(f"rule_{digest}.py", text)
+    spec = importlib.util.spec_from_file_location(f"upgd_kernel_{digest}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _written(name: str, text: str) -> Path:
+    for folder in (kernels(), Path(tempfile.mkdtemp(prefix="upgd-kernels-"))):
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not path.exists() or path.read_text() != text:  # never run what somebody else has put there
+                with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".partial", delete=False) as file:
+                    file.write(text)
+                os.replace(file.name, path)
+            return path
+        except OSError:
+            continue
+    raise OSError("kernels cannot be written anywhere; set XDG_CACHE_HOME to a folder with room")

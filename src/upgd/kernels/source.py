@@ -1,0 +1,187 @@
+"""A rule printed as assignments, in the words of a language: numba's for the CPU, Triton's for a GPU."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from upgd.methods.tracing import Node, Rule
+
+__all__ = ["INPUTS", "NUMBA", "TRITON", "Dialect", "indented", "lines", "reached", "simplified"]
+
+#: The kinds of nodes that are no operations.
+INPUTS = ("w", "g", "curvature", "noise", "bound", "state", "reduced", "scalar", "constant")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a language writes operations.
+
+    Attributes:
+        forms: of every operation, with the places of its arguments.
+        constant: of a number.
+        fused: of a·b + c where a product that is used once meets a sum; empty where the compiler finds it by itself.
+    """
+
+    forms: Mapping[str, str]
+    constant: str
+    fused: str = ""
+
+
+_COMMON = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "neg": "-{0}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+}
+NUMBA = Dialect(
+    _COMMON
+    | {
+        "abs": "abs({0})",
+        "sqrt": "_f(math.sqrt({0}))",
+        "exp": "exp({0})",
+        "tanh": "tanh({0})",
+        "sign": "sign({0})",
+        "max": "larger({0}, {1})",
+        "min": "smaller({0}, {1})",
+        "where": "{1} if {0} else {2}",
+    },
+    constant="_f({0!r})",
+    fused="fused({0}, {1}, {2})",
+)
+TRITON = Dialect(
+    _COMMON
+    | {
+        "abs": "tl.abs({0})",
+        "sqrt": "tl.sqrt({0})",
+        "exp": "tl.exp({0})",
+        "tanh": "1.0 - 2.0 / (1.0 + tl.exp({0} + {0}))",
+        "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
+        "max": "tl.maximum({0}, {1})",
+        "min": "tl.minimum({0}, {1})",
+        "where": "tl.where({0}, {1}, {2})",
+    },
+    constant="{0!r}",
+)
+
+
+def lines(rule: Rule, wanted: list[int], read: Callable[[Node], str], dialect: Dialect) -> list[str]:
+    """The operations that lead to the wanted ones, as assignments; ``read`` gives the text of an input."""
+    needed = reached(rule, wanted)
+    uses = [argument for place in needed for argument in _arguments(rule, place)]
+    # A product that is used once, in a sum, becomes part of it.
+    inside = {
+        place: _product(rule, place, uses, set(wanted))
+        for place in needed
+        if dialect.fused and rule.nodes[place][0] in ("add", "sub")
+    }
+    hidden = {product for product in inside.values() if product is not None}
+    return [
+        f"v{place} = {_expression(rule, place, inside.get(place), read, dialect)}"
+        for place in sorted(needed)
+        if place not in hidden
+    ]
+
+
+def reached(rule: Rule, wanted: list[int]) -> set[int]:
+    """The places of all that the wanted values are computed from, and their own."""
+    needed: set[int] = set()
+    waiting = list(wanted)
+    while waiting:
+        place = waiting.pop()
+        if place not in needed:
+            needed.add(place)
+            waiting += _arguments(rule, place)
+    return needed
+
+
+def _arguments(rule: Rule, place: int) -> list[int]:
+    node = rule.nodes[place]
+    return [] if node[0] in INPUTS else list(node[1:])
+
+
+def _product(rule: Rule, place: int, uses: list[int], wanted: set[int]) -> int | None:
+    """The argument of a sum that is a product which nobody else needs."""
+    for argument in rule.nodes[place][1:]:
+        if rule.nodes[argument][0] == "mul" and uses.count(argument) == 1 and argument not in wanted:
+            return int(argument)
+    return None
+
+
+def _expression(rule: Rule, place: int, product: int | None, read: Callable[[Node], str], dialect: Dialect) -> str:
+    kind, *arguments = rule.nodes[place]
+    if kind == "constant":
+        return dialect.constant.format(arguments[0])
+    if kind in INPUTS:
+        return read(rule.nodes[place])
+    if product is not None:
+        a, b = (f"v{factor}" for factor in rule.nodes[product][1:])
+        first, second = arguments
+        if kind == "add":
+            return dialect.fused.format(a, b, f"v{second if first == product else first}")
+        return dialect.fused.format(*((a, b, f"-v{second}") if first == product else (f"-{a}", b, f"v{first}")))
+    return dialect.forms[kind].format(*(f"v{argument}" for argument in arguments))
+
+
+def indented(text: list[str], by: int) -> str:
+    """Lines of a function's body; ``pass`` if there are none."""
+    return "\n".join(" " * by + line for line in text) if text else " " * by + "pass"
+
+
+def simplified(rule: Rule, known: Mapping[int, float], *, noise: bool) -> Rule:
+    """The rule where some scalars are known, by their number, and perhaps there is no noise.
+
+    A term that is multiplied by zero vanishes with all that it needs, as it does where the optimizers work without kernels.
+    """
+    nodes: list[Node] = []
+    places: dict[Node, int] = {}
+    moved: list[int] = []
+
+    def record(node: Node) -> int:
+        if node not in places:
+            places[node] = len(nodes)
+            nodes.append(node)
+        return places[node]
+
+    for node in rule.nodes:
+        kind = node[0]
+        if kind == "scalar" and node[1] in known:
+            moved.append(record(("constant", known[node[1]])))
+        elif kind == "noise" and not noise:
+            moved.append(record(("constant", 0.0)))
+        elif kind in INPUTS:
+            moved.append(record(node))
+        else:
+            folded = _folded(kind, [moved[place] for place in node[1:]], nodes)
+            moved.append(folded if isinstance(folded, int) else record(folded))
+    return replace(
+        rule,
+        nodes=tuple(nodes),
+        observed=tuple(moved[place] for place in rule.observed),
+        new_state=tuple(None if place is None else moved[place] for place in rule.new_state),
+        new_weight=moved[rule.new_weight],
+    )
+
+
+def _folded(kind: str, arguments: list[int], nodes: list[Node]) -> Node | int:
+    """An operation, or the place of what it comes to."""
+    values = [nodes[place][1] if nodes[place][0] == "constant" else None for place in arguments]
+    if kind == "neg" and values[0] is not None:
+        return ("constant", -values[0])
+    if kind in ("add", "sub", "mul", "div"):
+        one, other = values
+        if one is not None and other is not None and not (kind == "div" and other == 0):
+            result = {"add": one + other, "sub": one - other, "mul": one * other, "div": one / (other or 1)}[kind]
+            return ("constant", result)
+        if kind == "mul" and 0 in values:
+            return ("constant", 0.0)
+        if (kind, one) in (("mul", 1), ("add", 0)):
+            return arguments[1]
+        if (kind, other) in (("mul", 1), ("div", 1), ("add", 0), ("sub", 0)):
+            return arguments[0]
+        if (kind, one) == ("sub", 0):
+            return ("neg", arguments[1])
+    return (kind, *arguments)
