@@ -1,55 +1,190 @@
-"""The time of ``step()`` relative to torch's AdamW.
+"""The time of ``step()`` relative to torch's AdamW, on the CPU and, where there is one, on a GPU.
 
-Target: on 10 M parameters, UPGD takes at most 2.8 times as long as AdamW(foreach) with noise, and 2.2 times without.
-AdamW(fused) is the reference for a fused kernel.
+``python -m benchmarks.optimizers [FILE]`` prints tables and puts the times into FILE as JSON. ``python -m
+benchmarks.optimizers_page FILE …`` keeps them in docs/results/optimizers.json and writes them into docs/large-models.md.
+
+Targets, relative to AdamW(fused):
+
+- on a GPU with 124 M parameters in fp32: UPGD 1.20 with noise and 1.08 without, AdaUPGD 1.8, an overlapped step less than 1;
+- on a GPU with 1.56 B parameters in bf16: UPGD 1.30 with noise and 1.25 without;
+- on the CPU with 10 M parameters and 2 threads: UPGD 2 with noise and 1.3 without.
+
+On a GPU UPGD(foreach) without noise takes at most 1.6 times AdamW(foreach).
 """
 
-from collections.abc import Callable
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 import upgd
-from benchmarks.timing import interleaved
 
-NETWORKS = {
+Shapes = list[tuple[int, ...]]
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def gpt2(layers: int, width: int, vocabulary: int = 50257, context: int = 1024) -> Shapes:
+    """The shapes of GPT-2's parameters."""
+    shapes: Shapes = [(vocabulary, width), (context, width)]
+    for _ in range(layers):
+        shapes += [(width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,)]
+        shapes += [(width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+    return [*shapes, (width,), (width,)]
+
+
+#: On a GPU: shapes, dtype, and whether foreach is measured.
+MODELS: dict[str, tuple[Shapes, torch.dtype, bool]] = {
+    "124 M parameters, fp32": (gpt2(12, 768), torch.float32, True),
+    "1.56 B parameters, bf16": (gpt2(48, 1600), torch.bfloat16, False),
+}
+#: On the CPU.
+NETWORKS: dict[str, Shapes] = {
     "784-300-150-10": [(300, 784), (300,), (150, 300), (150,), (10, 150), (10,)],
     "10 M parameters": [(1000, 1000)] * 10,
 }
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
-    "AdamW(foreach)": lambda params: torch.optim.AdamW(params, foreach=True),
+FUSED: dict[str, Make] = {
     "AdamW(fused)": lambda params: torch.optim.AdamW(params, fused=True),
-    "UPGD σ=0": lambda params: upgd.UPGD(params, sigma=0.0, foreach=True),
-    "UPGD": lambda params: upgd.UPGD(params, foreach=True),
-    "UPGD local": lambda params: upgd.UPGD(params, scaling="local", foreach=True),
-    "UPGD anticorrelated": lambda params: upgd.UPGD(params, noise="anticorrelated", foreach=True),
-    "UPGD for-loop": lambda params: upgd.UPGD(params, foreach=False),
-    "AdaUPGD σ=0": lambda params: upgd.AdaUPGD(params, sigma=0.0, foreach=True),
-    "AdaUPGD": lambda params: upgd.AdaUPGD(params, foreach=True),
-    "PGD": lambda params: upgd.PGD(params, 0.01, sigma=0.1, foreach=True),
+    "UPGD(fused)": lambda params: upgd.UPGD(params, fused=True),
+    "UPGD(fused), σ = 0": lambda params: upgd.UPGD(params, sigma=0.0, fused=True),
+    "UPGD(fused), local": lambda params: upgd.UPGD(params, scaling="local", fused=True),
+    "UPGD(fused), anticorrelated": lambda params: upgd.UPGD(params, noise="anticorrelated", fused=True),
+    "UPGD(fused), overlap": lambda params: upgd.UPGD(params, fused=True, overlap=True),
+    "AdaUPGD(fused)": lambda params: upgd.AdaUPGD(params, fused=True),
+    "AdaUPGD(fused), σ = 0": lambda params: upgd.AdaUPGD(params, sigma=0.0, fused=True),
+}
+FOREACH: dict[str, Make] = {
+    "AdamW(foreach)": lambda params: torch.optim.AdamW(params, foreach=True),
+    "UPGD(foreach)": lambda params: upgd.UPGD(params, foreach=True),
+    "UPGD(foreach), σ = 0": lambda params: upgd.UPGD(params, sigma=0.0, foreach=True),
+}
+#: Bytes that a step reads and writes for each parameter of 4 and of 2 bytes, where that is known.
+BYTES = {
+    "AdamW(fused)": (28, 14),
+    "UPGD(fused)": (32, 22),
+    "UPGD(fused), σ = 0": (32, 22),
+    "UPGD(fused), anticorrelated": (32, 22),
+    "UPGD(fused), local": (32, 22),
+    "UPGD(fused), overlap": (20, 14),
+    "AdaUPGD(fused)": (48, 38),
+    "AdaUPGD(fused), σ = 0": (48, 38),
 }
 
 
-def parameters(shapes: list[tuple[int, ...]]) -> list[nn.Parameter]:
-    params = [nn.Parameter(torch.randn(shape) * 0.05) for shape in shapes]
+def parameters(shapes: Shapes, device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    params = [nn.Parameter((torch.randn(shape, device=device) * 0.02).to(dtype)) for shape in shapes]
     for param in params:
         param.grad = torch.randn_like(param) * 0.01
     return params
 
 
-def main() -> None:
+def on_cpu(shapes: Shapes, rounds: int) -> dict[str, float]:
+    """Milliseconds; the median of rounds in which each optimizer steps once, in turn."""
+    makes = {name: make for name, make in {**FUSED, **FOREACH}.items() if "overlap" not in name}
+    jobs = {name: make(parameters(shapes)).step for name, make in makes.items()}
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for job in jobs.values():
+        job()
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            begin = time.perf_counter()
+            job()
+            times[name].append(time.perf_counter() - begin)
+    return {name: 1e3 * statistics.median(found) for name, found in times.items()}
+
+
+def elapsed(job: Callable[[], Any], times: int) -> float:
+    """Milliseconds that a job takes several times, with no gap between launches."""
+    torch.cuda._sleep(2_000_000)  # so that the launches are there before the GPU gets to them
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(times):
+        job()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def on_gpu(
+    shapes: Shapes, dtype: torch.dtype, foreach: bool, rounds: int = 11, inner: int = 4
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Milliseconds on the GPU, by CUDA events, and those that Python takes to launch a step.
+
+    All optimizers share the parameters.
+    """
+    params = parameters(shapes, "cuda", dtype)
+    makes = FUSED | (FOREACH if foreach else {})
+    optimizers = {name: make(params) for name, make in makes.items()}
+    jobs: dict[str, Callable[[], Any]] = {name: optimizer.step for name, optimizer in optimizers.items()}
+    source = torch.empty(sum(param.numel() for param in params), device="cuda")
+    target = torch.empty_like(source)
+    jobs["copy"] = lambda: target.copy_(source)
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for job in jobs.values():
+        for _ in range(3):
+            job()
+    torch.cuda.synchronize()
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            total = 0.0
+            if "overlap" in name:  # what the backward pass would do is not part of the time
+                for _ in range(inner):
+                    for param in params:
+                        optimizers[name]._observe_early(param)  # type: ignore[attr-defined]
+                    total += elapsed(job, 1)
+            else:
+                total = elapsed(job, inner)
+            times[name].append(total / inner)
+    host = {}
+    for name, job in jobs.items():
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        job()
+        host[name] = 1e3 * (time.perf_counter() - begin)
+    return {name: statistics.median(found) for name, found in times.items()}, host
+
+
+def table(times: Mapping[str, float], narrow: bool, host: Mapping[str, float] | None = None) -> str:
+    """Rows for a page: milliseconds, times AdamW; on a GPU also bytes per parameter, share of a copy's bandwidth, launch."""
+    copy = times.get("copy")
+    more = " bytes per parameter | of a copy's bandwidth | ms to launch |" if host else ""
+    lines = ["| | ms | of AdamW(fused) |" + more, "|---|---:|---:|" + ("---:|---:|---:|" if host else "")]
+    for name, milliseconds in times.items():
+        if name == "copy":
+            continue
+        line = f"| {name} | {milliseconds:.3f} | {milliseconds / times['AdamW(fused)']:.2f} |"
+        if host and copy:
+            moved = BYTES.get(name, (None, None))[narrow]
+            line += f" {moved} | {moved / milliseconds / (8 / copy):.0%} |" if moved else " | |"
+            line += f" {host[name]:.2f} |"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] = ()) -> None:
     torch.manual_seed(0)
-    for network, shapes in NETWORKS.items():
-        jobs = {name: make(parameters(shapes)).step for name, make in OPTIMIZERS.items()}
-        size = sum(torch.Size(shape).numel() for shape in shapes)
-        noise = torch.empty(size)
-        times = interleaved({**jobs, "normal_ alone": noise.normal_}, rounds=9 if size > 1_000_000 else 60)
-        print(f"{network}, {torch.get_num_threads()} threads")
-        print("| | ms | of AdamW(foreach) |\n|---|---|---|")
-        for name, seconds in times.items():
-            print(f"| {name} | {1e3 * seconds:.3f} | {seconds / times['AdamW(foreach)']:.2f} |")
-        print()
+    found: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cpu": {}, "gpu": {}}
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+        for name, (shapes, dtype, foreach) in MODELS.items():
+            times, host = on_gpu(shapes, dtype, foreach)
+            found["gpu"][name] = {"times": times, "narrow": dtype != torch.float32, "host": host}
+            torch.cuda.empty_cache()
+            print(f"{name}, {found['device']}\n{table(**found['gpu'][name])}\n", flush=True)
+    else:
+        for name, shapes in NETWORKS.items():
+            size = sum(torch.Size(shape).numel() for shape in shapes)
+            times = on_cpu(shapes, rounds=15 if size > 1_000_000 else 100)
+            found["cpu"][name] = {"times": times, "narrow": False}
+            print(f"{name}, {torch.get_num_threads()} threads\n{table(times, False)}\n", flush=True)
+    if arguments:
+        Path(arguments[0]).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

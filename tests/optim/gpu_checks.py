@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import upgd
 
 sys.path.insert(0, str(Path(__file__).parent))
+import fused_on_gpu
 from optimizer_cases import OPTIMIZERS, network
 
 CUDA = torch.device("cuda")
@@ -46,7 +47,7 @@ def capture(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
 def check_graph_replays_equal_eager_steps(foreach: bool) -> None:
     """A captured step, replayed on new gradients and a new learning rate, is the eager step on the CPU."""
     for name, build in OPTIMIZERS.items():
-        if "Feature" in name:
+        if "Feature" in name or "Method" in name:
             continue
         cpu, gpu = network(torch.float64), network(torch.float64).to(CUDA)
         lr = torch.tensor(0.05, dtype=torch.float64, device=CUDA)
@@ -94,7 +95,7 @@ def check_every_replay_draws_new_noise() -> None:
 
 def check_cuda_equals_cpu() -> None:
     for name, build in OPTIMIZERS.items():
-        if "Feature" in name:
+        if "Feature" in name or "Method" in name:
             continue
         for foreach in (False, True):
             cpu, gpu = network(torch.float64), network(torch.float64).to(CUDA)
@@ -225,6 +226,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "gradient scaler": check_gradient_scaler,
     "compiled step": check_compiled_step,
     "state moves with the parameters": check_state_moves_with_the_parameters,
+    **fused_on_gpu.CHECKS,
 }
 
 

@@ -139,11 +139,14 @@ def simplified(rule: Rule, known: Mapping[int, float], *, noise: bool) -> Rule:
     nodes: list[Node] = []
     places: dict[Node, int] = {}
     moved: list[int] = []
+    uniform: set[int] = set()  #: what is the same for all entries of a block
 
     def record(node: Node) -> int:
         if node not in places:
             places[node] = len(nodes)
             nodes.append(node)
+            if node[0] in ("scalar", "constant", "reduced"):
+                uniform.add(places[node])
         return places[node]
 
     for node in rule.nodes:
@@ -155,8 +158,23 @@ def simplified(rule: Rule, known: Mapping[int, float], *, noise: bool) -> Rule:
         elif kind in INPUTS:
             moved.append(record(node))
         else:
-            folded = _folded(kind, [moved[place] for place in node[1:]], nodes)
+            arguments = [moved[place] for place in node[1:]]
+            if kind == "div" and arguments[1] in uniform and arguments[0] not in uniform:
+                # What is the same for all entries is inverted once, before the loop.
+                kind, arguments[1] = "mul", record(("div", record(("constant", 1.0)), arguments[1]))
+                uniform.add(arguments[1])
+            if kind == "mul" and (arguments[0] in uniform) != (arguments[1] in uniform):
+                # So are factors that are the same for all entries multiplied with each other.
+                entry, factor = sorted(arguments, key=uniform.__contains__)
+                if nodes[entry][0] == "mul" and (inner := uniform.intersection(nodes[entry][1:])):
+                    (own,) = inner
+                    entry = next(place for place in nodes[entry][1:] if place != own)
+                    arguments = [entry, record(("mul", own, factor))]
+                    uniform.add(arguments[1])
+            folded = _folded(kind, arguments, nodes)
             moved.append(folded if isinstance(folded, int) else record(folded))
+            if all(place in uniform for place in arguments):
+                uniform.add(moved[-1])
     return replace(
         rule,
         nodes=tuple(nodes),
@@ -171,6 +189,8 @@ def _folded(kind: str, arguments: list[int], nodes: list[Node]) -> Node | int:
     values = [nodes[place][1] if nodes[place][0] == "constant" else None for place in arguments]
     if kind == "neg" and values[0] is not None:
         return ("constant", -values[0])
+    if kind == "neg" and nodes[arguments[0]][0] == "neg":
+        return int(nodes[arguments[0]][1])
     if kind in ("add", "sub", "mul", "div"):
         one, other = values
         if one is not None and other is not None and not (kind == "div" and other == 0):

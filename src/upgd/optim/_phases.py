@@ -6,6 +6,7 @@ by tensor: they are the truth. ``_trace_foreach`` and ``_update_foreach`` do the
 block needs still in the cache; tests hold the two together.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast, overload
@@ -76,7 +77,7 @@ class Work:
 
 
 def trace(work: Work) -> list[Tensor]:
-    """Trace the utilities; return the largest of each parameter, unbiased."""
+    """Trace the utilities; return the largest of each parameter, unbiased, in tensors with one or several of them."""
     return _trace_foreach(work) if _use_foreach(work) else _trace_plain(work)
 
 
@@ -123,7 +124,13 @@ def global_scales(maxima: list[Tensor]) -> dict[torch.device, Tensor]:
     home = maxima[0].device
     # Never less than what every one of their dtypes can hold: a scale that is rounded to zero makes NaN of zero utility.
     tiny = max(torch.finfo(m.dtype).tiny for m in maxima)
-    scale = rules.global_scale([m.to(home, dtype) for m in maxima]).clamp(min=tiny)
+    on_home = [m.to(home, dtype) for m in maxima]
+    if any(m.ndim for m in on_home):  # as rules.global_scale, for all parameters at once
+        together = torch.cat([m.reshape(-1) for m in on_home])
+        scale = torch.where(together.isfinite(), together, 0).amax()
+    else:
+        scale = rules.global_scale(on_home)
+    scale = scale.clamp(min=tiny)
     return {device: scale.to(device) for device in {m.device for m in maxima}}
 
 
@@ -236,28 +243,38 @@ def _blocks(params: list[Tensor], *others: Sequence[Any]) -> Iterator[tuple[list
     device, or a single row; small tensors share a block. Yields the parameters' numbers and the lists of slices, which the
     caller must not keep. An empty list stays empty."""
     limit = _BLOCK_ENTRIES.get(params[0].device.type, _BLOCK_ENTRIES_ELSEWHERE) if params else 0
-    numbers: list[int] = []
-    lists: list[list[Any]] = [[] for _ in range(1 + len(others))]
-    filled = 0
-    for number, param in enumerate(params):
-        if not param.numel():
+    # The compiler warns of the cache, and does without.
+    cuts = _cuts.__wrapped__ if torch.compiler.is_compiling() else _cuts
+    for block in cuts(tuple(param.shape for param in params), limit):
+        lists = [
+            [tensors[n] if rows is None else tensors[n][rows] for n, rows in block] if tensors else []
+            for tensors in (params, *others)
+        ]
+        yield [number for number, _ in block], lists
+        del lists
+
+
+@functools.lru_cache(maxsize=64)
+def _cuts(shapes: tuple[torch.Size, ...], limit: int) -> list[list[tuple[int, slice | None]]]:
+    """The blocks of :func:`_blocks`: numbers of tensors, and which rows of each; None stands for all."""
+    blocks: list[list[tuple[int, slice | None]]] = []
+    filled, last = 0, 0
+    for number, shape in enumerate(shapes):
+        rows, size = shape[0] if shape else 1, shape.numel()
+        if not size:
             continue
-        rows = param.shape[0] if param.ndim else 1
-        at_once = max(1, limit * rows // param.numel())
+        at_once = max(1, limit * rows // size)
         for start in range(0, rows, at_once):
-            entries = min(at_once, rows - start) * (param.numel() // rows)
+            entries = min(at_once, rows - start) * (size // rows)
             # A slice of a large tensor keeps all of its noise in memory, so it shares no block with another tensor.
-            joins = not numbers or number == numbers[-1] or max(param.numel(), params[numbers[-1]].numel()) <= limit
-            if numbers and (filled + entries > limit or not joins):
-                yield numbers, lists
-                numbers, lists, filled = [], [[] for _ in lists], 0
-            for tensors, slices in zip((params, *others), lists, strict=True):
-                if tensors:
-                    slices.append(tensors[number] if at_once >= rows else tensors[number][start : start + at_once])
-            numbers.append(number)
+            joins = bool(blocks) and (number == blocks[-1][-1][0] or max(size, last) <= limit)
+            if not joins or filled + entries > limit:
+                blocks.append([])
+                filled = 0
+            blocks[-1].append((number, None if at_once >= rows else slice(start, start + at_once)))
             filled += entries
-    if numbers:
-        yield numbers, lists
+        last = size
+    return blocks
 
 
 def _trace_foreach(work: Work) -> list[Tensor]:
@@ -271,23 +288,50 @@ def _trace_foreach(work: Work) -> list[Tensor]:
         if curvatures:
             squares = torch._foreach_mul(params, params)
             torch._foreach_addcmul_(traces, _wide(curvatures, traces), squares, value=0.5 * sign * (1 - beta))
-        for number, one, trace in zip(numbers, kept, traces, strict=True):
-            maxima[number].append(keep(one, trace).amax())
-    found = [
+        traces = [keep(one, trace) for one, trace in zip(kept, traces, strict=True)]
+        for number, found in zip(numbers, _maxima(traces), strict=True):
+            maxima[number].append(found)
+    each = [
         m[0] if len(m) == 1 else torch.stack(m).amax() if m else largest(wide(trace))
         for m, trace in zip(maxima, work.utilities, strict=True)
     ]
-    return [m / correction for m, correction in zip(found, work.corrections(beta), strict=True)]
+    corrections = work.corrections(beta)
+    if len({m.dtype for m in each}) == len({m.device for m in each}) == 1 and _all_equal(corrections):
+        return [torch.stack(each) / corrections[0]]
+    return [m / correction for m, correction in zip(each, corrections, strict=True)]
+
+
+def _maxima(tensors: list[Tensor]) -> list[Tensor]:
+    """The largest entry of each tensor; on a GPU in one launch."""
+    if tensors[0].device.type == "cpu" or len({t.dtype for t in tensors}) > 1:
+        return [tensor.amax() for tensor in tensors]
+    return list(torch._foreach_max(tensors))
+
+
+def _all_equal(values: Sequence[float | Tensor]) -> bool:
+    """Whether all are the same number; tensors are not looked at."""
+    return all(not isinstance(value, Tensor) and value == values[0] for value in values)
 
 
 def _update_foreach(work: Work, scale: dict[torch.device, Tensor], draw: Draw | None) -> None:
     scales = _negative_scales(work, scale) if work.utilities else []
+    local = work.options.get("scaling") == "local"
     noises = _Noises(work.params, draw)
     previous = [] if draw is None else work.previous_noises
     sizes = _adam_sizes(work)
     for numbers, tensors in _blocks(
-        work.params, work.grads, work.utilities, scales, noises, previous, work.exp_avgs, work.exp_avg_sqs, work.rounded
+        work.params,
+        work.grads,
+        work.utilities,
+        scales if local else [],
+        noises,
+        previous,
+        work.exp_avgs,
+        work.exp_avg_sqs,
+        work.rounded,
     ):
+        if scales and not local:
+            tensors[3] = [scales[n] for n in numbers]
         _update_block(work, [sizes[n] for n in numbers] if sizes else [], *tensors)
         del tensors
 
@@ -311,9 +355,12 @@ def _update_block(
         torch._foreach_copy_(previous_noises, drawn)
     useless: list[Tensor] = []
     if traces:
-        useless = list(torch._foreach_div([wide(trace) for trace in traces], scales))
+        # One scale for all tensors is one number on the device, and its kernel needs no list of them.
+        utilities = [wide(trace) for trace in traces]
+        common = scales[0].ndim == 0 and all(scale is scales[0] for scale in scales)
+        useless = list(torch._foreach_div(utilities, scales[0] if common else _expanded(scales, utilities)))
         torch._foreach_sigmoid_(useless)  # 1 − sigmoid(x) = sigmoid(−x): the scales are negative
-    weights = [p.to(utility_dtype(p)) for p in params]
+    weights = [p if (dtype := utility_dtype(p)) is p.dtype else p.to(dtype) for p in params]
     moved, rate = weights, lr
     if options["weight_decay"] != 0:  # it is added to the rest of the step; see rules.update
         moved, rate = list(torch._foreach_mul(weights, -options["weight_decay"])), 1.0
@@ -375,19 +422,23 @@ def _adam_factors(sizes: list[tuple[Any, Any]], seconds: list[Tensor], useless: 
 
 def _negative_scales(work: Work, scale: dict[torch.device, Tensor]) -> list[Tensor]:
     """What to divide the traces by for the exponent of 1 − ū: −scale, times the bias correction that the traces lack."""
+    if work.norms or work.options["scaling"] == "local":
+        # The norm lacks the same correction; so does its floor, which is no matter.
+        norms = work.norms or [_local_scale(wide(trace)) for trace in work.utilities]
+        return [(-norm).expand_as(param) for norm, param in zip(norms, work.params, strict=True)]
+    known: dict[Any, Tensor] = {}  # parameters that have taken as many steps share a scale
     scales = []
-    corrections = work.corrections(work.options["beta_utility"])
-    for i, (param, correction) in enumerate(zip(work.params, corrections, strict=True)):
+    for param, correction in zip(work.params, work.corrections(work.options["beta_utility"]), strict=True):
         dtype = utility_dtype(param)
-        if work.norms:
-            divisor = work.norms[i]
-        elif work.options["scaling"] == "local":
-            # The norm lacks the same correction; so does its floor, which is no matter.
-            divisor = _local_scale(wide(work.utilities[i]))
-        else:
-            divisor = (scale[param.device].to(dtype) * correction).clamp(min=torch.finfo(dtype).tiny)
-        scales.append((-divisor).expand_as(param))
+        key = param.device, dtype, id(correction) if isinstance(correction, Tensor) else correction
+        if key not in known:
+            known[key] = -(scale[param.device].to(dtype) * correction).clamp(min=torch.finfo(dtype).tiny)
+        scales.append(known[key])
     return scales
+
+
+def _expanded(scales: list[Tensor], traces: list[Tensor]) -> list[Tensor]:
+    return [scale.expand_as(trace) for scale, trace in zip(scales, traces, strict=True)]
 
 
 def _subtract(weights: list[Tensor], lr: float | Tensor, terms: list[Tensor], factors: list[Tensor]) -> None:
@@ -403,7 +454,7 @@ def _subtract(weights: list[Tensor], lr: float | Tensor, terms: list[Tensor], fa
 
 
 def _wide(tensors: list[Tensor], like: list[Tensor]) -> list[Tensor]:
-    return [t.to(other.dtype) for t, other in zip(tensors, like, strict=True)]
+    return [t if t.dtype is other.dtype else t.to(other.dtype) for t, other in zip(tensors, like, strict=True)]
 
 
 @overload

@@ -8,10 +8,15 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from upgd import rules
+from upgd.methods import Method
+from upgd.methods.adamw import AdaUPGD as AdaptiveRule
+from upgd.methods.utility import UPGD as UtilityRule
+from upgd.optim import _fused as fused
 from upgd.optim import _narrow as narrow
 from upgd.optim import _partitions as partitions
 from upgd.optim._arguments import check_dense, check_group, with_plain_numbers
-from upgd.optim._base import BaseOptimizer, Curvature, step_device
+from upgd.optim._base import Curvature, step_device
+from upgd.optim._fusing import FusingOptimizer
 from upgd.optim._narrow import wide_state
 from upgd.optim._phases import Work, global_scales, largest, trace, update, wide
 from upgd.optim._sharded import across, is_sharded, local, placed, scales_of_units
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Curvature", "WeightwiseOptimizer", "step_device"]
 
 
-class WeightwiseOptimizer(BaseOptimizer):
+class WeightwiseOptimizer(FusingOptimizer):
     """Base class of the weight-wise optimizers. Subclasses set the switches of the rule."""
 
     #: Whether the method estimates utility.
@@ -90,10 +95,13 @@ class WeightwiseOptimizer(BaseOptimizer):
         return bool(self._gated and group["gated"])
 
     def _advance(self) -> None:
+        if self._advance_fused():
+            return
         work = [self._gather(group) for group in self.param_groups]
         gated = [w for w in work if w.utilities]
         maxima = [m for w in gated for m in trace(w)]
         if self._has_shards:
+            maxima = [one for m in maxima for one in m.reshape(-1)]
             maxima = across(maxima, [owner for w in gated for owner in w.owners], "max")
             for w in gated:
                 if w.options["scaling"] == "local":
@@ -111,11 +119,73 @@ class WeightwiseOptimizer(BaseOptimizer):
 
     def _global_scales(self, maxima: list[Tensor]) -> dict[torch.device, Tensor]:
         if self._peers is not None:
-            self._largest = partitions.largest_of(self._peers, maxima)
+            self._largest = partitions.largest_of(self._peers, [one for m in maxima for one in m.reshape(-1)])
             maxima = [*maxima, self._largest]
         elif not torch.compiler.is_compiling():
             partitions.warn_if_one_of_several(self)
         return global_scales(maxima)
+
+    # ---------------------------------------------------------------------------------------------------- fused steps
+
+    def _methods(self) -> list[tuple[Method, bool]]:
+        # Methods without utility are its rule without gates.
+        rule = AdaptiveRule if self._adaptive else UtilityRule
+        return [
+            (
+                rule(
+                    scaling=group.get("scaling", "global"),
+                    order=2 if self.curvature is not None and self._has_gates(group) else 1,
+                ),
+                self._has_gates(group),
+            )
+            for group in self.param_groups
+        ]
+
+    def _works(self) -> list[fused.Work]:
+        numbering, works = self._numbering(), []
+        for group, (method, gated) in zip(self.param_groups, self._methods(), strict=True):
+            params: list[Tensor] = []
+            grads: list[Tensor] = []
+            utilities: list[Tensor] = []
+            exp_avgs: list[Tensor] = []
+            exp_avg_sqs: list[Tensor] = []
+            steps: list[Tensor] = []
+            self._init_group(group, params, grads, utilities, exp_avgs, exp_avg_sqs, [], steps)
+            c, p, q = self._switches(group)
+            values = {"c": c, "p": p, "q": q, "beta_utility": 0.0}
+            values |= {
+                name: group[name] for name in ("lr", "sigma", "weight_decay", "beta_utility", "eps") if name in group
+            }
+            values |= dict(zip(("beta1", "beta2"), group.get("betas", ()), strict=False))
+            works.append(
+                fused.Work(
+                    method=method,
+                    gated=gated,
+                    noise=group["noise"] if self._perturbs(group) else "none",
+                    values=values,
+                    sign=-1.0 if group["maximize"] else 1.0,
+                    params=params,
+                    grads=grads,
+                    curvatures=[self._diagonal(param) for param in params] if method.uses_curvature else [],
+                    states={"utility": utilities, "first_moment": exp_avgs, "second_moment": exp_avg_sqs},
+                    steps=[self._counted(param) for param in params] if steps else [],
+                    numbers=[numbering[param] for param in params],
+                )
+            )
+        return works
+
+    def _everywhere(self) -> Callable[[Tensor], Tensor] | None:
+        if self._peers is None:
+            if self._gated:
+                partitions.warn_if_one_of_several(self)
+            return None
+
+        def over_all(largest: Tensor) -> Tensor:
+            assert self._peers is not None
+            self._largest = partitions.largest_of(self._peers, list(largest.reshape(-1)))
+            return self._largest.to(largest)
+
+        return over_all
 
     @torch.no_grad()
     def gates(self) -> dict[Tensor, Tensor]:

@@ -43,8 +43,8 @@ class AdaUPGD(WeightwiseOptimizer):
             of the noise relative to them.
         weight_decay: λ, decoupled weight decay.
         protect_gradient: ``False`` gates the noise only: ``w ← w − lr·[â / (√v̂ + ε) + σ·ξ·(1−ū) + λ·w]``.
-        scaling, noise, curvature, maximize, foreach, capturable, generator, seed, state_dtype, stochastic_rounding,
-            process_group: as for :class:`upgd.UPGD`.
+        scaling, noise, curvature, maximize, foreach, fused, overlap, capturable, generator, seed, state_dtype,
+            stochastic_rounding, process_group: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -72,6 +72,8 @@ class AdaUPGD(WeightwiseOptimizer):
         curvature: Curvature | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
+        overlap: bool = False,
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
@@ -92,6 +94,8 @@ class AdaUPGD(WeightwiseOptimizer):
             "gated": True,
             "maximize": maximize,
             "foreach": foreach,
+            "fused": fused,
+            "overlap": overlap,
             "capturable": capturable,
             "seed": seed,
             "state_dtype": state_dtype,

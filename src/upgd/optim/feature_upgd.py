@@ -24,6 +24,8 @@ class FeatureCurvature(Protocol):
 class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
     """Base class of optimizers with utility per unit."""
 
+    _can_fuse = False
+
     _gated = True
 
     def __init__(

@@ -19,9 +19,11 @@ from upgd.methods.method import Reduction
 from upgd.methods.reductions import reduced
 from upgd.methods.utility import Utility, gate_of
 from upgd.networks import initial_bounds
+from upgd.optim import _fused as fusing
 from upgd.optim import _narrow as narrow
 from upgd.optim._arguments import check_dense, check_gated, check_lr, with_plain_seed
-from upgd.optim._base import BaseOptimizer, Curvature, step_device
+from upgd.optim._base import Curvature, step_device
+from upgd.optim._fusing import FusingOptimizer
 from upgd.optim._phases import Kept, keep, on, utility_dtype, wide
 from upgd.optim._sharded import local, placed, reduced_across
 from upgd.optim.ada_upgd import AdaUPGD
@@ -51,6 +53,7 @@ _FEATURE_WISE: dict[type[Optimizer], type[Optimizer]] = {UPGD: FeatureUPGD, UPS:
 _OPTIONS = (
     "maximize",
     "foreach",
+    "fused",
     "capturable",
     "curvature",
     "generator",
@@ -190,7 +193,7 @@ class Work:
     observed: list[Mapping[str, Tensor]]  #: empty where the group has no gates
 
 
-class MethodOptimizer(BaseOptimizer):
+class MethodOptimizer(FusingOptimizer):
     """Runs the rule of any method that works entry by entry; made by :func:`upgd.methods.optimizer`.
 
     Args:
@@ -198,7 +201,8 @@ class MethodOptimizer(BaseOptimizer):
             settings; a reduction over the learner is one over all groups. If the method has gates, a group with
             ``"gated": False`` has none.
         method: the method.
-        curvature, maximize, capturable, generator, seed, state_dtype, stochastic_rounding: as for :class:`upgd.UPGD`.
+        curvature, maximize, fused, capturable, generator, seed, state_dtype, stochastic_rounding: as for
+            :class:`upgd.UPGD`.
         bound: for a method that needs it, the bound b of the parameters' initial uniform distribution on [−b, b], or
             ``None`` if they were initialized to a constant; groups may have their own.
         settings: the method's settings by name.
@@ -214,6 +218,7 @@ class MethodOptimizer(BaseOptimizer):
         *,
         curvature: Curvature | None = None,
         maximize: bool = False,
+        fused: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
@@ -240,6 +245,7 @@ class MethodOptimizer(BaseOptimizer):
             defaults[_BOUND] = bound
         defaults |= {
             "maximize": maximize,
+            "fused": fused,
             "capturable": capturable,
             "seed": seed,
             "state_dtype": state_dtype,
@@ -310,6 +316,8 @@ class MethodOptimizer(BaseOptimizer):
     # --------------------------------------------------------------------------------------------------------- a step
 
     def _advance(self) -> None:
+        if self._advance_fused():
+            return
         work = [self._gather(group) for group in self.param_groups]
         units = self._observe_units(work)
         for one in work:
@@ -414,6 +422,34 @@ class MethodOptimizer(BaseOptimizer):
         if isinstance(numbers.get("lr"), Tensor):
             numbers["lr"] = on(numbers["lr"], device)
         return SimpleNamespace(**numbers)
+
+    def _methods(self) -> list[tuple[Method, bool]]:
+        return [(self._variant(group), group.get("gated", True)) for group in self.param_groups]
+
+    def _works(self) -> list[fusing.Work]:
+        numbering, works = self._numbering(), []
+        for group, (method, gated) in zip(self.param_groups, self._methods(), strict=True):
+            params: list[Tensor] = []
+            grads: list[Tensor] = []
+            steps: list[Tensor] = []
+            lists: list[list[Tensor]] = [[] for _ in method.state]
+            self._init_group(group, params, grads, steps, [], *lists)
+            works.append(
+                fusing.Work(
+                    method=method,
+                    gated=gated,
+                    noise=self._noise_of(method, group),
+                    values=vars(self._numbers(group, params[0].device)) if params else {},
+                    sign=-1.0 if group["maximize"] else 1.0,
+                    params=params,
+                    grads=grads,
+                    curvatures=[self._diagonal(param) for param in params] if method.uses_curvature else [],
+                    states=dict(zip(method.state, lists, strict=True)),
+                    steps=[self._counted(param) for param in params] if steps else [],
+                    numbers=[numbering[param] for param in params],
+                )
+            )
+        return works
 
     def _gather(self, group: dict[str, Any]) -> Work:
         method = self._variant(group)

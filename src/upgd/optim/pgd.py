@@ -24,7 +24,7 @@ class PGD(WeightwiseOptimizer):
         lr: learning rate; a number or a one-element tensor. May be omitted if every parameter group has its own.
         sigma: σ, the standard deviation of the perturbation. May be omitted likewise.
         weight_decay: λ, decoupled weight decay.
-        noise, maximize, foreach, capturable, generator, seed, stochastic_rounding: as for :class:`upgd.UPGD`.
+        noise, maximize, foreach, fused, capturable, generator, seed, stochastic_rounding: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -46,6 +46,7 @@ class PGD(WeightwiseOptimizer):
         noise: str = "white",
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
@@ -58,6 +59,7 @@ class PGD(WeightwiseOptimizer):
             "noise": noise,
             "maximize": maximize,
             "foreach": foreach,
+            "fused": fused,
             "capturable": capturable,
             "seed": seed,
             "state_dtype": None,
@@ -81,7 +83,7 @@ class ShrinkAndPerturb(PGD):
         lr: learning rate; a number or a one-element tensor. May be omitted if every parameter group has its own.
         sigma: σ, the standard deviation of the perturbation. May be omitted likewise.
         weight_decay: λ, the strength of shrinking. May be omitted likewise.
-        maximize, foreach, capturable, generator, seed, stochastic_rounding: as for :class:`upgd.UPGD`.
+        maximize, foreach, fused, capturable, generator, seed, stochastic_rounding: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -101,6 +103,7 @@ class ShrinkAndPerturb(PGD):
         weight_decay: float | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
@@ -113,6 +116,7 @@ class ShrinkAndPerturb(PGD):
             weight_decay=weight_decay,  # type: ignore[arg-type]  # required here, and so checked in every group
             maximize=maximize,
             foreach=foreach,
+            fused=fused,
             capturable=capturable,
             generator=generator,
             seed=seed,

@@ -41,11 +41,17 @@ class UPGD(WeightwiseOptimizer):
             norm over the weights that enter the same unit.
         protect_gradient: ``False`` gates the noise only: ``w ← w − lr·[g + σ·ξ·(1−ū) + λ·w]``.
         noise: ``"white"``, or ``"anticorrelated"``, where each perturbation cancels the previous one; needs one more tensor
-            of state per parameter.
+            of state per parameter, unless the noise has a seed.
         curvature: an object with ``diagonal(param) -> tensor``, such as :class:`upgd.HesScale`, for second-order utility.
         maximize: maximize the objective instead of minimizing it.
         foreach: ``True`` for the in-place implementation that processes blocks, ``False`` for the plain one that mirrors
-            :mod:`upgd.rules`. Default: the former wherever possible.
+            :mod:`upgd.rules`. Default: the former wherever possible, if steps are not fused.
+        fused: ``True`` for kernels that perform the whole step in two passes: with Triton on a GPU (fp32, bf16 or fp16
+            parameters), with numba on the CPU (fp32). Default: fused on a GPU wherever possible. Noise then has a seed, as
+            for sharded parameters. Under ``torch.compile``, only ``True`` gives fused steps, and they break the graph.
+        overlap: with ``fused=True`` on a GPU, ``True`` runs the first pass during the backward pass, parameter by
+            parameter, as soon as a gradient has been accumulated. If a gradient changes afterwards, for example because it
+            is clipped, its pass is repeated. Changes through ``.data`` are not detected.
         capturable: keep the step count on the parameter's device, so that ``step`` does not synchronize and can be captured
             in a CUDA graph.
         generator: source of the noise. Default: torch's global generator (``torch.manual_seed``). It is copied and pickled
@@ -92,6 +98,8 @@ class UPGD(WeightwiseOptimizer):
         curvature: Curvature | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
+        overlap: bool = False,
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
@@ -110,6 +118,8 @@ class UPGD(WeightwiseOptimizer):
             "gated": True,
             "maximize": maximize,
             "foreach": foreach,
+            "fused": fused,
+            "overlap": overlap,
             "capturable": capturable,
             "seed": seed,
             "state_dtype": state_dtype,

@@ -26,8 +26,8 @@ class UPS(WeightwiseOptimizer):
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
         lr: learning rate; the paper uses 1 and searches over ``sigma``.
         sigma: σ, the standard deviation of the perturbation.
-        beta_utility, scaling, noise, curvature, maximize, foreach, capturable, generator, seed, state_dtype,
-            stochastic_rounding, process_group: as for :class:`upgd.UPGD`.
+        beta_utility, scaling, noise, curvature, maximize, foreach, fused, overlap, capturable, generator, seed,
+            state_dtype, stochastic_rounding, process_group: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -50,6 +50,8 @@ class UPS(WeightwiseOptimizer):
         curvature: Curvature | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
+        overlap: bool = False,
         capturable: bool = False,
         generator: torch.Generator | None = None,
         seed: int | None = None,
@@ -67,6 +69,8 @@ class UPS(WeightwiseOptimizer):
             "gated": True,
             "maximize": maximize,
             "foreach": foreach,
+            "fused": fused,
+            "overlap": overlap,
             "capturable": capturable,
             "seed": seed,
             "state_dtype": state_dtype,

@@ -1,0 +1,165 @@
+"""Optimizers that can take a step with kernels made from their rule: when they do, and what they give the kernels."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from upgd.methods import Method
+from upgd.optim._base import BaseOptimizer
+from upgd.optim._fused import Fused, Plan, Repeated, Work, reason_against
+
+__all__ = ["FusingOptimizer"]
+
+
+class FusingOptimizer(BaseOptimizer):
+    """An optimizer with an option ``fused``. A subclass knows the methods of its groups and what they work on."""
+
+    #: The kernels and what they keep between steps; a copy of the optimizer makes its own.
+    _fused: Fused | None = None
+    #: The last step, if the next one may be like it.
+    _repeated: Repeated | None = None
+    #: Whether there are kernels for the optimizer at all.
+    _can_fuse = True
+
+    def _methods(self) -> list[tuple[Method, bool]]:
+        """The method of each group in the variant that its options choose, and whether the group is gated."""
+        raise NotImplementedError
+
+    def _works(self) -> list[Work]:
+        """What each group works on in this step."""
+        raise NotImplementedError
+
+    def _everywhere(self) -> Callable[[Tensor], Tensor] | None:
+        """Takes a maximum over the parameters of this process to that over all processes; None if there are no others."""
+        return None
+
+    def _fuses(self) -> bool:
+        """Whether steps are fused: where the user asks for it, and on a GPU wherever it is possible."""
+        if not self._can_fuse:
+            return False
+        asked = [group["fused"] for group in self.param_groups]
+        if self._overlaps() and not all(group["fused"] for group in self.param_groups):
+            raise ValueError("overlap=True needs fused steps; pass fused=True as well.")
+        if any(group["fused"] is False or group.get("foreach") is not None for group in self.param_groups):
+            if True in asked:
+                raise ValueError(
+                    "fused=True is for all parameter groups together, but one has fused=False or foreach; give all groups "
+                    "the same."
+                )
+            return False
+        if torch.compiler.is_compiling():  # what runs outside the compiled step looks for reasons against it
+            return True in asked
+        params = [param for group in self.param_groups for param in group["params"]]
+        if True not in asked and (not params or params[0].device.type != "cuda"):
+            return False
+        reason = reason_against(params, self._methods())
+        if any(group.get("state_dtype") is not None or group.get("stochastic_rounding") for group in self.param_groups):
+            reason = "state_dtype and stochastic_rounding are options of other implementations"
+        if reason is not None and True in asked:
+            raise RuntimeError(f"fused=True is not possible, because {reason}; leave fused out.")
+        return reason is None
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """For :class:`torch.amp.GradScaler`, which then leaves the scale and infinite gradients to the kernels."""
+        return self._fuses()
+
+    def _needs_seed(self) -> bool:
+        return super()._needs_seed() or self._fuses()
+
+    def _advance_fused(self) -> bool:
+        """Take a fused step, if steps are fused; whether it was taken."""
+        if not torch.compiler.is_compiling() and self._repeated is not None:
+            if (plan := self._repeated.plan(self)) is not None:
+                self._take(plan, self._repeated.changed() if self._overlaps() else None)
+                return True
+            self._repeated = None
+        if self._fuses():
+            self._plan_and_take()
+            return True
+        return False
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _plan_and_take(self) -> None:
+        if self._repeated is not None and (plan := self._repeated.plan(self)) is not None:
+            self._take(plan)
+            return
+        self._fuses()  # raises where that is impossible
+        if self._fused is None:
+            self._fused = Fused()
+        if any(map(self._perturbs, self.param_groups)) and self.param_groups[0]["seed"] is None:
+            self._seed_is_settled = False  # the steps before were not fused
+        plan = self._fused.planned(self._works())
+        if plan is not None:
+            if self._overlaps():
+                self._check_overlap(plan)
+            self._take(plan)
+            self._repeated = Repeated(self, plan) if Repeated.possible(plan) else None
+
+    def _take(self, plan: Plan, changed: list[tuple[int, int]] | None = None) -> None:
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if grad_scale is not None or found_inf is not None:
+            changed = None  # what was observed early had the wrong scale
+        plan.step(
+            self.param_groups[0]["seed"] or 0,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+            everywhere=self._everywhere(),
+            changed=changed,
+        )
+
+    # -------------------------------------------------------------------------------------------------------- overlap
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters with options of its own; see :meth:`torch.optim.Optimizer.add_param_group`."""
+        super().add_param_group(param_group)
+        self._repeated = None
+        if self._overlaps():
+            hook = _Early(weakref.ref(self))
+            for param in self.param_groups[-1]["params"]:
+                if param.requires_grad:
+                    param.register_post_accumulate_grad_hook(hook)
+
+    def _overlaps(self) -> bool:
+        return any(group.get("overlap") for group in self.param_groups)
+
+    def _check_overlap(self, plan: Plan) -> None:
+        reason = None
+        if not hasattr(plan.engine, "observe"):
+            reason = "it is for parameters on a GPU"
+        elif not plan.reductions:
+            reason = "no group has gates, so there is nothing to compute before the step"
+        elif not Repeated.possible(plan):
+            reason = "a parameter does not lie in one piece in memory, or the method uses curvature"
+        elif torch.distributed.is_available() and torch.distributed.is_initialized():
+            reason = "gradients are reduced over processes after the backward pass has computed them"
+        if reason is not None:
+            raise RuntimeError(f"overlap=True is not possible, because {reason}; leave overlap out.")
+
+    def _observe_early(self, param: Tensor) -> None:
+        if self._repeated is not None and not torch.compiler.is_compiling():
+            self._repeated.observe(self, param)
+
+    def _counted(self, param: Tensor) -> Tensor:
+        """The number of steps that a parameter has taken, where the kernels count it."""
+        state: dict[str, Any] = self.state[param]
+        if state["step"].device != param.device:
+            state["step"] = state["step"].to(param.device)
+        step: Tensor = state["step"]
+        return step
+
+
+class _Early:
+    """Tells an optimizer, if it is still there, that a gradient has been accumulated."""
+
+    def __init__(self, optimizer: "weakref.ref[FusingOptimizer]") -> None:
+        self._optimizer = optimizer
+
+    @torch.no_grad()
+    def __call__(self, param: Tensor) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            optimizer._observe_early(param)

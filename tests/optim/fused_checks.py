@@ -1,0 +1,212 @@
+"""What fused steps must do, on any device: plain functions, so that they run where pytest is not installed, too."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from optimizer_cases import Example
+from torch import Tensor, nn
+
+import upgd
+from upgd.methods import METHODS
+from upgd.optim.from_method import MethodOptimizer
+
+SHAPES = [(7, 33), (33,), (), (5, 3, 3, 3), (1,), (130, 70)]
+
+Build = Callable[..., torch.optim.Optimizer]
+
+
+def of_method(method: Any) -> Build:
+    return lambda params, **options: MethodOptimizer(params, method, **options)
+
+
+#: name → optimizer and options, all of which fused steps must treat like the for-loop.
+CASES: dict[str, tuple[Build, dict[str, Any]]] = {
+    "UPGD": (upgd.UPGD, {"lr": 0.05}),
+    "UPGD with noise": (upgd.UPGD, {"lr": 0.05, "sigma": 0.1}),
+    "UPGD, everything": (
+        upgd.UPGD,
+        {
+            "lr": 0.05,
+            "sigma": 0.1,
+            "noise": "anticorrelated",
+            "weight_decay": 0.1,
+            "maximize": True,
+            "scaling": "local",
+        },
+    ),
+    "UPGD, nonprotecting": (upgd.UPGD, {"lr": 0.05, "sigma": 0.1, "protect_gradient": False, "beta_utility": 0.0}),
+    "AdaUPGD": (upgd.AdaUPGD, {"lr": 0.01, "weight_decay": 0.1}),
+    "AdaUPGD, local, with noise": (upgd.AdaUPGD, {"lr": 0.01, "sigma": 0.1, "scaling": "local"}),
+    "UPS": (upgd.UPS, {"lr": 1.0, "sigma": 0.1}),
+    "PGD": (upgd.PGD, {"lr": 0.05}),
+    "Anti-PGD": (upgd.PGD, {"lr": 0.05, "sigma": 0.1, "noise": "anticorrelated"}),
+    "ShrinkAndPerturb": (upgd.ShrinkAndPerturb, {"lr": 0.05, "sigma": 0.1, "weight_decay": 0.1}),
+    "a method's own reductions": (of_method(Example), {"lr": 0.05, "sigma": 0.1}),
+    "a method's reductions over units": (of_method(Example), {"lr": 0.05, "scaling": "local"}),
+    "AdamW's rule": (of_method(METHODS["adamw"]), {"lr": 0.01}),
+}
+
+
+def parameters(device: str, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    """Tensors of many shapes, some of which do not lie in memory row by row."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    tensors.append(torch.randn(6, 4, generator=generator).t())
+    tensors.append(torch.randn(2, 3, 4, 4, generator=generator).to(memory_format=torch.channels_last))
+    return [nn.Parameter(tensor.to(device, dtype)) for tensor in tensors]
+
+
+def put_gradients(params: Iterable[Tensor], step: int, keep: bool = False) -> None:
+    """Gradients in new memory, or in that of the gradients before."""
+    generator = torch.Generator().manual_seed(step)
+    for param in params:
+        gradient = (torch.randn(param.shape, generator=generator) * 0.3).to(param.device, param.dtype)
+        if keep and param.grad is not None:
+            param.grad.copy_(gradient)
+        else:
+            param.grad = gradient
+
+
+def without_fusing(build: Build, params: Any, **options: Any) -> torch.optim.Optimizer:
+    """The optimizer in its plain form."""
+    return build(params, **options, **({"foreach": False} if isinstance(build, type) else {"fused": False}))
+
+
+def built(case: str, params: Any, fused: bool, **more: Any) -> torch.optim.Optimizer:
+    build, options = CASES[case]
+    options = {"seed": 3, **options, **more}
+    if case in ("UPGD", "AdaUPGD", "PGD"):
+        options.setdefault("sigma", 0.0)
+    return build(params, fused=True, **options) if fused else without_fusing(build, params, **options)
+
+
+def assert_close(fused: Iterable[Tensor], plain: Iterable[Tensor], ulps: float, dtype: torch.dtype) -> None:
+    """Compared with the largest entry: what is left of a difference of large numbers has their rounding errors."""
+    for one, other in zip(fused, plain, strict=True):
+        distance = (
+            one.detach().double() - other.detach().double()
+        ).abs().max() / other.detach().double().abs().max().clamp(min=0.1)
+        assert float(distance) <= ulps * torch.finfo(dtype).eps, (tuple(one.shape), float(distance))
+
+
+def check_equals_the_for_loop(case: str, device: str, steps: int, dtype: torch.dtype = torch.float32) -> None:
+    """Some parameters have a group of their own, and one is left out of some steps."""
+    trained = []
+    for fused in (True, False):
+        params = parameters(device, dtype)
+        groups = [{"params": params[:3]}, {"params": params[3:], "lr": 0.02}]
+        optimizer = built(case, groups, fused)
+        for step in range(steps):
+            put_gradients(params, step, keep=step % 3 == 1)
+            if step % 4 == 2:
+                params[0].grad = None
+            optimizer.step()
+        trained.append([*params, *(value for p in params for value in optimizer.state[p].values())])
+    # Rounding errors of 200 steps add up.
+    assert_close(*trained, ulps=20 + steps, dtype=dtype)
+
+
+def check_lower_precision(device: str, dtype: torch.dtype, steps: int) -> None:
+    """Traces have 32 bits; parameters differ by a rounding now and then."""
+    trained = []
+    for fused in (True, False):
+        params = parameters(device, dtype)
+        optimizer = built("AdaUPGD", params, fused, sigma=0.1)
+        for step in range(steps):
+            put_gradients(params, step)
+            optimizer.step()
+        assert all(optimizer.state[p]["utility"].dtype == torch.float32 for p in params)
+        trained.append(params)
+    assert_close(*trained, ulps=4, dtype=dtype)
+
+
+def check_gated_and_local_groups(device: str, steps: int) -> None:
+    """One maximum over all groups with gates, also over those that do not use it."""
+    trained = []
+    for fused in (True, False):
+        params = parameters(device)
+        groups = [
+            {"params": params[:2], "scaling": "local"},
+            {"params": params[2:4], "gated": False},
+            {"params": params[4:]},
+        ]
+        optimizer = built("UPGD", groups, fused)
+        for step in range(steps):
+            put_gradients(params, step)
+            optimizer.step()
+        trained.append(params)
+    assert_close(*trained, ulps=20 + steps, dtype=torch.float32)
+
+
+def check_accidents_stay_where_they_are(device: str) -> None:
+    for accident in (float("nan"), float("inf"), float("-inf")):
+        trained = []
+        for options in ({"fused": True}, {"foreach": False}):
+            torch.manual_seed(0)
+            spoilt, sound = (nn.Parameter(torch.rand(30, 40).to(device) + 0.1) for _ in range(2))
+            for param in (spoilt, sound):
+                param.grad = torch.randn(30, 40).to(device)
+            spoilt.grad[3, 4] = accident
+            optimizer = upgd.UPGD([spoilt, sound], sigma=0.0, **options)
+            optimizer.step()
+            optimizer.step()
+            assert bool(sound.isfinite().all())
+            trained.append([sound])
+        assert_close(*trained, ulps=4, dtype=torch.float32)
+
+
+def check_gradient_scaling(device: str) -> None:
+    """Gradients that a scaler has multiplied are divided again, and a step with an infinite one is not taken."""
+    plain, scaled = parameters(device), parameters(device)
+    ours, scaling = built("AdaUPGD", plain, True, sigma=0.1), built("AdaUPGD", scaled, True, sigma=0.1)
+    assert getattr(scaling, "_step_supports_amp_scaling")  # noqa: B009  # as torch.amp.GradScaler asks
+    scaling.grad_scale = torch.tensor(64.0, device=device)
+    scaling.found_inf = torch.tensor(0.0, device=device)
+    for step in range(4):
+        if step == 2:
+            before = [param.detach().clone() for param in scaled]
+            put_gradients(scaled, 99)
+            scaled[0].grad.fill_(float("inf"))
+            scaling.found_inf.fill_(1.0)
+            scaling.step()
+            assert all(torch.equal(a, b) for a, b in zip(before, scaled, strict=True))
+            scaling.found_inf.fill_(0.0)
+        put_gradients(plain, step)
+        put_gradients(scaled, step)
+        for param in scaled:
+            param.grad.mul_(64.0)
+        ours.step()
+        scaling.step()
+    assert_close(scaled, plain, ulps=4, dtype=torch.float32)
+    assert [float(scaling.state[p]["step"]) for p in scaled] == [4.0] * len(scaled)
+
+
+def network(device: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+
+
+def check_overlap(device: str, steps: int) -> None:
+    """Whatever happens between backward and step, overlapping changes nothing."""
+    trained = []
+    for overlap in (True, False):
+        model = network(device)
+        optimizer = upgd.UPGD(model.parameters(), 0.05, sigma=0.1, seed=1, fused=True, overlap=overlap)
+        early = 0
+        for step in range(steps):
+            optimizer.zero_grad()
+            for part in range(1 + step % 2):  # with and without accumulation
+                x = torch.randn(5, 8, generator=torch.Generator().manual_seed(2 * step + part)).to(device)
+                model(x).square().mean().backward()
+            if step % 5 == 3:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            if step % 5 == 4:
+                model[0].bias.grad.add_(1.0)
+            seen = optimizer._repeated
+            early += seen is not None and len(seen._seen) == 4
+            optimizer.step()
+        assert early == (steps - 1 if overlap else 0)
+        trained.append(list(model.parameters()))
+    for one, other in zip(*trained, strict=True):
+        assert torch.equal(one, other)
