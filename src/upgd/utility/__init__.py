@@ -18,6 +18,8 @@ All functions take ``(model, criterion, x, y)`` and return a dict. It maps param
 shapes, or the names of the modules whose outputs are the features to vectors with one entry per unit or channel. They do not
 modify the model's parameters, gradients or buffers. :func:`correlation` compares two such dicts by rank.
 
+The gate of a feature is behind its activation; ``at="input"`` puts it before the activation, as in section 3.2 of the paper.
+
 :func:`propagate` and :func:`conservation` implement the paper's two theorems about the approximations.
 """
 

@@ -148,14 +148,26 @@ def _unit_dim(call: Call, layer: Call) -> int:
 
 
 @contextmanager
-def gated(found: Sequence[Feature], gates: Mapping[str, Tensor]) -> Iterator[None]:
-    """Context manager that multiplies the features named in ``gates`` by their gates."""
+def gated(found: Sequence[Feature], gates: Mapping[str, Tensor], at: str = "output") -> Iterator[None]:
+    """Context manager that multiplies the features named in ``gates``, or the inputs of their modules, by their gates."""
 
     def multiply(feature: Feature) -> Callable[[nn.Module, Any, Tensor], Tensor]:
         return lambda _module, _inputs, output: output * feature.along_output(gates[feature.name])
 
-    with hooked([(feature.module, multiply(feature)) for feature in found if feature.name in gates]):
+    def multiply_input(feature: Feature) -> Callable[[nn.Module, Any], Any]:
+        return lambda _module, inputs: (inputs[0] * feature.along_output(gates[feature.name]), *inputs[1:])
+
+    own = [feature for feature in found if feature.name in gates]
+    if at == "output":
+        with hooked([(feature.module, multiply(feature)) for feature in own]):
+            yield
+        return
+    handles = [feature.module.register_forward_pre_hook(multiply_input(feature)) for feature in own]
+    try:
         yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from upgd.utility._model import Criterion, Feature, calls, check_repeatable, fin
 __all__ = ["first_order", "magnitude", "random", "second_order", "squared_gradient"]
 
 Of = Literal["weights", "features"]
+At = Literal["output", "input"]
 Loss = Callable[[dict[str, Tensor]], Tensor]
 
 
@@ -26,6 +27,7 @@ def first_order(
     *,
     of: Of = "weights",
     features: Sequence[str] | None = None,
+    at: At = "output",
 ) -> dict[str, Tensor]:
     """Return the first-order approximation of utility: ``−g·w`` of a weight, ``−∂L/∂m`` of a feature with gate m = 1.
 
@@ -36,6 +38,9 @@ def first_order(
         y: The targets.
         of: ``"weights"`` (and biases), or ``"features"``: hidden units after their activation, or channels of convolutions.
         features: Names of the modules whose outputs are the features. Default: the activations between the layers.
+        at: Where the gate of a feature is. ``"output"``: behind the activation, ``m·φ(a)``. ``"input"``: before it,
+            ``φ(m·a)``, which for a single sample gives ``−a·∂L/∂a + ½·a²·∂²L/∂a²``, the form of section 3.2 of the paper.
+            Both agree where ``φ(m·a) = m·φ(a)`` for m > 0, as for ReLU, leaky ReLU and the identity, and not for tanh.
 
     Returns:
         A dict that maps names of parameters, or of the modules that output features, to tensors.
@@ -46,7 +51,7 @@ def first_order(
         >>> first_order(model, nn.MSELoss(), torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0]]))
         {'weight': tensor([[-2., -4.]])}
     """
-    loss, items = _loss_of(model, criterion, x, y, of, features)
+    loss, items = _loss_of(model, criterion, x, y, of, features, at)
     gradients = grad(loss)(items)
     return {name: rules.utility(items[name], gradients[name]) for name in items}
 
@@ -60,6 +65,7 @@ def second_order(
     of: Of = "weights",
     features: Sequence[str] | None = None,
     curvature: Literal["hesscale", "exact"] = "hesscale",
+    at: At = "output",
 ) -> dict[str, Tensor]:
     """Return the second-order approximation: ``½·h·w² − g·w`` of a weight, ``½·∂²L/∂m² − ∂L/∂m`` of a feature, gate m = 1.
 
@@ -73,13 +79,18 @@ def second_order(
         curvature: ``"hesscale"`` estimates the second derivatives in one backward sweep. ``"exact"`` computes them with one
             pass per entry, which is suitable for small networks, to evaluate the estimate. HesScale runs an ordinary
             backward pass, which triggers your own hooks, including those of another HesScale.
+        at: See :func:`first_order`; ``"input"`` needs ``curvature="exact"``.
 
     Returns:
         A dict that maps names of parameters, or of the modules that output features, to tensors.
     """
     if curvature not in ("hesscale", "exact"):
         raise ValueError(f"curvature must be 'hesscale' or 'exact', not {curvature!r}")
-    loss, items = _loss_of(model, criterion, x, y, of, features)
+    if at == "input" and curvature != "exact":
+        raise ValueError(
+            "at='input' needs curvature='exact'; HesScale estimates the curvature of gates behind activations"
+        )
+    loss, items = _loss_of(model, criterion, x, y, of, features, at)
     gradients = grad(loss)(items)
     if curvature == "exact":
         diagonals = {name: _exact_diagonal(loss, items, name) for name in items}
@@ -139,17 +150,25 @@ def random(
 
 
 def _loss_of(
-    model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor, of: Of, names: Sequence[str] | None
+    model: nn.Module,
+    criterion: Criterion,
+    x: Tensor,
+    y: Tensor,
+    of: Of,
+    names: Sequence[str] | None,
+    at: At = "output",
 ) -> tuple[Loss, dict[str, Tensor]]:
     """Return the loss as a function of the weights, or of gates on the features, and their values (gates are 1)."""
     check_repeatable(model)
+    if at not in ("output", "input"):
+        raise ValueError(f"at must be 'output' or 'input', not {at!r}")
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if _checked(of) == "weights":
         return lambda changed: criterion(functional_call(model, changed, (x,)), y), weights
     found = find_features(model, x, names)
 
     def gated_loss(gates: dict[str, Tensor]) -> Tensor:
-        with gated(found, gates):
+        with gated(found, gates, at):
             return criterion(functional_call(model, weights, (x,)), y)
 
     return gated_loss, {feature.name: feature.open for feature in found}

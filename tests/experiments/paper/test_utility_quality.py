@@ -9,6 +9,7 @@ from upgd.experiments.paper import _utility_page, utility_quality
 from upgd.experiments.paper._batched_utility import ACTIVATIONS, Pass, initial_layers
 from upgd.networks import MLP
 from upgd.streams import make
+from upgd.utility.ranks import centred_ranks
 
 SEEDS = (3, 11, 4)
 
@@ -117,6 +118,23 @@ def test_a_run_does_not_depend_on_its_neighbours_or_on_chunks(monkeypatch):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+def test_argsort_is_not_the_ranks():
+    """Of (2, 3, 1) argsort gives (2, 0, 1), of (1, 3, 2) it gives (0, 2, 1): their correlation is −1, that of the ranks ½."""
+    found = {
+        name: utility_quality._correlations(
+            {"true": [true], "first order": [torch.tensor([[[2.0, 3.0, 1.0]]])]}, ["first order"], ranks
+        )["global"]["first order"].item()
+        for name, true, ranks in (
+            ("ranks", torch.tensor([[[1.0, 3.0, 2.0]]]), centred_ranks),
+            ("argsort", torch.tensor([[[1.0, 3.0, 2.0]]]), utility_quality._centred_places),
+        )
+    }
+    assert found == pytest.approx({"ranks": 0.5, "argsort": -1.0})
+    result = utility_quality.run("feature", activations=["relu"], seeds=range(2), steps=20)
+    assert result.by_argsort["relu"]["global"].keys() == {"second order", "first order"}
+    assert result.mean_by_argsort("relu", "global", "second order") < result.summary()["relu"]["global"]["second order"]
+
+
 def test_the_table_and_the_comparison():
     curves = {
         m: torch.full((2, 10), v) for m, v in zip(utility_quality.MEASURES, (0.9, 0.5, 0.2, 0.0, 0.1), strict=True)
@@ -124,7 +142,7 @@ def test_the_table_and_the_comparison():
     curves["first order"] = torch.tensor([[0.5] * 10, [0.95] * 5 + [0.15] * 5])
     losses = {"relu": torch.zeros(2, 10)}
     result = utility_quality.UtilityQuality(
-        "weight", (0, 1), 10, 0.01, {"relu": {"global": curves, "local": curves}}, losses
+        "weight", (0, 1), 10, 0.01, {"relu": {"global": curves, "local": curves}}, losses, {}
     )
     assert result.table().splitlines()[2] == (
         "| ReLU | global | 0.900 ± 0.000 | 0.525 ± 0.025 | 0.200 ± 0.000 | 0.000 ± 0.000 | 0.100 ± 0.000 |"

@@ -39,6 +39,9 @@ def draw(result: "UtilityQuality") -> "Figure":
     for row, scope in zip(panels, scopes, strict=True):
         for panel, activation in zip(row, activations, strict=True):
             ends = {m: _curve(panel, result.curves[activation][scope][m], _COLOURS[m]) for m in _COLOURS}
+            if result.granularity == "feature":
+                for measure, correlations in result.by_argsort[activation][scope].items():
+                    _curve(panel, correlations, _COLOURS[measure], dotted=True)
             _furnish(panel)
         _label(row[-1], ends, result.steps)
         row[0].set_ylabel(f"{scope} rank correlation")
@@ -47,9 +50,10 @@ def draw(result: "UtilityQuality") -> "Figure":
     for panel in panels[-1]:
         panel.set_xlabel("step")
     items = "weights and biases" if result.granularity == "weight" else "features"
+    argsort = ";\ndotted: argsort for ranks" if result.granularity == "feature" else ""
     figure.suptitle(
         f"How approximate utilities order {items}, compared with the true utility"
-        f" (mean and standard deviation of {len(result.seeds)} runs)",
+        f" (mean and standard deviation of {len(result.seeds)} runs{argsort})",
         fontsize=11,
         x=0.01,
         ha="left",
@@ -57,7 +61,7 @@ def draw(result: "UtilityQuality") -> "Figure":
     return figure
 
 
-def _curve(panel: "Axes", correlations: Tensor, colour: str) -> float:
+def _curve(panel: "Axes", correlations: Tensor, colour: str, *, dotted: bool = False) -> float:
     """Draw one measure; the height at which it ends."""
     steps = correlations.shape[-1]
     windows = correlations.split(max(1, -(-steps // _POINTS)), -1)  # type: ignore[no-untyped-call]
@@ -66,8 +70,9 @@ def _curve(panel: "Axes", correlations: Tensor, colour: str) -> float:
     )
     of_seeds = torch.stack([window.nanmean(-1) for window in windows], -1)
     mean, spread = of_seeds.nanmean(0), of_seeds.std(0, correction=0)
-    panel.fill_between(middles, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
-    panel.plot(middles, mean, color=colour, linewidth=1.6)
+    if not dotted:
+        panel.fill_between(middles, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+    panel.plot(middles, mean, color=colour, linewidth=1.6, linestyle=":" if dotted else "-")
     return float(mean[-1])
 
 

@@ -33,6 +33,8 @@ The paper reports second order > first order > magnitude > random = 0.
 {verdict}
 
 For features it also reports that both approximations have a low correlation. Here, {feature_claim}.
+With `argsort` taken for ranks, as in the authors' code, the same runs give {argsort_claim}
+(dotted in the figure of features): `argsort` gives the index of the i-th smallest item where the rank of item i is meant.
 
 ## Weights and biases: 5-50-1, 351 items
 
@@ -100,6 +102,7 @@ def _page(weights: UtilityQuality, features: UtilityQuality, command: str, secon
         weight=_section(weights),
         feature=_section(features),
         verdict=_verdict(weights) + "\n\n" + _verdict(features),
+        argsort_claim=" and ".join(_argsort_range(features, measure) for measure in ("second order", "first order")),
         feature_claim=", and ".join(_range(features, measure) for measure in ("second order", "first order")),
     )
 
@@ -149,6 +152,11 @@ def _link(result: UtilityQuality, better: str, worse: str, last: int | None) -> 
 def _range(result: UtilityQuality, measure: str) -> str:
     means = [result.means(*setting, measure).mean().item() for setting in result.settings()]
     return f"over all steps, {measure} has {min(means):.2f} to {max(means):.2f}"
+
+
+def _argsort_range(result: UtilityQuality, measure: str) -> str:
+    means = [result.mean_by_argsort(*setting, measure) for setting in result.settings()]
+    return f"{min(means):.2f} to {max(means):.2f} for {measure}"
 
 
 def _last(result: UtilityQuality) -> int:

@@ -30,6 +30,8 @@ Granularity = Literal["weight", "feature"]
 #: The order that the paper reports, best first; random has no correlation.
 PAPER_ORDER = ("second order", "first order", "magnitude", "random")
 MEASURES = (*PAPER_ORDER, "squared gradient")
+#: Measures that are compared by positions in sorted order instead of ranks, as in the authors' code.
+BY_ARGSORT = ("second order", "first order")
 SCOPES = ("global", "local")
 _SIZES: Mapping[Granularity, tuple[int, ...]] = {"weight": (5, 50, 1), "feature": (5, 50, 50, 1)}
 #: How many steps' utilities are kept before they are ranked together.
@@ -69,15 +71,16 @@ def run(
             raise ValueError(f"activations must be among {', '.join(ACTIVATIONS)}, not {activation!r}")
     if steps < 1 or not len(seeds):
         raise ValueError(f"steps and the number of seeds must be at least 1, not {steps} and {len(seeds)}")
-    curves, losses = {}, {}
+    curves, losses, by_argsort = {}, {}, {}
     for number, activation in enumerate(activations):
 
         def tell(done: int, before: int = number * steps) -> None:
             if progress is not None:
                 progress(before + done, len(activations) * steps)
 
-        curves[activation], losses[activation] = _learn(granularity, activation, list(seeds), steps, lr, tell)
-    return UtilityQuality(granularity, tuple(seeds), steps, lr, curves, losses)
+        found = _learn(granularity, activation, list(seeds), steps, lr, tell)
+        curves[activation], losses[activation], by_argsort[activation] = found
+    return UtilityQuality(granularity, tuple(seeds), steps, lr, curves, losses, by_argsort)
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class UtilityQuality:
         curves: activation → scope (``"global"``, ``"local"``) → measure → (seeds, steps). Global correlations rank all
             items together; local ones rank within each layer and are averaged. NaN where the true utility is constant.
         losses: activation → (seeds, steps), each before the update.
+        by_argsort: as ``curves``, of :data:`BY_ARGSORT`, where ``argsort`` is taken for ranks: entry i is the index of the
+            i-th smallest item, and not the rank of item i.
     """
 
     granularity: Granularity
@@ -100,6 +105,7 @@ class UtilityQuality:
     lr: float
     curves: dict[str, dict[str, dict[str, Tensor]]]
     losses: dict[str, Tensor]
+    by_argsort: dict[str, dict[str, dict[str, Tensor]]]
 
     @property
     def wise(self) -> Granularity:
@@ -109,6 +115,10 @@ class UtilityQuality:
     def means(self, activation: str, scope: str, measure: str, last: int | None = None) -> Tensor:
         """The mean correlation of each seed (seeds,), over all steps or the ``last`` ones."""
         return self.curves[activation][scope][measure][:, -(last or self.steps) :].nanmean(-1)
+
+    def mean_by_argsort(self, activation: str, scope: str, measure: str) -> float:
+        """The mean correlation over seeds and steps if ``argsort`` is taken for ranks."""
+        return float(self.by_argsort[activation][scope][measure].nanmean())
 
     def table(self, last: int | None = None) -> str:
         """Mean correlations ± their standard errors over seeds, in Markdown; over all steps or the ``last`` ones."""
@@ -147,11 +157,13 @@ class UtilityQuality:
 
 def _learn(
     granularity: Granularity, activation: str, seeds: list[int], steps: int, lr: float, tell: Callable[[int], None]
-) -> tuple[dict[str, dict[str, Tensor]], Tensor]:
-    """Run SGD for all seeds; correlations scope → measure → (seeds, steps), and losses (seeds, steps)."""
+) -> tuple[dict[str, dict[str, Tensor]], Tensor, dict[str, dict[str, Tensor]]]:
+    """Run SGD for all seeds; correlations scope → measure → (seeds, steps), losses (seeds, steps), and correlations of
+    ``argsort``."""
     stream = make(f"utility-quality-{granularity}s")
     layers = initial_layers(_SIZES[granularity], seeds)
     parts: list[dict[str, dict[str, Tensor]]] = []
+    sorted_parts: list[dict[str, dict[str, Tensor]]] = []
     losses: list[Tensor] = []
     for start in range(0, steps, _CHUNK):
         chunk = stream.chunk(seeds, start, min(_CHUNK, steps - start))
@@ -169,22 +181,37 @@ def _learn(
         }
         stacked["random"] = _random(stacked["true"], seeds, start)
         parts.append(_correlations(stacked))
+        sorted_parts.append(_correlations(stacked, BY_ARGSORT, _centred_places))
         tell(start + inputs.shape[1])
-    joined = {
-        scope: {measure: torch.cat([part[scope][measure] for part in parts], 1) for measure in MEASURES}
+    return _joined(parts), torch.stack(losses, 1), _joined(sorted_parts)
+
+
+def _joined(parts: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
+    """Chunks of steps, one after the other."""
+    return {
+        scope: {measure: torch.cat([part[scope][measure] for part in parts], 1) for measure in parts[0][scope]}
         for scope in SCOPES
     }
-    return joined, torch.stack(losses, 1)
 
 
-def _correlations(utilities: Mapping[str, Sequence[Tensor]]) -> dict[str, dict[str, Tensor]]:
+def _correlations(
+    utilities: Mapping[str, Sequence[Tensor]],
+    measures: Sequence[str] = MEASURES,
+    ranks: Callable[[Tensor], Tensor] = centred_ranks,
+) -> dict[str, dict[str, Tensor]]:
     """Measure → layers of utilities to scope → measure → correlations with the true ones."""
-    overall = {measure: centred_ranks(torch.cat(list(layers), -1)) for measure, layers in utilities.items()}
-    by_layer = {measure: [centred_ranks(layer) for layer in layers] for measure, layers in utilities.items()}
+    wanted = {measure: utilities[measure] for measure in (*measures, "true")}
+    overall = {measure: ranks(torch.cat(list(layers), -1)) for measure, layers in wanted.items()}
+    by_layer = {measure: [ranks(layer) for layer in layers] for measure, layers in wanted.items()}
     return {
-        "global": {measure: cosine(overall[measure], overall["true"]) for measure in MEASURES},
-        "local": {measure: _mean_cosine(by_layer[measure], by_layer["true"]) for measure in MEASURES},
+        "global": {measure: cosine(overall[measure], overall["true"]) for measure in measures},
+        "local": {measure: _mean_cosine(by_layer[measure], by_layer["true"]) for measure in measures},
     }
+
+
+def _centred_places(values: Tensor) -> Tensor:
+    """``argsort`` as if it gave ranks, minus its mean."""
+    return values.argsort(-1).double() - (values.shape[-1] - 1) / 2
 
 
 def _mean_cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
