@@ -56,3 +56,29 @@ def test_the_papers_profile_leaves_no_trace() -> None:
     assert "profile" not in plain.settings()
     assert plain.kind.is_common
     assert not plain.but(profile="authors").kind.is_common
+
+
+def _even(profile: str, granularity: str) -> dict[str, torch.Tensor]:
+    settings = {"lr": 0.5, "sigma": 0.02, "granularity": granularity, "profile": profile}
+    return population_of("classes", "ups-even", [settings]).parameters(0)
+
+
+def test_the_authors_control_of_ups_perturbs_the_output_layer_too() -> None:
+    """Feature-wise it then moves like the weight-wise control, of which nothing learns; the hidden layers are the same."""
+    ours, theirs, everything = _even("paper", "feature"), _even("authors", "feature"), _even("paper", "weight")
+    assert theirs.keys() == everything.keys()
+    for name in theirs:
+        torch.testing.assert_close(theirs[name], everything[name])
+    *_, weight, bias = ours
+    assert (ours[weight] - theirs[weight]).abs().max() > 1e-3
+    assert (ours[bias] - theirs[bias]).abs().max() > 1e-3
+
+
+def test_upgds_output_layer_learns_by_its_gradient_in_both_profiles() -> None:
+    settings = {"lr": 0.05, "beta_utility": 0.0, "sigma": 0.02, "granularity": "feature"}
+    one, other = (
+        population_of("classes", "upgd", [settings | {"profile": profile}]).parameters(0)
+        for profile in ("paper", "authors")
+    )
+    for name in one:  # without memory, corrected and uncorrected maxima are the same
+        torch.testing.assert_close(one[name], other[name])

@@ -178,7 +178,11 @@ class UtilityDescent(Utility):
 
     def update(self, w: "Tensor", g: "Tensor", h: Any, t: Any, o: Any, r: Any, noise: Any, unit: Any) -> "Tensor":
         if not self.by_weight and unit is None:
-            return upgd.rules.update(w, g, lr=h.lr, weight_decay=h.weight_decay)
+            if self.profile == "paper":
+                return upgd.rules.update(w, g, lr=h.lr, weight_decay=h.weight_decay)
+            learns = h.c + (1 - h.c) * h.q  # 0 for the control of UPS alone
+            sigma = h.sigma * (1 - learns)
+            return upgd.rules.update(w, g, noise=noise, lr=h.lr, sigma=sigma, weight_decay=h.weight_decay, c=learns)
         gate = self.gate_of_weight(o, r, unit, h, t)
         return upgd.rules.update(
             w, g, gate, noise, lr=h.lr, sigma=h.sigma, weight_decay=h.weight_decay, c=h.c, p=h.p, q=h.q
@@ -224,7 +228,11 @@ class UPS(UtilityDescent):
 
 @register
 class EvenSearch(UPS):
-    """The control for UPS: a search that perturbs all weights equally, ``w ← w − lr·σ·ξ``."""
+    """The control for UPS: a search that perturbs all weights equally, ``w ← w − lr·σ·ξ``.
+
+    Feature-wise, the output layer learns by its gradient, as that of UPS does. With ``profile="authors"`` it is perturbed
+    like the rest, as in the authors' public code, which never resets the noise of its gates.
+    """
 
     name, label = "ups-even", "even search"
     colour, dark_colour = "#777777", "#cfcfcf"
@@ -232,3 +240,4 @@ class EvenSearch(UPS):
     beta_utility = 0.0
     scaling = "global"
     order = 1
+    profile: Any = Utility.profile

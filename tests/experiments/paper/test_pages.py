@@ -37,7 +37,7 @@ def test_p_is_corrected_for_the_number_of_tests():
 
     found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], final_seeds=6), compute)
     every = against_all(found, found.plan.panels[0])
-    assert len(every) == 10  # of five curves
+    assert len(every) == 15  # of six curves
     corrected = holm([one.pair.p for one in every])
     assert [one.pair.p_holm for one in every] == corrected
     assert any(one.pair.p < 0.01 < one.pair.p_holm for one in every)
@@ -101,7 +101,8 @@ def test_it_says_how_much_there_is_and_no_more():
         return Results([one for one in own if one.key.method != "sgd" or one.key.settings["lr"] == 0.01])
 
     assert _computed(reproduce(replace(study, panels=study.panels[:1]), some)) == (
-        "Computed: weight-wise, global: 7 of 10 settings, 8 of 10 final runs (settings of UPGD 0 of 2, SGD 1 of 2)."
+        "Computed: weight-wise, global: 7 of 12 settings, 8 of 12 final runs (settings of UPGD 0 of 2, SGD 1 of 2, SGD, half "
+        "steps 0 of 2)."
     )
 
     def others(experiment):
@@ -111,7 +112,7 @@ def test_it_says_how_much_there_is_and_no_more():
     assert _computed(found) == "Computed: weight-wise, global: nothing but what it shares with the others."
     assert found.panel(study.panels[0]) == (None, [])
     only = plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], methods=["sgd"])
-    assert _computed(reproduce(only, results)) == "Computed: weight-wise, global: 2 settings, 2 final runs."
+    assert _computed(reproduce(only, results)) == "Computed: weight-wise, global: 4 settings, 4 final runs."
 
 
 def test_it_says_how_much_of_the_paper_was_run():
@@ -134,9 +135,9 @@ def test_learners_that_all_diverged_have_no_numbers(tmp_path):
 
     found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"]), compute)
     page = write_page(found, tmp_path, "…").read_text(encoding="utf-8")
-    (line,) = (line for line in page.splitlines() if line.startswith("| 5. PGD |"))
+    (line,) = (line for line in page.splitlines() if line.startswith("| 6. PGD |"))
     assert line.endswith("| – (0) | – | – | 2 of 2 |")
-    assert "Of 10 runs of the search 2 diverged (PGD 2 of 2):" in page
+    assert "Of 12 runs of the search 2 diverged (PGD 2 of 2):" in page
     assert (tmp_path / "upgd-stationary-mnist-weight-global-survival.svg").exists()
 
 

@@ -36,7 +36,7 @@ def test_pieces_find_what_a_whole_study_finds(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     stopped = 0
     for _ in range(100):  # each has a store of its own, and stops while it computes its third job or so
-        found, finished = piece(_study(), tmp_path / "data", Options(backend="torch", stop_after=6, job_size=2))
+        found, finished = piece(_study(), tmp_path / "data", Options(backend="torch", stop_after=20, job_size=2))
         if finished:
             break
         stopped += 1

@@ -28,14 +28,18 @@ def test_every_experiment_of_the_paper_is_there():
         "ups-stationary-mnist",
         "upgd-stationary-mnist",
         "toy-changing-inputs",
+        "toy-changing-inputs-average",
         "toy-changing-outputs",
+        "toy-changing-outputs-average",
         "input-permuted-mnist",
         "output-permuted-emnist",
         "output-permuted-cifar10",
+        "output-permuted-cifar10-authors",
         "ablation",
+        "perturbation",
     ]
     panels = {name: len(study.panels) for name, study in STUDIES.items()}
-    assert panels == dict(zip(STUDIES, (0, 4, 4, 4, 4, 4, 4, 2, 6), strict=True))
+    assert panels == dict(zip(STUDIES, (0, 4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 6, 6), strict=True))
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -80,6 +84,41 @@ def test_the_ablation_splits_the_grid_by_weight_decay():
             decays = {settings.get("weight_decay", 0.0) for settings in settings_of(arm, "paper")}
             assert (0.0 in decays) == panel.key.endswith("no-decay")
             assert len(decays) == (1 if panel.key.endswith("no-decay") else 4)
+
+
+@pytest.mark.parametrize("method", ["upgd", "upgd-nonprotecting", "adamw", "sgdw", "shrink-and-perturb"])
+@pytest.mark.parametrize("problem", best_known.BEST_KNOWN)
+def test_the_ablation_draws_from_the_pool_of_the_problems_own_study(problem, method):
+    """With and without weight decay together, a method has the settings and seeds that it has on its own page."""
+
+    def runs(study, keys):
+        chosen = plan(study, "paper", panels=keys)
+        arms = [arm for arm in chosen.arms() if (arm.problem, arm.method) == (problem, method)]
+        return {digest for experiment in chosen.sweep(arms) for digest in whole(experiment).digests}
+
+    key = problem.rpartition("-")[2]
+    ablation = runs("ablation", [f"{key}-decay", f"{key}-no-decay"])
+    if method in ("sgdw", "shrink-and-perturb"):  # without decay they are called SGD and PGD
+        assert ablation < runs(problem, ["weight-global"])
+    else:
+        assert ablation == runs(problem, ["weight-global"])
+
+
+def test_protection_without_perturbation_has_upgds_settings():
+    for panel in STUDIES["perturbation"].panels:
+        upgd, still, _ = (settings_of(arm, "paper") for arm in panel.arms)
+        assert {one["sigma"] for one in still} == {0.0}
+        assert len(still) == len({repr({**one, "sigma": 0.0}) for one in upgd})
+
+
+def test_half_the_step_sizes_and_half_the_amplitude():
+    (half,) = (arm for arm in STUDIES["upgd-stationary-mnist"].arms() if arm.label == "SGD, half steps")
+    assert [one["lr"] for one in settings_of(half, "paper")] == [0.05, 0.005, 0.0005, 0.00005]
+    (experiment, *_) = plan("toy-changing-inputs-average").sweep()
+    assert experiment.options == {"amplitude": 0.5}
+    assert (experiment.problem, experiment.steps) == ("toy-changing-inputs", 1_000_000)
+    (experiment,) = plan("output-permuted-cifar10-authors").sweep()
+    assert (experiment.problem, experiment.network) == ("output-permuted-cifar10", "conv-authors")
 
 
 def test_a_star_differs_from_the_known_setting_in_one_place():
@@ -266,11 +305,11 @@ class TestShorterSearch:
         chosen, path = plan("ups-stationary-mnist", **SMALLEST, sweep_steps=20), tmp_path / "r.db"
         with Store.write(":memory:") as store:
             search, final = left(chosen, store, 1, "cpu")
-        assert learner_steps(search) == 3 * 20
-        assert learner_steps(final) == 3 * 2 * 40
+        assert learner_steps(search) == 5 * 20
+        assert learner_steps(final) == 5 * 2 * 40
         found = reproduce(chosen, partial(run, store=path))
         assert (found.unsearched, found.missing) == (0, 0)
-        assert sorted(one.key.steps for one in found.records) == [20] * 3 + [40] * 6
+        assert sorted(one.key.steps for one in found.records) == [20] * 5 + [40] * 10
         for finding in found.findings.values():
             assert {one.key.steps for one in finding.best.entry.records.values()} == {20}
             assert {one.key.steps for one in finding.entry.records.values()} == {40}
@@ -393,14 +432,14 @@ def test_an_interrupted_reproduction_goes_on(tmp_path):
         reproduce(chosen, interrupted)
     with Store.read(path) as store:
         halfway = reproduce(chosen, stored(store))
-        assert (halfway.unsearched, halfway.missing) == (0, 6)
-        assert len(store) == 3
+        assert (halfway.unsearched, halfway.missing) == (0, 10)
+        assert len(store) == 5
         search, final = left(chosen, store, 1, "cpu")
     assert search == []  # it is done
-    assert sum(len(job.learners) for job in final) == 6
+    assert sum(len(job.learners) for job in final) == 10
     first = reproduce(chosen, partial(run, store=path))
     with Store.read(path) as store:
-        assert len(store) == 3 + 6
+        assert len(store) == 5 + 10
         assert left(chosen, store, 1, "cpu") == ([], [])
         again = reproduce(chosen, stored(store))
     assert again.missing == first.missing == 0
@@ -412,10 +451,10 @@ def test_an_interrupted_reproduction_goes_on(tmp_path):
 def test_what_is_left_before_anything_was_run():
     with Store.write(":memory:") as store:
         nothing = reproduce(plan("ups-stationary-mnist", **SMALLEST), stored(store))
-        assert (nothing.unsearched, nothing.missing, nothing.findings) == (3, 6, {})
+        assert (nothing.unsearched, nothing.missing, nothing.findings) == (5, 10, {})
         search, final = left(plan("ups-stationary-mnist", **SMALLEST), store, 1, "cpu")
-    assert learner_steps(search) == 3 * 40
-    assert learner_steps(final) == 3 * 2 * 40
+    assert learner_steps(search) == 5 * 40
+    assert learner_steps(final) == 5 * 2 * 40
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_it_runs_says_what_is_left_and_writes_again(upgd, tmp_path):
     what = "reproduce ups-stationary-mnist --scale smoke --panels weight-white --sweep-steps 20 --steps 40"
     code, said = upgd(f"{what} --dry-run")
     assert code == 0
-    assert "left of the search: 3 learners, 60 learner-steps" in said.out
+    assert "left of the search: 5 learners, 100 learner-steps" in said.out
     assert not (tmp_path / "upgd.db").exists()
     code, said = upgd(f"{what} --quiet --workers 1")
     assert code == 0, said.err
@@ -56,7 +56,7 @@ def test_only_some_values(upgd, tmp_path):
     assert code == 0, said.err
     page = (tmp_path / "reproduced" / "ups-stationary-mnist.md").read_text(encoding="utf-8")
     assert "--steps 20 --only sigma=0.1,0.01 --only beta-utility=0.9`" in page
-    assert "Search: 6 settings, 1 run each" in page  # two σ for UPS, global and local, and the control
+    assert "Search: 10 settings, 1 run each" in page  # two σ for UPS, global and local, of both orders, and the control
     code, said = upgd(f"{what} --only sigma")
     assert code != 0
     assert "--only takes NAME=VALUES, such as sigma=0.1,0.01, not 'sigma'" in said.err

@@ -70,7 +70,7 @@ _LEADER: dict[str, Any] = {
 #: Two seeds say next to nothing about the spread; their band would cover everything.
 _LEAST_FOR_A_BAND = 3
 #: How variants of a method are drawn, from plotly's words to matplotlib's.
-_STYLES: dict[str, Any] = {
+STYLES: dict[str, Any] = {
     "solid": "-",
     "dash": (0, (4, 1.5)),
     "longdash": (0, (8, 2)),
@@ -288,7 +288,7 @@ def _draw(
         *(steps, mean),
         color=look.colour,
         linewidth=style["lines.linewidth"],
-        linestyle=_STYLES[look.dash],
+        linestyle=STYLES[look.dash],
         solid_capstyle=style["lines.solid_capstyle"],
         marker=marker,
         label=look.name,
@@ -354,7 +354,7 @@ def _label(ax: "Axes", ends: Sequence[tuple[Look, float]]) -> None:
             fontweight="bold",
             va="center",
             annotation_clip=False,
-            arrowprops={"color": look.colour, "linestyle": _STYLES[look.dash], **_LEADER},
+            arrowprops={"color": look.colour, "linestyle": STYLES[look.dash], **_LEADER},
         )
 
 

@@ -30,6 +30,15 @@ GRIDS: dict[GridName, str] = {
 UTILITY_QUALITY = "utility-quality"
 
 
+#: Of curves that share a panel with another one of the same method.
+_COLOURS = {
+    "linear layer": "#999933",
+    "SGD, half steps": "#999933",
+    "UPGD, σ 0": "#AA4499",
+    "even search, authors' code": "#AA4499",
+}
+
+
 @dataclass(frozen=True)
 class Arm:
     """One curve: a method with its switches on a problem, whose hyperparameters are to be searched.
@@ -55,7 +64,7 @@ class Arm:
     @property
     def colour(self) -> str | None:
         """A colour of its own, where the method's is taken."""
-        return "#999933" if self.network == "linear" else None
+        return _COLOURS.get(self.label)
 
 
 @dataclass(frozen=True)
@@ -69,12 +78,19 @@ class Panel:
 
 @dataclass(frozen=True)
 class Study:
-    """A figure of the paper, or two that share their learners."""
+    """A figure of the paper, or two that share their learners.
+
+    Attributes:
+        name, title, about: what it is called, and what it shows.
+        panels: its parts.
+        options: of its problems.
+    """
 
     name: str
     title: str
     about: str
     panels: tuple[Panel, ...]
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def arms(self, panels: Iterable[str] = ()) -> list[Arm]:
         """The curves of some panels, or of all; none twice."""
@@ -178,7 +194,7 @@ def _few(choices: tuple[Any, ...], wanted: tuple[Any, ...]) -> tuple[Any, ...]:
 
 #: What is tried at the scale of minutes.
 _COARSE: dict[str, tuple[Any, ...]] = {
-    "lr": (1.0, 0.01, 0.001),
+    "lr": (1.0, 0.01, 0.005, 0.001, 0.0005),  # two of them for half the paper's steps
     "beta_utility": (0.999,),
     "sigma": (0.1, 0.01, 0.001),
     "weight_decay": (0.01, 0.001, 0.0),
@@ -227,14 +243,21 @@ _WISE = {
 _DECAYS = (0.1, 0.01, 0.001, 0.0001)
 
 
-def _panels(problem: str, baselines: Iterable[Arm], keys: Iterable[str] = _WISE, **fixed: Any) -> tuple[Panel, ...]:
+def _panels(
+    problem: str, baselines: Iterable[Arm], keys: Iterable[str] = _WISE, network: str | None = None, **fixed: Any
+) -> tuple[Panel, ...]:
     """The usual four: baselines and both UPGDs, weight- or feature-wise, global or local."""
     panels = []
     for key in keys:
         granularity, scaling = key.split("-")
         orders = fixed.get("order", (1,))
         ours = [
-            _arm(problem, method, **fixed | {"granularity": granularity, "scaling": scaling, "order": order})
+            _arm(
+                problem,
+                method,
+                network=network,
+                **fixed | {"granularity": granularity, "scaling": scaling, "order": order},
+            )
             for method in ("upgd", "upgd-nonprotecting")
             for order in orders
         ]
@@ -242,15 +265,28 @@ def _panels(problem: str, baselines: Iterable[Arm], keys: Iterable[str] = _WISE,
     return tuple(panels)
 
 
-def _toy(problem: str, title: str, about: str) -> Study:
+def _toys(problem: str, title: str, about: str) -> tuple[Study, Study]:
+    """The problem with a = 1, as in the paper's text, and with a = ½, as in the labels of its figures and in its code."""
     baselines = [_arm(problem, method) for method in ("sgd", "pgd", "shrink-and-perturb")]
     baselines.append(_arm(problem, "sgd", network="linear", label="linear layer"))
-    return Study(problem, title, about, _panels(problem, baselines, order=(1, 2), weight_decay=0.0))
+    panels = _panels(problem, baselines, order=(1, 2), weight_decay=0.0)
+    half = about.replace("the sum", "the mean", 1)
+    return (
+        Study(problem, title, about, panels),
+        Study(f"{problem}-average", f"{title}, average", half, panels, {"amplitude": 0.5}),
+    )
 
 
-def _permuted(problem: str, title: str, about: str, keys: Iterable[str] = _WISE) -> Study:
-    baselines = [_arm(problem, method) for method in ("sgdw", "pgd", "shrink-and-perturb", "adamw")]
-    return Study(problem, title, about, _panels(problem, baselines, keys))
+def _permuted(
+    problem: str,
+    title: str,
+    about: str,
+    keys: Iterable[str] = _WISE,
+    network: str | None = None,
+    name: str | None = None,
+) -> Study:
+    baselines = [_arm(problem, method, network=network) for method in ("sgdw", "pgd", "shrink-and-perturb", "adamw")]
+    return Study(name or problem, title, about, _panels(problem, baselines, keys, network))
 
 
 def _search() -> Study:
@@ -264,16 +300,42 @@ def _search() -> Study:
                 noise=noise,
                 granularity=granularity,
                 scaling=scaling,
+                order=order,
             )
             for scaling in ("global", "local")
+            for order in (1, 2)
         ]
-        arms.append(_arm("stationary-mnist", "ups-even", noise=noise, granularity=granularity))
+        control = {"noise": noise, "granularity": granularity}
+        arms.append(_arm("stationary-mnist", "ups-even", **control))
+        if granularity == "feature":
+            label = "even search, authors' code"
+            arms.append(_arm("stationary-mnist", "ups-even", label=label, profile="authors", **control))
         panels.append(Panel(f"{granularity}-{noise}", f"{granularity.capitalize()}-wise, {noise} noise", tuple(arms)))
     about = (
         "Search without gradients: weights or features are perturbed the more, the less useful they are. The control "
-        "perturbs everything evenly. Feature-wise, the output layer has no features to search and learns by its gradient."
+        "perturbs everything evenly. Feature-wise, the output layer has no features to search and learns by its gradient; "
+        "in the authors' code the control's does not, and is perturbed, too."
     )
     return Study("ups-stationary-mnist", "Utility-based search on stationary MNIST", about, tuple(panels))
+
+
+#: Where UPGD is compared with itself without perturbation.
+_PROTECTED = {
+    "toy-inputs": "toy-changing-inputs",
+    "toy-outputs": "toy-changing-outputs",
+    "stationary": "stationary-mnist",
+    "mnist": "input-permuted-mnist",
+    "emnist": "output-permuted-emnist",
+    "cifar10": "output-permuted-cifar10",
+}
+_NAMES = {
+    "toy-inputs": "Toy, changing inputs",
+    "toy-outputs": "Toy, changing outputs",
+    "stationary": "Stationary MNIST",
+    "mnist": "MNIST",
+    "emnist": "EMNIST",
+    "cifar10": "CIFAR-10",
+}
 
 
 def _ablation() -> Study:
@@ -283,7 +345,6 @@ def _ablation() -> Study:
         "emnist": "output-permuted-emnist",
         "cifar10": "output-permuted-cifar10",
     }
-    names = {"mnist": "MNIST", "emnist": "EMNIST", "cifar10": "CIFAR-10"}
     for key, problem in problems.items():
         both = ("upgd", "upgd-nonprotecting", "adamw")
         decayed = [_arm(problem, method, weight_decay=_DECAYS) for method in (*both, "sgdw", "shrink-and-perturb")]
@@ -292,15 +353,42 @@ def _ablation() -> Study:
             _arm(problem, "sgd"),
             _arm(problem, "pgd"),
         ]
-        panels.append(Panel(f"{key}-decay", f"{names[key]}, weight decay", tuple(decayed)))
-        panels.append(Panel(f"{key}-no-decay", f"{names[key]}, no decay", tuple(plain)))
-    about = "What weight decay does, and what is left without it: the same methods with some decay, and with none."
+        panels.append(Panel(f"{key}-decay", f"{_NAMES[key]}, weight decay", tuple(decayed)))
+        panels.append(Panel(f"{key}-no-decay", f"{_NAMES[key]}, no decay", tuple(plain)))
+    about = (
+        "What weight decay does, and what is left without it: the same methods with some decay, and with none. The settings "
+        "are those of the study of each problem, so that a method has the same runs here and there."
+    )
     return Study("ablation", "Weight decay against perturbation", about, tuple(panels))
+
+
+def _perturbation() -> Study:
+    panels = []
+    for key, problem in _PROTECTED.items():
+        ours: dict[str, Any] = {"granularity": "weight", "scaling": "global", "order": 1}
+        if "permuted" not in problem:
+            ours["weight_decay"] = 0.0
+        arms = [
+            _arm(problem, "upgd", **ours),
+            _arm(problem, "upgd", label="UPGD, σ 0", **ours | {"sigma": 0.0}),
+            _arm(problem, "sgdw" if "permuted" in problem else "sgd"),
+        ]
+        panels.append(Panel(key, _NAMES[key], tuple(arms)))
+    about = (
+        "UPGD, and UPGD with σ = 0, which protects and does not perturb. The other settings are those of the study of each "
+        "problem, so that UPGD has the same runs here and there."
+    )
+    return Study("perturbation", "What the perturbation contributes", about, tuple(panels))
 
 
 def _stationary() -> Study:
     baselines = [_arm("stationary-mnist", method) for method in ("sgd", "pgd", "shrink-and-perturb")]
-    about = "Nothing changes in this stream. Does protecting useful weights cost anything there?"
+    halves = tuple(rate / 2 for rate in defaults.grid("stationary-mnist", "sgd")["lr"])
+    baselines.append(_arm("stationary-mnist", "sgd", label="SGD, half steps", lr=halves))
+    about = (
+        "Nothing changes in this stream. Does protecting useful weights cost anything there? Where most gates are one half, "
+        "UPGD takes half of SGD's steps, so SGD is also tried with half of the grid's step sizes."
+    )
     panels = _panels("stationary-mnist", baselines, weight_decay=0.0)
     return Study("upgd-stationary-mnist", "UPGD on stationary MNIST", about, panels)
 
@@ -311,12 +399,12 @@ STUDIES: dict[str, Study] = {
         Study(UTILITY_QUALITY, "How well approximate utilities order weights and features", "", ()),
         _search(),
         _stationary(),
-        _toy(
+        *_toys(
             "toy-changing-inputs",
             "Toy problem, changing inputs",
             "The target is the sum of two of 16 inputs, and every 200 steps of two others: little of what was learned helps.",
         ),
-        _toy(
+        *_toys(
             "toy-changing-outputs",
             "Toy problem, changing outputs",
             "The target is the sum of two inputs, and every 200 steps its sign flips: features may stay.",
@@ -337,6 +425,16 @@ STUDIES: dict[str, Study] = {
             "As with EMNIST, with colour images and a convolutional network.",
             ("weight-global", "weight-local"),
         ),
+        _permuted(
+            "output-permuted-cifar10",
+            "Output-permuted CIFAR-10, the authors' network",
+            "As with EMNIST, with colour images and the convolutional network of the authors' code, which has no activation "
+            "after its convolutions.",
+            ("weight-global", "weight-local"),
+            network="conv-authors",
+            name="output-permuted-cifar10-authors",
+        ),
         _ablation(),
+        _perturbation(),
     )
 }

@@ -128,7 +128,7 @@ def draw_survival(found: Reproduction) -> "dict[str, Figure]":
         for arm, own in runs.items():
             look = _look(arm)
             steps, share = survival(own, found.plan.place(arm, searching=True).steps)
-            style = "--" if look.dash == "dash" else "-"
+            style = figures.STYLES[look.dash]
             label = f"{look.name} ({len(own):,} runs)"
             ax.step(np.maximum(steps, 1), share, where="post", color=look.colour, linestyle=style, label=label)
         ax.set_xscale("log")
@@ -144,7 +144,8 @@ def draw_survival(found: Reproduction) -> "dict[str, Figure]":
 
 def _look(arm: Arm) -> figures.Look:
     """Within a panel only the order of the utility sets variants apart, or its scaling where UPS is searched."""
-    dash = "dash" if ("order", (2,)) in arm.fixed or arm.name.endswith(", local") else "solid"
+    second, local = ("order", (2,)) in arm.fixed, arm.label.endswith(", local")
+    dash = "dashdot" if second and local else "dot" if second and arm.label else "dash" if second or local else "solid"
     return figures.Look(arm.name, arm.colour or colour(arm.method), dash)
 
 
@@ -174,7 +175,8 @@ def _panel(found: Reproduction, panel: Panel) -> str:
     edges = {id(one.entry): one.best.edges for own in findings for one in (own, own.papers) if one is not None}
     lines = [_row(number, name, row, tried[name], edges[id(row.entry)]) for number, (name, row) in enumerate(rows, 1)]
     table = _table([head, ["---", "---", *["---:"] * 5], *lines])
-    title = f"{comparison.problem}, network {comparison.network}, {comparison.steps:,} steps"
+    options = "".join(f", {name} {value}" for name, value in found.plan.study.options.items())
+    title = f"{comparison.problem}{options}, network {comparison.network}, {comparison.steps:,} steps"
     figure = f"![{panel.title}: online {comparison.metric}]({found.plan.study.name}-{panel.key}.svg)"
     parts = [
         f"## {panel.title}",

@@ -166,7 +166,8 @@ class Plan:
         together: dict[Place, list[Learner]] = {}
         for arm, own in learners.items():
             together.setdefault(self.place(arm, searching=searching), []).extend(own)
-        return [Listed(*place, self.scale.options, own) for place, own in together.items()]
+        options = {**self.study.options, **self.scale.options}
+        return [Listed(*place, options, own) for place, own in together.items()]
 
 
 @dataclass(frozen=True)
