@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upgd import store as store_module
-from upgd.store import Key, Record, Store, StoreError
+from upgd.store import Key, Record, Store, StoreError, file, schema
+from upgd.store.records import COLUMNS, SUMMED, row_of
 
 
 def key(**changes) -> Key:
@@ -307,7 +307,7 @@ def test_a_file_that_is_no_store(path, open_):
 
 def test_a_store_of_a_newer_version_is_refused_and_left_alone(path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "MIGRATIONS", [*store_module.MIGRATIONS, "ALTER TABLE runs ADD COLUMN mood TEXT;"])
+        patch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, "ALTER TABLE runs ADD COLUMN mood TEXT;"])
         Store.write(path).close()
     before = path.read_bytes()
     for open_ in (Store.read, Store.write):
@@ -320,7 +320,7 @@ def test_an_old_store_is_brought_forward_by_who_writes_to_it(path, monkeypatch):
     with Store.write(path) as store:
         store.add([record()])
     script = "ALTER TABLE runs ADD COLUMN mood TEXT;\nUPDATE runs SET mood = 'calm';"
-    monkeypatch.setattr(store_module, "MIGRATIONS", [*store_module.MIGRATIONS, script])
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, script])
     with Store.read(path) as store:
         assert len(store.records()) == 1
         assert store._connection.execute("SELECT max(version) FROM migrations").fetchall() == [(4,)]
@@ -331,8 +331,8 @@ def test_an_old_store_is_brought_forward_by_who_writes_to_it(path, monkeypatch):
 
 
 def test_plugins_are_stored_and_older_rows_have_none(path, monkeypatch):
-    monkeypatch.setattr(store_module, "MIGRATIONS", store_module.MIGRATIONS[:3])
-    monkeypatch.setattr(store_module, "_SUMMED", tuple(name for name in store_module._SUMMED if name != "plugins"))
+    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
+    monkeypatch.setattr(file, "SUMMED", tuple(name for name in SUMMED if name != "plugins"))
     with Store.write(path) as store:  # as the version before wrote it
         store.add([record()])
     monkeypatch.undo()
@@ -346,17 +346,17 @@ def test_plugins_are_stored_and_older_rows_have_none(path, monkeypatch):
         assert store.check() == []
 
 
-FIRST_SCHEMA = store_module.MIGRATIONS[:1]
+FIRST_SCHEMA = schema.MIGRATIONS[:1]
 
 
 def written_by_the_first_version(path: Path, *records: Record) -> str:
     """A store of schema 1, made as that version made it, without a column for diagnostics; its SHA-256."""
-    columns = [name for name in store_module._COLUMNS if name not in ("diagnostics", "plugins")]
+    columns = [name for name in COLUMNS if name not in ("diagnostics", "plugins")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_module, "MIGRATIONS", FIRST_SCHEMA)
+        patch.setattr(schema, "MIGRATIONS", FIRST_SCHEMA)
         with Store.write(path) as store:
             for one in records:
-                values = store_module._row(one)
+                values = row_of(one)
                 marks = ", ".join("?" * (1 + len(columns)))
                 store._connection.execute(
                     f"INSERT INTO runs (digest, {', '.join(columns)}) VALUES ({marks})",
@@ -397,7 +397,7 @@ def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
     Store.write(path).close()
     script = "ALTER TABLE runs ADD COLUMN mood TEXT;\nUPDATE nothing SET mood = 'calm';"
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "MIGRATIONS", [*store_module.MIGRATIONS, script])
+        patch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, script])
         with pytest.raises(StoreError):
             Store.write(path)
     with Store.write(path) as store:
@@ -427,7 +427,7 @@ READ_ONLY = """
 """
 
 
-@pytest.mark.parametrize("schema", [1, len(store_module.MIGRATIONS)])
+@pytest.mark.parametrize("schema", [1, len(schema.MIGRATIONS)])
 def test_a_folder_that_cannot_be_written_to(schema):
     """Read from it, and a clear word to who wants to write. Root may do everything, so root becomes somebody else."""
     with tempfile.TemporaryDirectory() as name:

@@ -137,7 +137,7 @@ def _damage_reported() -> Iterator[set[str]]:
     found: set[str] = set()
     with warnings.catch_warnings():
         # By the name of the module, because to import it takes as long as some commands do.
-        warnings.filterwarnings("always", module=r"upgd\.store$")
+        warnings.filterwarnings("always", module=r"upgd\.store\.file$")
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
