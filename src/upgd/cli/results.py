@@ -108,8 +108,8 @@ def best(*stores: Path, which: Filter = Filter(), metric: Shown = None, as_json:
         Print JSON, for other programs.
     """
     from upgd.experiments.analysis.layout import terminal_width
-    from upgd.experiments.analysis.results import best_text
     from upgd.experiments.analysis.variants import best_of_variants
+    from upgd.experiments.analysis.wording import best_text
 
     chosen = [(c, one) for c in which.results(stores).comparisons(metric) for one in best_of_variants(c).values()]
     if as_json:
@@ -195,7 +195,7 @@ def export(
     """
     from upgd import writing
     from upgd.experiments.analysis.exports import write_csv, write_parquet
-    from upgd.experiments.analysis.results import plural
+    from upgd.experiments.analysis.wording import plural
 
     if portable:
         if file is None or not str(file).endswith((".csv", ".csv.gz")) or format == "parquet" or curves or looks:
@@ -230,7 +230,7 @@ def export(
 
 def _write_portable(results: "Results", file: Path, windows: int | None) -> None:
     from upgd.experiments.analysis.portable import WINDOWS, coarsened, write
-    from upgd.experiments.analysis.results import plural
+    from upgd.experiments.analysis.wording import plural
 
     write(file, [coarsened(record, windows or WINDOWS) for record in results.records])
     print(f"{plural(len(results), 'learner')} → {file}", file=sys.stderr)
@@ -249,7 +249,7 @@ def import_(*files: Path, store: StorePath = None) -> None:
         Where to add; upgd.db in this folder if neither this nor UPGD_STORE says otherwise. It is made if it is not there.
     """
     from upgd.experiments.analysis.portable import read
-    from upgd.experiments.analysis.results import plural
+    from upgd.experiments.analysis.wording import plural
     from upgd.store import Store
 
     if not files:
@@ -285,7 +285,7 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
         print(json.dumps([_run_facts(record) for record in records], indent=2))
         return
     from upgd.experiments.analysis.layout import terminal_width, wrapped
-    from upgd.experiments.analysis.results import plural, settings_text
+    from upgd.experiments.analysis.wording import plural, settings_text
 
     width = terminal_width()
     for record in records:
@@ -314,7 +314,7 @@ def merge(*files: Path, store: StorePath = None) -> None:
     store
         Where to add; upgd.db in this folder if neither this nor UPGD_STORE says otherwise. It is made if it is not there.
     """
-    from upgd.experiments.analysis.results import plural
+    from upgd.experiments.analysis.wording import plural
     from upgd.store import Store
 
     if not files:
@@ -345,7 +345,7 @@ def delete(
     yes
         Do not ask.
     """
-    from upgd.experiments.analysis.results import plural
+    from upgd.experiments.analysis.wording import plural
     from upgd.store import Store
 
     described = which != Filter(store=which.store)
@@ -400,7 +400,7 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
 
 def _shown(comparison: Any, chosen: Any) -> dict[str, Any]:
     """The metric that was asked for, if it is another than the one that chose the settings."""
-    from upgd.experiments.analysis.results import mean_score
+    from upgd.experiments.analysis.wording import mean_score
 
     if comparison.metric == comparison.chosen_by:
         return {}

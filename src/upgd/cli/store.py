@@ -21,7 +21,7 @@ def check(file: Path | None = None) -> None:
     file
         The store; upgd.db in this folder if neither this nor UPGD_STORE says otherwise.
     """
-    from upgd.experiments.analysis.results import plural
+    from upgd.experiments.analysis.wording import plural
     from upgd.store import Store
 
     path = store_path(file)
@@ -42,7 +42,7 @@ def repair(file: Path, new: Path) -> None:
     new
         The new store; there must be no such file yet.
     """
-    from upgd.experiments.analysis.results import plural
+    from upgd.experiments.analysis.wording import plural
     from upgd.store import repair as copy_intact
 
     saved, lost = copy_intact(file, new)

@@ -14,9 +14,10 @@ from upgd.experiments.analysis.bands import interval, of_seeds
 from upgd.experiments.analysis.compare import OWN_LOOP, Best, Comparison, Entry, Row, comparisons
 from upgd.experiments.analysis.layout import number_format
 from upgd.experiments.analysis.metrics import METRICS, Metric, area
-from upgd.experiments.analysis.results import CAVEAT, settings_text
+from upgd.experiments.analysis.tables import CAVEAT
 from upgd.experiments.analysis.variants import Variant, best_of_variants, by_variant, dashes, table_rows
 from upgd.experiments.analysis.variants import variant as variant_of
+from upgd.experiments.analysis.wording import settings_text
 from upgd.experiments.spec.settings import hyperparameters, ordered
 from upgd.experiments.spec.settings import words as words_for
 from upgd.report.colours import Colours, colours

@@ -8,8 +8,8 @@ from html import escape
 from upgd.experiments.analysis.compare import Row
 from upgd.experiments.analysis.layout import number_format, p_text
 from upgd.experiments.analysis.metrics import METRICS
-from upgd.experiments.analysis.results import AT_EDGE, note_html, plural, settings_text
 from upgd.experiments.analysis.variants import Variant
+from upgd.experiments.analysis.wording import AT_EDGE, note_html, plural, settings_text
 from upgd.experiments.execution.progress import count, duration
 from upgd.report.content import ScoredSetting, Section
 from upgd.store import Record

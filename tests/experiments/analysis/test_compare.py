@@ -13,8 +13,8 @@ from scipy.stats import ttest_rel
 
 from upgd.experiments import Results
 from upgd.experiments.analysis.compare import Entry, area, best, comparisons, quarter, rows
-from upgd.experiments.analysis.results import best_text
 from upgd.experiments.analysis.student import p_value
+from upgd.experiments.analysis.wording import best_text
 from upgd.experiments.spec.engine import ENGINE
 from upgd.store import Key, Record
 

@@ -12,8 +12,9 @@ from scipy.stats import ttest_rel
 
 from upgd.experiments import Results
 from upgd.experiments.analysis.compare import area, best, comparisons, holm, pairs, rows
-from upgd.experiments.analysis.results import CAVEAT, best_text
+from upgd.experiments.analysis.tables import CAVEAT
 from upgd.experiments.analysis.variants import Variant, best_of_variants, evaluated, table_rows
+from upgd.experiments.analysis.wording import best_text
 from upgd.report.content import sections
 from upgd.report.page import content
 

@@ -437,6 +437,6 @@ def _differs(entry: Entry, other: Entry, name: str) -> bool:
 
 
 def _differing_text(settings: Mapping[str, Any], names: Sequence[str]) -> str:
-    from upgd.experiments.analysis.results import settings_text
+    from upgd.experiments.analysis.wording import settings_text
 
     return settings_text({name: settings[name] for name in names})

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from upgd.experiments.analysis.compare import OWN_LOOP, Comparison, Entry
-from upgd.experiments.analysis.results import Results, plural
+from upgd.experiments.analysis.results import Results
 from upgd.experiments.analysis.variants import best_of_variants
+from upgd.experiments.analysis.wording import plural
 from upgd.experiments.execution.running import run
 from upgd.experiments.spec import defaults
 from upgd.experiments.spec.declare import Experiment, Listed

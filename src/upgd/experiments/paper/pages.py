@@ -15,8 +15,8 @@ from upgd import writing
 from upgd.experiments.analysis import figures
 from upgd.experiments.analysis.bands import band, of_seeds
 from upgd.experiments.analysis.compare import Comparison, Row
-from upgd.experiments.analysis.results import settings_text, short_names
 from upgd.experiments.analysis.student import quantile
+from upgd.experiments.analysis.wording import settings_text, short_names
 from upgd.experiments.execution.progress import duration
 from upgd.experiments.paper.catalogue import GRIDS, Arm, Panel
 from upgd.experiments.paper.notes import filled

@@ -1,0 +1,195 @@
+"""Tables of methods and of pairs of methods, as text and as HTML."""
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upgd.experiments.analysis.compare import Best, Comparison, Evaluation, Pair, Row, engine_text
+from upgd.experiments.analysis.layout import laid_out, number_format, p_text, terminal_width, wrapped
+from upgd.experiments.analysis.metrics import how_to_record
+from upgd.experiments.analysis.variants import variant
+from upgd.experiments.analysis.wording import AT_EDGE, finite, note_html, settings_text, value_text
+
+__all__ = ["CAVEAT", "PairTable", "Table", "pair_line", "table_line"]
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """Lines with the same columns; prints as text, shows as HTML in a notebook.
+
+    Attributes:
+        lines: a dictionary each, with all numbers unrounded.
+    """
+
+    lines: Sequence[Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return self.text(terminal_width())  # at the prompt
+
+    def text(self, width: int | None = None) -> str:
+        """The table in lines of at most ``width``, with what there is room for; None: all of it, however wide."""
+        parts: list[str] = []
+        missing: dict[str, None] = {}
+        for title, cells in self._parts():
+            table, left_out = laid_out(cells, width)
+            parts.append(f"{wrapped(title, width, breaks=', ')}\n{table}")
+            missing.update(dict.fromkeys(left_out))
+        parts += [wrapped(note, width) for note in self.notes()]
+        if missing:
+            parts.append(wrapped(f"(no room for {', '.join(missing)})", width))
+        return "\n\n".join(parts) or "(nothing)"
+
+    def notes(self) -> list[str]:
+        """What to keep in mind with these numbers."""
+        tested = any(line["evaluation"] == "search" and line["p_holm"] is not None for line in self.lines)
+        lacking = {
+            line["metric"]: line["steps"]
+            for line in self.lines
+            if line.get("mean", 0) is None and line["diverged"] < line["seeds"]
+        }
+        missing = [f"–: there is no {metric}; {how_to_record(metric, steps)}" for metric, steps in lacking.items()]
+        return [AT_EDGE] * any(line.get("edges") for line in self.lines) + [CAVEAT] * tested + missing
+
+    def _repr_html_(self) -> str:
+        tables = "".join(f"<p>{html.escape(title)}</p>{_html(rows)}" for title, rows in self._parts())
+        return tables + "".join(f"<p>{note_html(note)}</p>" for note in self.notes())
+
+    def _parts(self) -> list[tuple[str, list[list[str]]]]:
+        """For each comparison, a title and rows of cells; the first row has the columns' names."""
+        parts: dict[str, list[Mapping[str, Any]]] = {}
+        for line in self.lines:
+            options = "".join(f", {name} {value_text(value)}" for name, value in line["options"].items())
+            steps = f"{line['steps']:,} steps{engine_text(line['engine'])}"
+            metric = f"{'online ' * (line['metric'] in ('accuracy', 'loss'))}{line['metric']}"
+            title = f"{line['problem']}{options}, network {line['network']}, {steps}: {metric}"
+            reference = f", compared with {line['against']}" if line.get("against") else ""
+            parts.setdefault(f"{title}{_ON[line['evaluation']]}{reference}", []).append(line)
+        return [(title, self._cells(lines)) for title, lines in parts.items()]
+
+    def _cells(self, lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        return _cells(lines)
+
+
+class PairTable(Table):
+    """Pairs of methods: how far apart they are, and how likely that is by chance."""
+
+    def _cells(self, lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        spec = number_format(line["difference"] for line in lines)
+        columns = {
+            "method": [line["method"] for line in lines],
+            "minus": [line["other"] for line in lines],
+            "difference": [
+                "–" if line["difference"] is None else format(line["difference"], f"+{spec}").replace("-", "−")
+                for line in lines
+            ],
+            "p (Holm)": [p_text(line["p_holm"]) for line in lines],
+            "seeds": [value_text(line["seeds"]) for line in lines],
+        }
+        return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
+
+
+#: What a test says after a search on the same seeds.
+CAVEAT = (
+    "The settings were chosen on the seeds that are compared, which favours methods with many settings and makes p too "
+    "small; `upgd confirm` runs the best settings on fresh seeds."
+)
+
+
+#: What the column of differences is called: to a reference, to the best.
+_DIFFERENCE = ("to the reference", "to the best")
+
+
+_ON: dict[Evaluation, str] = {None: "", "fresh": ", on fresh seeds", "search": ", on the seeds of the search"}
+
+
+def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    spec = number_format(line[name] for line in lines for name in ("mean", "first_quarter", "last_quarter"))
+
+    def number(value: float | None, sign: str = "") -> str:
+        return "–" if value is None else format(value, sign + spec)
+
+    columns: dict[str, list[str]] = {
+        "method": [line["method"] + (f" ({line['source']})" if line["source"] else "") for line in lines],
+        "settings": [settings_text(line["settings"], line.get("edges") or ()) for line in lines],
+        "mean ± s.e.": [f"{number(line['mean'])} ± {number(line['standard_error'])}" for line in lines],
+        "first quarter": [number(line["first_quarter"]) for line in lines],
+        "last quarter": [number(line["last_quarter"]) for line in lines],
+        _DIFFERENCE[lines[0]["against"] is None]: [number(line["difference"], "+").replace("-", "−") for line in lines],
+        "p (Holm)": [p_text(line["p_holm"]) for line in lines],
+        "tried": [value_text(line.get("tried")) for line in lines],
+        "seeds": [value_text(line["seeds"]) for line in lines],
+        "diverged": [value_text(line["diverged"]) for line in lines],
+        "learner-steps": [value_text(line["learner_steps"]) for line in lines],
+    }
+    if not any(line["diverged"] for line in lines):
+        del columns["diverged"]
+    if all(line.get("tried") in (None, 1) for line in lines):
+        del columns["tried"]
+    if len(lines) == 1 or all(line["p_holm"] is None for line in lines):
+        del columns["p (Holm)"]
+    if len(lines) == 1:
+        del columns[_DIFFERENCE[lines[0]["against"] is None]]
+    return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
+
+
+def _html(rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in rows[0])
+    # Where a page has no room for columns, it can show their names beside the cells.
+    names = [f' data-label="{html.escape(name)}"' for name in rows[0]]
+    body = "".join(
+        "<tr>" + "".join(f"<td{name}>{html.escape(cell)}</td>" for name, cell in zip(names, row, strict=True)) + "</tr>"
+        for row in rows[1:]
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _where(comparison: Comparison, evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "problem": comparison.problem,
+        "options": dict(comparison.options),
+        "network": comparison.network,
+        "steps": comparison.steps,
+        "engine": comparison.engine,
+        "metric": comparison.metric,
+        "evaluation": evaluation,
+    }
+
+
+def pair_line(comparison: Comparison, pair: Pair, evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        **_where(comparison, evaluation),
+        "method": variant(pair.first).label,
+        "settings": dict(pair.first.settings),
+        "other": variant(pair.second).label,
+        "other_settings": dict(pair.second.settings),
+        "seeds": pair.seeds,
+        "difference": pair.difference,
+        "p": pair.p,
+        "p_holm": pair.p_holm,
+    }
+
+
+def table_line(comparison: Comparison, row: Row, against: str | None, best: Best | None = None) -> dict[str, Any]:
+    """A line of a table; for the ``best`` setting of a method it says how it was found."""
+    return {
+        **_where(comparison, row.evaluation),
+        "source": row.entry.source or None,
+        "method": row.entry.method,
+        "settings": dict(row.entry.settings),
+        "mean": finite(row.mean),
+        "standard_error": finite(row.error),
+        "first_quarter": finite(row.first_quarter),
+        "last_quarter": finite(row.last_quarter),
+        "seeds": row.seeds,
+        "diverged": row.diverged,
+        "learner_steps": row.learner_steps,
+        "against": against,
+        "difference": row.difference,
+        "p": row.p,
+        "p_holm": row.p_holm,
+        **({} if best is None else {"tried": best.tried, "edges": list(best.edges)}),
+    }

@@ -1,0 +1,110 @@
+"""Settings, counts and choices in words, for tables, pages and commands."""
+
+import html
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from upgd.experiments.analysis.compare import Best, Comparison, Entry
+from upgd.experiments.analysis.layout import wrapped
+from upgd.experiments.analysis.metrics import Metric, area
+from upgd.experiments.spec.settings import is_usual, ordered, symbol
+
+__all__ = [
+    "AT_EDGE",
+    "best_text",
+    "finite",
+    "mean_score",
+    "note_html",
+    "plugins_text",
+    "plural",
+    "settings_text",
+    "short_names",
+    "value_text",
+]
+
+#: What the mark of :func:`settings_text` means.
+AT_EDGE = "* the smallest or largest value that was tried: a wider grid may find better"
+
+
+def note_html(text: str) -> str:
+    """A note for a page: what stands between backticks is code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
+def settings_text(settings: Mapping[str, Any], edges: Collection[str] = ()) -> str:
+    """Settings in a few letters; what a method does unless told otherwise is left out. Those at an ``edge`` are marked."""
+    names = [name for name in ordered(settings) if not is_usual(name, settings[name])]
+    return ", ".join(f"{symbol(name)} {value_text(settings[name])}{'*' * (name in edges)}" for name in names)
+
+
+def short_names(names: Iterable[str]) -> str:
+    """Settings' names as the tables have them."""
+    return " and ".join(map(symbol, names))
+
+
+def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = None) -> str:
+    """The best settings in words, comparison by comparison, in lines of at most ``width``."""
+    parts: dict[str, list[str]] = {}
+    for comparison, one in chosen:
+        seeds = plural(len(one.seeds), "seed")
+        score = f"{comparison.chosen_by} {one.score:.4f}, mean of {seeds}"
+        if math.isnan(one.score):
+            score = f"diverged with {seeds}"
+        source = f" ({one.entry.source})" if one.entry.source else ""
+        lines = [
+            f"  {one.entry.method}{source}: {settings_text(one.entry.settings)}",
+            f"    {score}; {plural(one.tried, 'setting')} tried, {one.flat:.0%} within 1 % of the best",
+        ]
+        if one.diverged_settings:
+            lines[-1] += f", {one.diverged_settings} with learners that diverged"
+        if one.left_out:
+            lines.append(f"    {plural(one.left_out, 'setting')} left out, without a seed in common with these")
+        if one.fresh_seeds:
+            fresh = mean_score(one.shown, comparison.chosen_by)
+            lines.append(
+                f"    on {plural(len(one.fresh_seeds), 'fresh seed')}: {comparison.chosen_by} {value_text(fresh)}"
+            )
+        if comparison.metric != comparison.chosen_by:
+            lines.append(f"    {comparison.metric} {value_text(mean_score(one.shown, comparison.metric))}")
+        for name, near in one.neighbours.items():
+            scores = ", ".join(
+                f"{value_text(value)} → {'diverged' if s != s else f'{s:.4f}'}" for value, s in near.items()
+            )
+            lines.append(f"    next to it: {symbol(name)} {scores}")
+        if one.edges:
+            lines.append(f"    {short_names(one.edges)} at the edge of what was tried: a wider grid may find better")
+        parts.setdefault(comparison.title, []).extend(lines)
+    return "\n\n".join(
+        "\n".join(wrapped(line, width, indent="      ") for line in [title, *lines]) for title, lines in parts.items()
+    )
+
+
+def mean_score(entry: Entry, metric: Metric) -> float | None:
+    """The metric's mean over seeds; None where no seed has it."""
+    areas = [score for record in entry.records.values() if not math.isnan(score := area(record, metric))]
+    return sum(areas) / len(areas) if areas else None
+
+
+def plugins_text(plugins: Mapping[str, str]) -> str:
+    """Modules and versions in one line: ``decay_home.method (decay-home 0.1.0)``."""
+    return ", ".join(f"{module} ({version})" if version else module for module, version in plugins.items())
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def finite(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def value_text(value: Any, digits: int = 4) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, list | tuple):
+        return "/".join(value_text(part) for part in value)
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
