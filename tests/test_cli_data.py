@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from upgd import __version__
 from upgd.data.sources import OFFICIAL, Download, Part
 
 
@@ -65,7 +66,7 @@ def serve():
 
 
 def test_version_and_help(upgd):
-    assert upgd("--version")[:2] == (0, "0.1.0\n")
+    assert upgd("--version")[:2] == (0, f"{__version__}\n")
     assert "data" in upgd("--help")[1]
     code, out, _ = upgd("data", "fetch", "--help")
     assert code == 0

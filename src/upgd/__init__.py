@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from upgd.normalization import OnlineNorm
     from upgd.optim import PGD, UPGD, UPS, AdaUPGD, FeatureUPGD, FeatureUPS, ShrinkAndPerturb
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "PGD",

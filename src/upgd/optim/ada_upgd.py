@@ -32,6 +32,8 @@ class AdaUPGD(WeightwiseOptimizer):
     the same factor for all parameters with the same number of steps, so the gates are not affected. From a checkpoint of
     UPGD, utilities are restored and Adam's averages start at zero.
 
+    All other arguments are those of :class:`upgd.UPGD`.
+
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
         lr: learning rate; a number or a one-element tensor. Most gates are close to ½ and halve the step, so use about
@@ -43,8 +45,6 @@ class AdaUPGD(WeightwiseOptimizer):
             of the noise relative to them.
         weight_decay: λ, decoupled weight decay.
         protect_gradient: ``False`` gates the noise only: ``w ← w − lr·[â / (√v̂ + ε) + σ·ξ·(1−ū) + λ·w]``.
-        scaling, noise, curvature, maximize, foreach, fused, overlap, capturable, generator, seed, state_dtype,
-            stochastic_rounding, process_group: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)

@@ -22,12 +22,12 @@ class UPS(WeightwiseOptimizer):
     with the gate ``ū`` of :class:`upgd.UPGD`. The utility needs gradients, so call ``loss.backward()`` before ``step()`` as
     usual. The control without utility is :class:`upgd.PGD` with zero gradients.
 
+    All other arguments are those of :class:`upgd.UPGD`.
+
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
         lr: learning rate; the paper uses 1 and searches over ``sigma``.
         sigma: σ, the standard deviation of the perturbation.
-        beta_utility, scaling, noise, curvature, maximize, foreach, fused, overlap, capturable, generator, seed,
-            state_dtype, stochastic_rounding, process_group: as for :class:`upgd.UPGD`.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
