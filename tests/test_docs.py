@@ -179,7 +179,7 @@ def test_generated_pages_are_current():
 
 
 #: Modules whose names are for other modules of the package, and for tests.
-INTERNAL = {"cli", "normalization", "plugins", "writing", "optim"}
+INTERNAL = {"cli", "kernels", "normalization", "plugins", "writing", "optim"}
 
 
 def test_every_public_name_is_in_the_reference():
