@@ -196,6 +196,21 @@ def test_foreach_matches_forloop(info: OptimizerInfo, case: OptimizerInput) -> N
     torch.testing.assert_close(finals[0][1], finals[1][1])
 
 
+@pytest.mark.slow  # numba compiles a dozen kernels; test_fused.py has the cases that matter
+@every_configuration
+def test_fused_matches_forloop(info: OptimizerInfo, case: OptimizerInput) -> None:
+    pytest.importorskip("numba", reason="fused steps on the CPU need numba")
+    finals = []
+    for options in ({"foreach": False}, {"fused": True}):
+        model, loss = problem(torch.float32)
+        kwargs = {**copy.deepcopy(case.kwargs), "foreach": None, "seed": 1, **options}
+        optimizer = info.optim_cls(model.parameters(), **kwargs)
+        advance(model, loss, optimizer, 7)
+        finals.append((list(model.parameters()), [optimizer.state[p] for p in model.parameters()]))
+    torch.testing.assert_close(finals[0][0], finals[1][0])
+    torch.testing.assert_close(finals[0][1], finals[1][1], rtol=1e-4, atol=1e-6)
+
+
 @every_configuration
 def test_state_dict_roundtrip(info: OptimizerInfo, case: OptimizerInput) -> None:
     model, loss = problem()

@@ -20,7 +20,7 @@ from upgd.methods import Method
 from upgd.methods.tracing import CannotTrace, Rule, traced
 from upgd.optim._phases import is_plain
 
-__all__ = ["NOISES", "Fused", "Plan", "Repeated", "Work", "reason_against"]
+__all__ = ["NOISES", "Fused", "Repeated", "StepPlan", "Work", "reason_against"]
 
 NOISES = {"none": 0, "white": 1, "anticorrelated": 2}
 _TYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16, torch.float16)}
@@ -140,7 +140,7 @@ class Fused:
     def __init__(self) -> None:
         self._engines: dict[torch.device, Engine] = {}
 
-    def planned(self, works: Sequence[Work]) -> "Plan | None":
+    def planned(self, works: Sequence[Work]) -> "StepPlan | None":
         """What a step needs; None if no parameter has a gradient."""
         works = [one for work in works for one in _by_dtype(work)]
         if not works:
@@ -152,7 +152,7 @@ class Fused:
         reductions = tuple(found)
         copies: list[tuple[Tensor, Tensor]] = []
         parts = [_part(work, reductions, copies) for work in works]
-        return Plan(self._engine(works[0].params[0].device), parts, reductions, copies, works)
+        return StepPlan(self._engine(works[0].params[0].device), parts, reductions, copies, works)
 
     def _engine(self, device: torch.device) -> Engine:
         if device not in self._engines:
@@ -161,7 +161,7 @@ class Fused:
 
 
 @dataclass
-class Plan:
+class StepPlan:
     """A step that can be taken, again if nothing but gradients and the learning rate changes.
 
     Attributes:
@@ -206,7 +206,7 @@ class Repeated:
     It also lets the first phase of the next step run early, tensor by tensor, while the backward pass goes on.
     """
 
-    def __init__(self, optimizer: Optimizer, plan: Plan) -> None:
+    def __init__(self, optimizer: Optimizer, plan: StepPlan) -> None:
         self._plan, self._state, self._count = plan, optimizer.state, len(optimizer.state)
         self._options = [_options(group) for group in optimizer.param_groups]
         self._params = [param for part in plan.parts for param in part.params]
@@ -231,7 +231,7 @@ class Repeated:
         ]
 
     @staticmethod
-    def possible(plan: Plan) -> bool:
+    def possible(plan: StepPlan) -> bool:
         """Whether nothing else changes from step to step."""
         return not plan.copies and not any(part.curvatures for part in plan.parts)
 
@@ -262,7 +262,7 @@ class Repeated:
             return False
         return [_options(group) for group in optimizer.param_groups] == self._options
 
-    def plan(self, optimizer: Optimizer) -> Plan | None:
+    def plan(self, optimizer: Optimizer) -> StepPlan | None:
         """The plan with the present gradients and learning rates, or None if something else is not as it was."""
         if not self._same(optimizer):
             return None

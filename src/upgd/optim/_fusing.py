@@ -9,7 +9,7 @@ from torch import Tensor
 
 from upgd.methods import Method
 from upgd.optim._base import BaseOptimizer
-from upgd.optim._fused import Fused, Plan, Repeated, Work, reason_against
+from upgd.optim._fused import Fused, Repeated, StepPlan, Work, reason_against
 
 __all__ = ["FusingOptimizer"]
 
@@ -99,7 +99,7 @@ class FusingOptimizer(BaseOptimizer):
             self._take(plan)
             self._repeated = Repeated(self, plan) if Repeated.possible(plan) else None
 
-    def _take(self, plan: Plan, changed: list[tuple[int, int]] | None = None) -> None:
+    def _take(self, plan: StepPlan, changed: list[tuple[int, int]] | None = None) -> None:
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if grad_scale is not None or found_inf is not None:
             changed = None  # what was observed early had the wrong scale
@@ -126,7 +126,7 @@ class FusingOptimizer(BaseOptimizer):
     def _overlaps(self) -> bool:
         return any(group.get("overlap") for group in self.param_groups)
 
-    def _check_overlap(self, plan: Plan) -> None:
+    def _check_overlap(self, plan: StepPlan) -> None:
         reason = None
         if not hasattr(plan.engine, "observe"):
             reason = "it is for parameters on a GPU"
