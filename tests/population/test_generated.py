@@ -204,7 +204,7 @@ def test_what_cannot_become_a_kernel_says_why():
 def test_products_become_part_of_sums_and_nothing_is_computed_twice():
     text = generated.source("towards-start", traced(TowardsStart()))
     assert text.count("fused(") >= 2
-    body = text[text.index("def update(") : text.index("def _entry")]
+    body = text[text.index("def update(") : text.index("@kept_on_disk")]
     assigned = [line.split(" = ")[0].strip() for line in body.splitlines() if line.strip().startswith("v")]
     assert len(assigned) == len(set(assigned)) > 0
 

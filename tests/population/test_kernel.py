@@ -1,7 +1,9 @@
 """The compiled loops: noise, gates and idle rows number by number, and networks of any shape against the torch backend."""
 
+import importlib.util
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 
@@ -252,7 +254,27 @@ def test_compiles_without_a_folder_to_write_to(monkeypatch):
         return numba.njit(*arguments, **options)
 
     monkeypatch.setattr("upgd.kernels.machine._njit", nowhere)
-    assert kept_on_disk(lambda x: x + 1)(1) == 2
+    assert kept_on_disk(1)(lambda x: x + 1)(1) == 2
+
+
+def test_what_other_sources_left_on_disk_is_not_read(tmp_path):
+    file = tmp_path / "kept_there.py"
+    file.write_text(
+        "from upgd.kernels.machine import kept_on_disk\n\n"
+        "def kept(sources):\n"
+        "    def plus_one(x):\n"
+        "        return x + 1\n"
+        "    return kept_on_disk(sources)(plus_one)\n"
+    )
+    spec = importlib.util.spec_from_file_location("kept_there", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.kept(1)(1) == 2
+    (index,) = tmp_path.rglob("*.nbi")
+    index.write_bytes(index.read_bytes()[:40] + b"of a class that has been renamed")
+    assert module.kept(2)(1) == 2
+    with pytest.raises(pickle.UnpicklingError):
+        module.kept(1)(1)
 
 
 @pytest.mark.slow

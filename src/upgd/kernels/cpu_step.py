@@ -76,39 +76,36 @@ def take_away(z, previous, count):
         z[j] -= previous[j]
 
 
-def _entries(sources):
-    def observe(table, blocks, first, last, k, out):
-        for b in range(first, last if sources else first):
-            t, begin, count = blocks[b, 0], blocks[b, 1], blocks[b, 2]
-            observe_block(
+@kept_on_disk(SOURCES)
+def observe(table, blocks, first, last, k, out):
+    for b in range(first, last):
+        t, begin, count = blocks[b, 0], blocks[b, 1], blocks[b, 2]
+        observe_block(
+            skip(floats_at(table[t, 0]), begin), skip(floats_at(table[t, 1]), begin),
+            skip(floats_at(table[t, 2]), begin), {pointers}
+            count, skip(start_of(k), t * k.shape[1]), skip(start_of(out), b * out.shape[1]),
+        )
+
+
+@kept_on_disk(SOURCES)
+def update(table, blocks, first, last, k, reduced, seed, noise):
+    z, previous = start_of(noise), skip(start_of(noise), {chunk} + 2)
+    for b in range(first, last):
+        t, whole = blocks[b, 0], blocks[b, 1] + blocks[b, 2]
+        step, number = table[t, 4], table[t, 3]
+        for begin in range(blocks[b, 1], whole, {chunk}):
+            count, odd = min({chunk}, whole - begin), begin % 2
+            if {noise} > 0:
+                fill_normals(z, begin // 2, (count + odd + 1) // 2, parameter_keys(seed, step, number))
+            if {noise} > 1 and step > 1:
+                fill_normals(previous, begin // 2, (count + odd + 1) // 2, parameter_keys(seed, step - 1, number))
+                take_away(z, previous, count + odd)
+            update_piece(
                 skip(floats_at(table[t, 0]), begin), skip(floats_at(table[t, 1]), begin),
                 skip(floats_at(table[t, 2]), begin), {pointers}
-                count, skip(start_of(k), t * k.shape[1]), skip(start_of(out), b * out.shape[1]),
+                skip(z, odd), skip(start_of(reduced), b * reduced.shape[1]), count,
+                skip(start_of(k), t * k.shape[1]),
             )
-
-    def update(table, blocks, first, last, k, reduced, seed, noise):
-        z, previous = start_of(noise), skip(start_of(noise), {chunk} + 2)
-        for b in range(first, last if sources else first):
-            t, whole = blocks[b, 0], blocks[b, 1] + blocks[b, 2]
-            step, number = table[t, 4], table[t, 3]
-            for begin in range(blocks[b, 1], whole, {chunk}):
-                count, odd = min({chunk}, whole - begin), begin % 2
-                if {noise} > 0:
-                    fill_normals(z, begin // 2, (count + odd + 1) // 2, parameter_keys(seed, step, number))
-                if {noise} > 1 and step > 1:
-                    fill_normals(previous, begin // 2, (count + odd + 1) // 2, parameter_keys(seed, step - 1, number))
-                    take_away(z, previous, count + odd)
-                update_piece(
-                    skip(floats_at(table[t, 0]), begin), skip(floats_at(table[t, 1]), begin),
-                    skip(floats_at(table[t, 2]), begin), {pointers}
-                    skip(z, odd), skip(start_of(reduced), b * reduced.shape[1]), count,
-                    skip(start_of(k), t * k.shape[1]),
-                )
-
-    return kept_on_disk(observe), kept_on_disk(update)
-
-
-observe, update = _entries(SOURCES)
 '''
 
 

@@ -87,26 +87,35 @@ def compiled_sum(function: Function) -> Function:
     return fast
 
 
-def kept_on_disk(function: Function) -> Function:
-    """A function in machine code for Python to call, which releases Python's lock; the next process finds it in numba's
-    cache, if there is a folder to write to."""
-    try:
-        fast: Function = _njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # numba found no such folder
-        fast = _njit(nogil=True)(function)
-    return fast
+def kept_on_disk(sources: int) -> Callable[[Function], Function]:
+    """Return a decorator that compiles a function for Python to call, without the GIL, and keeps it in numba's cache if there
+    is a folder to write to.
+
+    Args:
+        sources: the digest of the sources that it is compiled from, see :func:`digest_of_sources`. It becomes part of the
+            name that numba keeps the function under: numba itself looks only at the file of the function, not at those of
+            the functions that it calls, and unpickles what an earlier version left under the same name, which fails if a
+            class has been renamed since.
+    """
+
+    def decorate(function: Function) -> Function:
+        function.__qualname__ += f".{sources:x}"
+        try:
+            fast: Function = _njit(cache=True, nogil=True)(function)
+        except RuntimeError:  # numba found no such folder
+            fast = _njit(nogil=True)(function)
+        return fast
+
+    return decorate
 
 
 def digest_of_sources(*folders: Path) -> int:
-    """A number that changes with any of the sources in this folder and in the given ones.
-
-    numba only looks at the file of the function that it keeps on disk, not at those of the functions which that one calls.
-    """
+    """Return a number that changes with any of the sources in this folder and in the given ones."""
     digest = hashlib.sha256()
     for folder in (Path(__file__).parent, *folders):
         for path in sorted(folder.glob("*.py")):
             digest.update(path.read_bytes())
-    return int.from_bytes(digest.digest()[:7], "little") | 1
+    return int.from_bytes(digest.digest()[:8], "little")
 
 
 def inlined(function: Function) -> Function:

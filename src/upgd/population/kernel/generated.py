@@ -93,64 +93,59 @@ def update(tensor, parameters, state, count, k, reduced, rows, noise, next_x, ne
 
 _ADVANCE = """
 
-def _entry(sources):
-    def advance(
-        plan, slopes, parameters, state, scalars, reduced, units, rows, seed, noise_kind, samples, start, loss_sum, correct,
-        floats, bytes_,
-    ):
-        count = parameters.size
-        w, s, r = start_of(parameters), start_of(state), start_of(reduced)
-        longest = max(plan[:, 0].max(), plan[:, 1].max())
-        scratch = carve(start_of(floats), start_of(bytes_), units, rows, longest)
-        for i in range(rows):
-            scratch.ones[i] = _f(1)
-        opening, last = layer_at(plan, slopes, 0), layer_at(plan, slopes, len(plan) - 1)
-        inputs, dense = opening.outputs, opening.kernel == 0
-        d_out, s_out = skip(scratch.d, last.outputs), skip(scratch.s, last.outputs)
-        steps = max(samples.classes.shape[0], samples.values.shape[0]) if sources else 0
-        load(samples, 0, scratch.h, inputs)
-        if dense:
-            for i in range(opening.rows):
-                scratch.first_dot[i] = dot(skip(w, opening.weight + i * opening.columns), scratch.h, opening.columns)
-        for at in range(steps):
-            forward(plan, slopes, w, scratch)
-            loss, right = judge(samples, at, skip(scratch.h, last.outputs), last.rows, d_out, s_out)
-            if not np.isfinite(loss):
-                return start + at
-            loss_sum[0] += loss
-            correct[0] += right
-            backward(plan, slopes, w, {curvature}, scratch)
-            look_ahead = at + 1 < steps and dense
-            if at + 1 < steps:
-                load(samples, at + 1, scratch.next_x, inputs)
-            step = start + at + 1
-            kind = 1 if step == 1 and noise_kind == 2 else noise_kind  # there is no noise before the first step
-            noise = Noise(kind, step_keys(seed, step), step_keys(seed, step - 1), scratch.noise, scratch.spare)
-            k = skip(start_of(scalars), at * scalars.shape[1])
-{curvatures}{observing}            for number in range(2 * len(plan) - 1, -1, -1):
-                tensor = _tensor(plan, slopes, number, scratch)
-                update(
-                    tensor, w, s, count, k, r, rows, noise, scratch.next_x, scratch.first_dot, look_ahead and number == 0,
-                    plan[number // 2, 1],
-                )
-            for j in range(inputs):
-                scratch.h[j] = scratch.next_x[j]
-        return -1
-
-    return kept_on_disk(advance)
-
-
-advance = _entry(SOURCES)
+@kept_on_disk(SOURCES)
+def advance(
+    plan, slopes, parameters, state, scalars, reduced, units, rows, seed, noise_kind, samples, start, loss_sum, correct,
+    floats, bytes_,
+):
+    count = parameters.size
+    w, s, r = start_of(parameters), start_of(state), start_of(reduced)
+    longest = max(plan[:, 0].max(), plan[:, 1].max())
+    scratch = carve(start_of(floats), start_of(bytes_), units, rows, longest)
+    for i in range(rows):
+        scratch.ones[i] = _f(1)
+    opening, last = layer_at(plan, slopes, 0), layer_at(plan, slopes, len(plan) - 1)
+    inputs, dense = opening.outputs, opening.kernel == 0
+    d_out, s_out = skip(scratch.d, last.outputs), skip(scratch.s, last.outputs)
+    steps = max(samples.classes.shape[0], samples.values.shape[0])
+    load(samples, 0, scratch.h, inputs)
+    if dense:
+        for i in range(opening.rows):
+            scratch.first_dot[i] = dot(skip(w, opening.weight + i * opening.columns), scratch.h, opening.columns)
+    for at in range(steps):
+        forward(plan, slopes, w, scratch)
+        loss, right = judge(samples, at, skip(scratch.h, last.outputs), last.rows, d_out, s_out)
+        if not np.isfinite(loss):
+            return start + at
+        loss_sum[0] += loss
+        correct[0] += right
+        backward(plan, slopes, w, {curvature}, scratch)
+        look_ahead = at + 1 < steps and dense
+        if at + 1 < steps:
+            load(samples, at + 1, scratch.next_x, inputs)
+        step = start + at + 1
+        kind = 1 if step == 1 and noise_kind == 2 else noise_kind  # there is no noise before the first step
+        noise = Noise(kind, step_keys(seed, step), step_keys(seed, step - 1), scratch.noise, scratch.spare)
+        k = skip(start_of(scalars), at * scalars.shape[1])
+{curvatures}{observing}        for number in range(2 * len(plan) - 1, -1, -1):
+            tensor = _tensor(plan, slopes, number, scratch)
+            update(
+                tensor, w, s, count, k, r, rows, noise, scratch.next_x, scratch.first_dot, look_ahead and number == 0,
+                plan[number // 2, 1],
+            )
+        for j in range(inputs):
+            scratch.h[j] = scratch.next_x[j]
+    return -1
 """
 
-_CURVATURES = """            for i in range(plan[-1, 6]):
-                scratch.h2[i] = scratch.h[i] * scratch.h[i]
+_CURVATURES = """        for i in range(plan[-1, 6]):
+            scratch.h2[i] = scratch.h[i] * scratch.h[i]
 """
-_OBSERVING = """            for number in range(2 * len(plan)):
-                tensor = _tensor(plan, slopes, number, scratch)
-                if tensor.rows:
-                    observe(tensor, w, s, count, k, r, rows)
-            combine(plan, slopes, r, rows, scratch)
+_OBSERVING = """        for number in range(2 * len(plan)):
+            tensor = _tensor(plan, slopes, number, scratch)
+            if tensor.rows:
+                observe(tensor, w, s, count, k, r, rows)
+        combine(plan, slopes, r, rows, scratch)
 """
 
 

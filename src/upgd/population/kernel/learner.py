@@ -26,85 +26,78 @@ __all__ = ["advance"]
 _f: Any = np.float32
 
 
-def _entry(sources: int) -> Any:
-    """The function that Python calls. On disk its key knows ``sources``, because that is one of its free variables."""
+@kept_on_disk(digest_of_sources(Path(__file__).parent))
+def advance(
+    plan: Integers,
+    slopes: Floats,
+    parameters: Floats,
+    traces: Floats,
+    second_moment: Floats,
+    features: Floats,
+    extremes: Floats,
+    recipe: Recipe,
+    samples: Samples,
+    start: int,
+    loss_sum: Doubles,
+    correct: Integers,
+    floats: Floats,
+    bytes_: Bytes,
+) -> int:
+    """Learn from all samples, the first of which is at step ``start`` of the stream.
 
-    def advance(
-        plan: Integers,
-        slopes: Floats,
-        parameters: Floats,
-        traces: Floats,
-        second_moment: Floats,
-        features: Floats,
-        extremes: Floats,
-        recipe: Recipe,
-        samples: Samples,
-        start: int,
-        loss_sum: Doubles,
-        correct: Integers,
-        floats: Floats,
-        bytes_: Bytes,
-    ) -> int:
-        """Learn from all samples, the first of which is at step ``start`` of the stream.
+    Args:
+        plan, slopes: the layers, see :class:`Layer`.
+        parameters, traces, second_moment, features, extremes: what the learner keeps, see :class:`Memory`; the last,
+            ``(2, rows)``, has the largest and smallest utilities.
+        recipe, samples: what the learner does and sees.
+        loss_sum, correct: one number each, which is added to.
+        floats, bytes_: ``scratch_floats(…)`` zeros, and one byte for each row.
 
-        Args:
-            plan, slopes: the layers, see :class:`Layer`.
-            parameters, traces, second_moment, features, extremes: what the learner keeps, see :class:`Memory`; the last,
-                ``(2, rows)``, has the largest and smallest utilities.
-            recipe, samples: what the learner does and sees.
-            loss_sum, correct: one number each, which is added to.
-            floats, bytes_: ``scratch_floats(…)`` zeros, and one byte for each row.
+    Returns:
+        The step whose loss was not finite, where learning stopped; or −1.
+    """
+    units, rows = features.size, extremes.shape[1]
+    memory = Memory(
+        start_of(parameters), start_of(traces), start_of(second_moment), start_of(features),
+        start_of(extremes), skip(start_of(extremes), rows),
+    )  # fmt: skip
+    longest = max(plan[:, 0].max(), plan[:, 1].max())
+    scratch = carve(start_of(floats), start_of(bytes_), units, rows, longest)
+    for i in range(rows):
+        scratch.ones[i] = _f(1)
+    first, last = layer_at(plan, slopes, 0), layer_at(plan, slopes, len(plan) - 1)
+    inputs, dense = first.outputs, first.kernel == 0
+    d, s = skip(scratch.d, last.outputs), skip(scratch.s, last.outputs)
+    steps = max(samples.classes.shape[0], samples.values.shape[0])
 
-        Returns:
-            The step whose loss was not finite, where learning stopped; or −1.
-        """
-        units, rows = features.size, extremes.shape[1]
-        memory = Memory(
-            start_of(parameters), start_of(traces), start_of(second_moment), start_of(features),
-            start_of(extremes), skip(start_of(extremes), rows),
-        )  # fmt: skip
-        longest = max(plan[:, 0].max(), plan[:, 1].max())
-        scratch = carve(start_of(floats), start_of(bytes_), units, rows, longest)
-        for i in range(rows):
-            scratch.ones[i] = _f(1)
-        first, last = layer_at(plan, slopes, 0), layer_at(plan, slopes, len(plan) - 1)
-        inputs, dense = first.outputs, first.kernel == 0
-        d, s = skip(scratch.d, last.outputs), skip(scratch.s, last.outputs)
-        steps = max(samples.classes.shape[0], samples.values.shape[0]) if sources else 0
-
-        load(samples, 0, scratch.h, inputs)
-        if dense:
-            for i in range(first.rows):
-                weights = skip(memory.parameters, first.weight + i * first.columns)
-                scratch.first_dot[i] = dot(weights, scratch.h, first.columns)
-        for at in range(steps):
-            forward(plan, slopes, memory.parameters, scratch)
-            loss, right = judge(samples, at, skip(scratch.h, last.outputs), last.rows, d, s)
-            if not np.isfinite(loss):
-                return start + at
-            loss_sum[0] += loss
-            correct[0] += right
-            backward(plan, slopes, memory.parameters, recipe.second_order, scratch)
-            look_ahead = at + 1 < steps and dense
-            if at + 1 < steps:
-                load(samples, at + 1, scratch.next_x, inputs)
-            step = start + at + 1
-            kind = 1 if step == 1 and recipe.noise == 2 else recipe.noise  # ζ₀ = 0
-            keys, before = step_keys(recipe.seed, step), step_keys(recipe.seed, step - 1)
-            noise = Noise(kind, keys, before, scratch.noise, scratch.spare)
-            if recipe.rule == ADAMW:
-                adamw_step(plan, slopes, memory, recipe, step, look_ahead, scratch)
-            elif recipe.rule == UTILITY and not recipe.feature_wise:
-                weight_wise_step(plan, slopes, memory, recipe, step, rows, noise, look_ahead, scratch)
-            else:
-                if recipe.rule == UTILITY:
-                    feature_gates(plan, slopes, memory, recipe, step, scratch)
-                unit_wise_step(plan, slopes, memory, recipe, noise, look_ahead, scratch)
-            for j in range(inputs):
-                scratch.h[j] = scratch.next_x[j]
-        return -1
-
-    return kept_on_disk(advance)
-
-
-advance = _entry(digest_of_sources(Path(__file__).parent))
+    load(samples, 0, scratch.h, inputs)
+    if dense:
+        for i in range(first.rows):
+            weights = skip(memory.parameters, first.weight + i * first.columns)
+            scratch.first_dot[i] = dot(weights, scratch.h, first.columns)
+    for at in range(steps):
+        forward(plan, slopes, memory.parameters, scratch)
+        loss, right = judge(samples, at, skip(scratch.h, last.outputs), last.rows, d, s)
+        if not np.isfinite(loss):
+            return start + at
+        loss_sum[0] += loss
+        correct[0] += right
+        backward(plan, slopes, memory.parameters, recipe.second_order, scratch)
+        look_ahead = at + 1 < steps and dense
+        if at + 1 < steps:
+            load(samples, at + 1, scratch.next_x, inputs)
+        step = start + at + 1
+        kind = 1 if step == 1 and recipe.noise == 2 else recipe.noise  # ζ₀ = 0
+        keys, before = step_keys(recipe.seed, step), step_keys(recipe.seed, step - 1)
+        noise = Noise(kind, keys, before, scratch.noise, scratch.spare)
+        if recipe.rule == ADAMW:
+            adamw_step(plan, slopes, memory, recipe, step, look_ahead, scratch)
+        elif recipe.rule == UTILITY and not recipe.feature_wise:
+            weight_wise_step(plan, slopes, memory, recipe, step, rows, noise, look_ahead, scratch)
+        else:
+            if recipe.rule == UTILITY:
+                feature_gates(plan, slopes, memory, recipe, step, scratch)
+            unit_wise_step(plan, slopes, memory, recipe, noise, look_ahead, scratch)
+        for j in range(inputs):
+            scratch.h[j] = scratch.next_x[j]
+    return -1
