@@ -157,6 +157,19 @@ def test_rules_written_by_hand_are_those_that_are_generated(monkeypatch, scaling
         torch.testing.assert_close(tensor, state(generated)[name], rtol=1e-5, atol=1e-7)
 
 
+def test_a_saved_state_goes_on_bit_for_bit():
+    problem = PROBLEMS[8]
+    learners = [Learner(**UPGD, order=2, normalize=0.9, gated="output", seed=seed) for seed in (0, 1)]
+    with clusters_of(8):
+        whole, begun = run(problem, learners, EmulatedBackend), run(problem, learners, EmulatedBackend, 5)
+        other = Population(problem[0], learners, backend=EmulatedBackend)
+        other.restore(begun.state())
+        other.run(problem[1], STEPS - 5, window=1000)
+    assert any("normalizer" in name for name in state(whole))
+    for name, tensor in state(whole).items():
+        assert torch.equal(tensor, other.state()[name]), name
+
+
 def test_a_diverged_learner_stops_and_the_other_does_not_notice():
     problem = PROBLEMS[1]
     wild, calm = (Learner(method="momentum", lr=lr, seed=4) for lr in (1e30, 0.01))

@@ -211,6 +211,8 @@ class Rule:
         observed: the indices of the values to reduce, by number.
         new_state: the index of the new value of each state tensor; ``None`` if it does not change.
         new_weight: the index of the new parameter.
+        stored_state: the index of the value of each state tensor that the first phase stores, so that ``observed`` and all
+            that follows begin with it; ``None`` if it stores nothing, and ``new_state`` has it all.
         unit_state, unit_reductions, unit_observed, new_unit_state: the same for hidden units.
     """
 
@@ -221,6 +223,7 @@ class Rule:
     observed: tuple[int, ...]
     new_state: tuple[int | None, ...]
     new_weight: int
+    stored_state: tuple[int | None, ...] = ()
     unit_state: tuple[str, ...] = ()
     unit_reductions: tuple[Reduction, ...] = ()
     unit_observed: tuple[int, ...] = ()
@@ -240,25 +243,26 @@ def traced(method: Method, *, gated: bool = True) -> Rule:
 
 def traced_parts(method: Method) -> tuple[Rule, Rule]:
     """Trace a method's rule with gates and hidden units, and without them, as used in layers without gates and, if the method
-    uses hidden units, in the output layer. Both rules share the list of operations and scalars, with the same numbers."""
+    uses hidden units, in the output layer. Both rules share the list of operations and scalars, with the same numbers.
+    The first phase stores its state if the values to reduce follow from it alone."""
     if method.needs("bound"):
         raise CannotTrace("its rule uses the bound of the initial distribution")
     if not method.uses_units and "gated" not in method.settings:
-        (rule,) = _rules(method, True)
+        (rule,) = _rules(method, True, stores=True)
         return rule, rule
-    first, second = _rules(method, True, False)
+    first, second = _rules(method, True, False, stores=True)
     return first, second
 
 
-def _rules(method: Method, *gated: bool) -> list[Rule]:
+def _rules(method: Method, *gated: bool, stores: bool = False) -> list[Rule]:
     if hasattr(method, "reset_units"):
         raise CannotTrace("it resets hidden units")
     tape = _Tape()
-    rules = [_traced(method, tape, with_gates) for with_gates in gated]
+    rules = [_traced(method, tape, with_gates, stores) for with_gates in gated]
     return [replace(rule, nodes=tuple(tape.nodes), scalars=tuple(tape.scalars)) for rule in rules]
 
 
-def _traced(method: Method, tape: _Tape, gated: bool) -> Rule:
+def _traced(method: Method, tape: _Tape, gated: bool, stores: bool) -> Rule:
     names, unit_names = tuple(method.state), tuple(method.unit_state)
     h = Scalars(dict.fromkeys(_numbers(method), torch.zeros(1)), _no_tensor)
     w, g = tape.record("w"), tape.record("g")
@@ -280,8 +284,12 @@ def _traced(method: Method, tape: _Tape, gated: bool) -> Rule:
             o=SimpleNamespace(**seen), r=SimpleNamespace(**reduced), s=SimpleNamespace(**unit_state)
         )
     reductions = dict(method.reductions) if gated else {}
+    stored = state
     if hasattr(method, "observe") and gated:
         new, values = _observed(method, "observe", known, state)
+        if stores and reductions and hasattr(method, "measure"):
+            stored, new = new, dict(state)
+            values = method.call("measure", **known, s=SimpleNamespace(**state))
         known["o"] = SimpleNamespace(**values)
         known["r"] = SimpleNamespace(**{name: tape.record("reduced", n) for n, name in enumerate(reductions)})
     result = method.call("update", **known, s=SimpleNamespace(**new))
@@ -300,6 +308,7 @@ def _traced(method: Method, tape: _Tape, gated: bool) -> Rule:
         observed=tuple(tape.symbol(values[name]).place for name in reductions),
         new_state=places(new, state),
         new_weight=tape.symbol(weight).place,
+        stored_state=places(stored, state),
         unit_state=unit_names,
         unit_reductions=tuple(method.unit_reductions.values()),
         unit_observed=tuple(tape.symbol(value).place for value in unit_values.values()),

@@ -13,22 +13,26 @@ INLINE void scale_utilities(Thread& me, float by) {
   });
   each_bias(me, [&](auto layer, float* words, int, int) { words[decltype(layer)::BIASES] *= by; });
 }
-// u ← u + factor·g·w, where factor = −(1 − β)/scale. Visits every tile after that with look(block, pair, u).
+// u ← u + factor·g·w, where factor = −(1 − β)/scale; in a tile whose lanes have the vector v.
+template <class B, class Tile> INLINE void trace_tile(const Tile& tile, int pair, const float (&v)[4], float factor, float (&u)[2][4]) {
+  tile.get(1, u);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float g = factor * row_vector<B::LAYER>()[2 * pair + r];
+    if (g == 0.f) continue;  // a unit that is silent: nothing to read or write but the maximum
+    float w[4]; tile.get_row(0, r, w);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) u[r][k] = fmaf(g * v[k], w[k], u[r][k]);
+    tile.put_row(1, r, u[r]);
+  }
+}
+// The same in all tiles of a layer, each looked at after that with look(block, pair, chunk, u).
 template <int l, class Look> INLINE void trace(Thread& me, float factor, Look look) {
   each_block<l>([&](auto block) {
     typedef decltype(block) B;
     float v[4]; lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
     each_tile<B>(me, [&](int pair, int chunk, auto tile) {
-      float u[2][4]; tile.get(1, u);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float g = factor * row_vector<l>()[2 * pair + r];
-        if (g == 0.f) continue;  // a unit that is silent: nothing to read or write but the maximum
-        float w[4]; tile.get_row(0, r, w);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) u[r][k] = fmaf(g * v[k], w[k], u[r][k]);
-        tile.put_row(1, r, u[r]);
-      }
+      float u[2][4]; trace_tile<B>(tile, pair, v, factor, u);
       look(block, pair, chunk, u);
     });
   });
@@ -71,30 +75,43 @@ INLINE float largest_utility(Thread& me, float factor) {
 // Local scaling: log₂e over the norm of a unit's incoming utilities, by row (even layers) or by lane (odd ones), and of biases.
 // The smallest norm is the root of the smallest float: the squares of smaller utilities vanish, but none is above its scale.
 INLINE float inverse_norm(float squares, float smallest) { return 1.44269504f / fmaxf(sqrtf(squares), smallest); }
+// What has to travel goes first, and arrives while the other layers are computed. The norms of biases are the last to be sent, by
+// CTAs that have read the norms of lanes: who gets them may use that buffer again.
 INLINE void local_norms(Thread& me, float factor, float smallest) {
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
-    constexpr int l = L::NUMBER;
-    if constexpr (!L::GATED) return;
-    if constexpr (L::TURNED) {
-      trace<l>(me, factor, [](auto, int, int, const float (&)[2][4]) {});
-      sums<l>(me, L::NORM, L::NORM_BUFFER, false, [&](auto, int, auto tile, float (&sum)[4]) {
-        float u[2][4]; tile.get(1, u);
+    if constexpr (L::GATED && L::TURNED) {
+      send_sums<L::NUMBER>(me, L::NORM, L::NORM_BUFFER, false, [&](auto block, int pair, auto tile, float (&sum)[4]) {
+        typedef decltype(block) B;
+        float v[4], u[2][4]; lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
+        trace_tile<B>(tile, pair, v, factor, u);
         for (int k = 0; k < 4; ++k) sum[k] = fmaf(u[1][k], u[1][k], fmaf(u[0][k], u[0][k], sum[k]));
       });
-      for (int k = threadIdx.x; k < L::OUTPUTS; k += THREADS) memory[L::NORMS + k] = inverse_norm(received<l>(L::NORM_BUFFER, k), smallest);
-    } else {
+      __syncthreads();
+    }
+  });
+  each_layer([&](auto layer) {
+    typedef decltype(layer) L;
+    constexpr int l = L::NUMBER;
+    if constexpr (L::GATED && !L::TURNED) {
       trace<l>(me, factor, [&](auto block, int pair, int chunk, const float (&u)[2][4]) {
         put_parts<decltype(block)>(dot4(u[0], u[0]), dot4(u[1], u[1]), pair, chunk);
       });
       __syncthreads();
       rows_done<l>(me, [&](int row, int j, float sum) { if (j == 0) memory[L::NORMS + row] = inverse_norm(sum, smallest); });
+      __syncthreads();
     }
-    __syncthreads();
   });
   each_bias(me, [&](auto layer, float* words, int unit, int) {
     typedef decltype(layer) L;
     if constexpr (L::GATED) words[L::BIASES] = fmaf(factor * memory[L::D + unit], words[0], words[L::BIASES]);
+  });
+  each_layer([&](auto layer) {
+    typedef decltype(layer) L;
+    if constexpr (L::GATED && L::TURNED) {
+      me.receive(L::NORM, CLUSTER * L::PADDED * 4);
+      for (int k = threadIdx.x; k < L::OUTPUTS; k += THREADS) memory[L::NORMS + k] = inverse_norm(received<L::NUMBER>(L::NORM_BUFFER, k), smallest);
+    }
   });
   __syncthreads();
   each_layer([&](auto layer) {
@@ -108,7 +125,6 @@ INLINE void local_norms(Thread& me, float factor, float smallest) {
     squares = warp_sum(squares);
     for (int to = threadIdx.x & 31; to < CLUSTER; to += 32) send1(memory + SCALE_BUFFER + me.rank * LAYERS + L::NUMBER, barrier(SCALE), to, __float_as_int(squares));
   });
-  me.receive(SCALE, CLUSTER * LAYERS * 4);
 }
 INLINE float bias_inverse_norm(int l, float smallest) {
   float squares = 0.f;
@@ -164,6 +180,7 @@ template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noi
       });
     });
   });
+  if constexpr (RULE == UTILITY && SCALING == LOCAL) me.receive(SCALE, CLUSTER * LAYERS * 4);
   each_bias(me, [&](auto layer, float* words, int unit, int index) {
     typedef decltype(layer) L;
     float open = 1.f;
@@ -191,7 +208,7 @@ struct Method {
       if (scale < 1e-12f) { scale_utilities(me, scale); scale = 1.f; __syncthreads(); }
       const float factor = -own.rest / scale;
       if constexpr (SCALING == GLOBAL) by = 1.44269504f / fmaxf(largest_utility(me, factor), TINY);
-      else { smallest = TINY_NORM / scale; local_norms(me, factor, smallest); __syncthreads(); }
+      else { smallest = TINY_NORM / scale; local_norms(me, factor, smallest); }
     }
     const Noise z = noise_of(step, own.noise);
     if (RULE == UTILITY && own.p == 1.f && own.q == 1.f) descend<true>(me, rule, z, by, smallest); else descend<false>(me, rule, z, by, smallest);

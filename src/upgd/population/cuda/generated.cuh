@@ -1,6 +1,7 @@
 // A rule made from a method's own (upgd.methods.tracing). In front of this stand, written by generated.py: Entry, what one entry
-// of a parameter is; observed<n>(entry, k), what reduction n reduces; update<GATED>(entry, k), which changes w and s; and, for
-// methods that look at hidden units, the same of a Unit. k are the numbers of the learner and the step.
+// of a parameter is; observe(entry, k), which may change s before anything is reduced; observed<n>(entry, k), what reduction n
+// reduces; update<GATED, HAS_UNIT>(entry, k), which changes w and s; and, for methods that look at hidden units, the same of a
+// Unit. k are the numbers of the learner and the step.
 
 // ------------------------------------------------------------------------------------------------------- entries of a tile
 
@@ -51,7 +52,11 @@ template <class R> INLINE float finished(float joined, float count) {
   else if constexpr (R::OPERATION == MEAN) return joined / count;
   else return joined;
 }
-template <class Join> INLINE float of_warp(float v) { for (int o = 16; o; o >>= 1) v = Join::of(v, __shfl_xor_sync(~0u, v, o)); return v; }
+template <class Join> INLINE float of_warp(float v) {
+  if constexpr (Join::ANY_ORDER) return unordered(__reduce_max_sync(~0u, ordered(v)));
+  for (int o = 16; o; o >>= 1) v = Join::of(v, __shfl_xor_sync(~0u, v, o));
+  return v;
+}
 
 // From one value per warp and tensor to one per tensor, which all CTAs know: of the tensor, or of all of them.
 template <class R> INLINE void join_tensors(Thread& me) {
@@ -100,10 +105,14 @@ template <int n> INLINE void reduce(Thread& me, const float* numbers) {
         const float d = row_vector<l>()[2 * pair + r], bend = row_bend<l>(2 * pair + r);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          v[r][k] = measured<R>(observed<n>(entry_of<B>(words, lanes, d, bend, r, k), numbers));
+          Entry e = entry_of<B>(words, lanes, d, bend, r, k);
+          if constexpr (n == 0) observe(e, numbers);
+          for (int i = 1; i < WORDS; ++i) words[i][r][k] = e.s[i - 1];
+          v[r][k] = measured<R>(observed<n>(e, numbers));
           if (!real<B>(rows, pair, r, chunk, k)) v[r][k] = Join::START;
         }
       }
+      for (int i = 1; i < WORDS; ++i) if (n == 0 && OBSERVES[i - 1]) tile.put(i, words[i]);
     };
     if constexpr (L::GATED && R::OVER == UNIT && L::TURNED) {
       sums<l, Join>(me, Place::BARRIER, Place::BUFFER, false, [&](auto block, int pair, auto tile, float (&sum)[4]) {
@@ -131,11 +140,14 @@ template <int n> INLINE void reduce(Thread& me, const float* numbers) {
         __syncthreads();
       }
     }
-    joined = of_warp<Join>(joined);
     float of_biases = Join::START;
     if constexpr (L::GATED) each_bias_of<L>(me, [&](auto, float* words, int unit, int) {
-      of_biases = Join::of(of_biases, measured<R>(observed<n>(bias_entry<L>(words, unit), numbers)));
+      Entry e = bias_entry<L>(words, unit);
+      if constexpr (n == 0) observe(e, numbers);
+      for (int i = 1; i < WORDS; ++i) words[i * L::BIASES] = e.s[i - 1];
+      of_biases = Join::of(of_biases, measured<R>(observed<n>(e, numbers)));
     });
+    joined = of_warp<Join>(joined);
     of_biases = of_warp<Join>(of_biases);
     if (threadIdx.x % 32 == 0) { memory[OF_WARPS + l * WARPS + warp] = joined; memory[OF_WARPS + (LAYERS + l) * WARPS + warp] = of_biases; }
   });

@@ -74,7 +74,10 @@ struct Entry {{
   }}
 }};
 struct Unit {{ float gate_gradient, gate_curvature, s[{unit_states}], o[{unit_reductions}]; }};
-constexpr bool CHANGES[] = {{ {changes} }};
+constexpr bool OBSERVES[] = {{ {observes} }}, CHANGES[] = {{ {changes} }};
+INLINE void observe(Entry& e, const float* k) {{
+{observe}
+}}
 template <int n> INLINE float observed(const Entry& e, const float* k);
 {observed}
 INLINE void observe_unit(Unit& e, const float* k) {{
@@ -106,13 +109,15 @@ def program(method: Method) -> Program:
         reductions=max(1, len(rule.reductions)),
         unit_states=max(1, len(rule.unit_state)),
         unit_reductions=max(1, len(rule.unit_reductions)),
-        changes=", ".join(str(place is not None).lower() for place in (*rule.new_state, None)),
+        observes=_switches(rule.stored_state),
+        changes=_switches(rule.new_state),
+        observe=_body(rule, _known(rule.stored_state), _changes(rule.stored_state)),
         observed="\n".join(observed),
         units=_body(rule, wanted, units, of_unit=True),
         gated=_update(rule),
         other=_update(other),
     )
-    places = [*rule.observed, rule.new_weight, *_known(rule.new_state)]
+    places = [*_known(rule.stored_state), *rule.observed, rule.new_weight, *_known(rule.new_state)]
     operations = sum(_COSTS.get(rule.nodes[place][0], 1) for place in _needed(rule, places) if _is_done(rule, place))
     return Program(
         text,
@@ -142,6 +147,11 @@ def _shortened(nodes: Sequence[Node]) -> tuple[Node, ...]:
 def _update(rule: Rule) -> str:
     ends = [f"e.w = v{rule.new_weight};", *_changes(rule.new_state)]
     return _body(rule, [rule.new_weight, *_known(rule.new_state)], ends)
+
+
+def _switches(places: Sequence[int | None]) -> str:
+    """Which words change; one more, because there may be none."""
+    return ", ".join(str(place is not None).lower() for place in (*places, None))
 
 
 def _known(places: Iterable[int | None]) -> list[int]:

@@ -81,8 +81,8 @@ template <class B> INLINE void lane_vector(const Thread& me, int chunk, float (&
 INLINE float dot4(const float (&w)[4], const float (&x)[4]) { return fmaf(w[3], x[3], fmaf(w[2], x[2], fmaf(w[1], x[1], __fmul_rn(w[0], x[0])))); }
 
 // How values are joined: added, or the largest taken.
-struct Sum { static constexpr float START = 0.f; INLINE static float of(float a, float b) { return a + b; } };
-struct Largest { static constexpr float START = -3.402823466e38f; INLINE static float of(float a, float b) { return larger(a, b); } };
+struct Sum { static constexpr bool ANY_ORDER = false; static constexpr float START = 0.f; INLINE static float of(float a, float b) { return a + b; } };
+struct Largest { static constexpr bool ANY_ORDER = true; static constexpr float START = -3.402823466e38f; INLINE static float of(float a, float b) { return larger(a, b); } };
 
 // Two rows' sums over a team of threads; the parts of a row lie side by side.
 template <class B, class Join = Sum> INLINE void put_parts(float a, float b, int pair, int chunk) {
@@ -129,8 +129,8 @@ template <int l, bool SQUARED = false> INLINE void dots(Thread& me) {
     });
   });
 }
-// Sums over the rows of all CTAs: value(block, pair, tile, sum) adds a tile's part. Ends with every CTA's sums in the buffer.
-template <int l, class Join = Sum, class Value> INLINE void sums(Thread& me, int which, int buffer, bool with_bias, Value value) {
+// Sums over the rows of all CTAs: value(block, pair, tile, sum) adds a tile's part. They are on their way to every CTA's buffer.
+template <int l, class Join = Sum, class Value> INLINE void send_sums(Thread& me, int which, int buffer, bool with_bias, Value value) {
   typedef Layer<l> L;
   each_block<l>([&](auto block) {
     typedef decltype(block) B;
@@ -155,7 +155,10 @@ template <int l, class Join = Sum, class Value> INLINE void sums(Thread& me, int
       for (int k = 0; k < 4; ++k) if (u32(lane + k - from) < u32(own)) sum[k] += memory[L::BIAS_WORDS + lane + k - from];
     send4(memory + buffer + me.rank * L::PADDED + lane, barrier(which), to, sum);
   }
-  me.receive(which, CLUSTER * L::PADDED * 4);
+}
+template <int l, class Join = Sum, class Value> INLINE void sums(Thread& me, int which, int buffer, bool with_bias, Value value) {
+  send_sums<l, Join>(me, which, buffer, with_bias, value);
+  me.receive(which, CLUSTER * Layer<l>::PADDED * 4);
 }
 template <int l, class Join = Sum> INLINE float received(int buffer, int lane) {
   float sum = Join::START;
