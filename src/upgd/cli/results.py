@@ -94,8 +94,8 @@ def _methods(text: str, stores: Sequence[Path]) -> list[str]:
 def best(*stores: Path, which: Filter = Filter(), metric: Shown = None, as_json: Json = False) -> None:  # noqa: B008
     """The best setting of every method, by the area under its online curve, and how flat the optimum is.
 
-    Variants of a method (--granularity, --scaling, --order, --noise) have a best setting each. A setting of which fewer
-    learners diverged is better, whatever the scores; ties go to the smaller lr.
+    Each variant of a method (--granularity, --scaling, --order, --noise) has its own best setting. Settings are sorted by
+    number of diverged learners, then by score; ties are broken by the smaller lr.
 
     Parameters
     ----------

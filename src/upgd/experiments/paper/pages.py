@@ -39,9 +39,9 @@ _PAGE = """\
 
 {computed}
 
-{notes}{scale} Curves are means over task windows, of which neighbours are joined where there are more than 80, with 95 %
-confidence bands over runs. Tables have means ± 95 % intervals over runs. Methods of which fewer runs diverged come first;
-their means are over the runs that did not. Differences are paired by seed, row minus column, with the 95 % interval of each;
+{notes}{scale} Curves are means over task windows (neighbouring windows are averaged if there are more than 80),
+with 95 % confidence bands over runs. Tables have means ± 95 % intervals over runs. Methods are sorted by number of diverged
+runs; means exclude diverged runs. Differences are paired by seed, row minus column, with the 95 % interval of each;
 bold ones are significant at 5 % in a paired t-test, corrected by Holm's procedure for all pairs of the panel. {level}
 
 {panels}
