@@ -33,7 +33,7 @@ def test_words_say_so_when_another_method_ends_ahead():
     adamw = learners("adamw", [0.3, 0.28, 0.25, 0.234], regression=True)
     assert _words(Results([*upgd, *adamw])) == (
         "UPGD has the lowest squared error over all steps, 0.241; AdamW follows with 0.266. From the first quarter of the "
-        "stream to the last, UPGD goes from 0.216 to 0.247. But AdamW ends ahead: it goes from 0.3 to 0.234."
+        "stream to the last, UPGD goes from 0.216 to 0.247. However, AdamW is best at the end: it goes from 0.3 to 0.234."
     )
 
 

@@ -124,16 +124,16 @@ def test_frames_have_the_metrics_that_were_recorded() -> None:
         (
             "dormant-units",
             record(window=10_000, windows=3),
-            "there is no dormant-units of .*, 30,000 steps; look inside the learners: run them with --look-every 1500, "
+            "there is no dormant-units of .*, 30,000 steps; record diagnostics: run the learners with --look-every 1500, "
             "into another store",
         ),
         (
             "loss-of-plasticity",
             record(diagnostics={"step": [40], "sample_plasticity": [0.5]}),
-            "it takes two looks: .*",
+            "it needs two snapshots: .*",
         ),
-        ("forgetting", record(windows=1), "it takes two task windows at least: run more steps"),
-        ("accuracy", record(regression=True), "a regression has a loss: leave --metric out"),
+        ("forgetting", record(windows=1), "it needs at least two task windows: run more steps"),
+        ("accuracy", record(regression=True), "regression has only a loss: remove --metric"),
         ("speed", record(), "metric must be one of accuracy, loss, .*, not 'speed'"),
     ],
 )
@@ -145,7 +145,7 @@ def test_what_was_not_recorded_is_said(metric, made, message: str) -> None:
 def test_a_table_says_so_where_one_method_lacks_a_metric() -> None:
     table = Results([looked(), record("upgd")]).table(metric="plasticity")
     assert [line["mean"] is None for line in table.lines] == [False, True]
-    assert "–: there is no plasticity; look inside the learners: run them with --look-every 2" in table.text()
+    assert "–: there is no plasticity; record diagnostics: run the learners with --look-every 2" in table.text()
 
 
 @pytest.mark.parametrize("metric", METRICS)

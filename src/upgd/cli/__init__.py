@@ -1,10 +1,9 @@
-"""The `upgd` command: a thin layer that turns what is typed into calls of the package.
+"""The `upgd` command: a thin layer that converts arguments into calls of the package.
 
-``commands`` puts it together. ``running``, ``confirming`` and ``reproducing`` compute; ``results``, ``plotting``,
-``reporting`` and ``showing`` show what there is; ``data`` and ``store`` look after files, ``doctoring`` after the
-installation. ``options`` has the options that several commands share, ``executing`` what commands that compute have in
-common, and ``bare`` what is left where cyclopts is not installed. ``--plugin`` is an option of every command, and is
-taken out before any of them is made.
+``commands`` assembles the application. ``running``, ``confirming`` and ``reproducing`` compute; ``results``, ``plotting``,
+``reporting`` and ``showing`` show results; ``data`` and ``store`` manage files, and ``doctoring`` checks the installation.
+``options`` defines shared options, ``executing`` contains helpers of the commands that compute, and ``bare`` is the fallback
+without cyclopts. ``--plugin`` is an option of every command, and is processed before the commands are created.
 """
 
 import io
@@ -33,7 +32,7 @@ __all__ = ["app", "main"]
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module 'upgd.cli' has no attribute {name!r}")
-    from upgd.cli.commands import app  # it has an option for every setting of every method, so plug-ins must come first
+    from upgd.cli.commands import app  # has an option for every setting of every method, so load plugins first
 
     return app
 
@@ -41,22 +40,22 @@ def __getattr__(name: str) -> Any:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit.
 
-    The status is 0 if all went well, 1 if it could not be done, 2 if it was not understood, 3 if it was done without the
-    damaged part of a store, 130 on Ctrl-C.
+    The status is 0 on success, 1 on failure, 2 for a usage error, 3 if the damaged part of a store was skipped, and 130 on
+    Ctrl-C.
     """
     if not _streams_are_open():
         sys.exit(_failed(f"the standard output is closed; redirect it to a file, or to {os.devnull}", 1))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without β shall not cost anybody a table
+            stream.reconfigure(errors="replace")  # terminals without β should still show tables
     with _damage_reported() as damage:
         code = _run(sys.argv[1:] if arguments is None else arguments)
     code = code or (3 if damage else 0)
     try:
         sys.stdout.flush()
     except OSError as error:
-        # A full disk, or the reader of our output has gone, as in `upgd data list | head`, and that is no news to anybody.
-        # Python would try once more when it exits, and complain.
+        # The disk is full, or the reader of the output is gone, as in `upgd data list | head`. Python would try to flush
+        # again on exit, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not code and not isinstance(error, BrokenPipeError):
             _failed(error.strerror or error, 1)
@@ -65,14 +64,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _streams_are_open() -> bool:
-    """Whether there is a standard output; what was closed leads nowhere from now on.
+    """Return whether there is a standard output; redirect closed streams to the null device.
 
-    The next file that is opened gets the number of one that is closed: what somebody prints could end up in a store.
+    The next file that is opened would get the descriptor of a closed stream, so printed text could end up in a store.
     """
     output = sys.stdout
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # for as long as the process lives
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # open until the process ends
     return output is not None
 
 
@@ -87,9 +86,7 @@ def _run(arguments: list[str]) -> int:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except UnusedCliTokensError as error:
         words = " ".join(error.unused_tokens or ())
-        return _failed(
-            f"there is no use for {words!r} here; options are written --name value, and --help lists them", 2
-        )
+        return _failed(f"unexpected argument {words!r}; options are written --name value, and --help lists them", 2)
     except CycloptsError as error:
         return _failed(error, 2)
     except KeyboardInterrupt:
@@ -104,12 +101,12 @@ def _run(arguments: list[str]) -> int:
     except (MemoryError, RuntimeError) as error:
         if not _is_about_memory(error):
             raise
-        return _failed("memory does not suffice; use a smaller --network, fewer --workers or another --device", 1)
+        return _failed("out of memory; use a smaller --network, fewer --workers or another --device", 1)
     return result if isinstance(result, int) else 0
 
 
 def _without_plugins(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments without ``--plugin MODULE``, and the modules."""
+    """Return the arguments without ``--plugin MODULE``, and the modules."""
     rest, modules, words = [], [], iter(arguments)
     for word in words:
         if word == "--":
@@ -126,17 +123,17 @@ def _without_plugins(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _is_about_memory(error: Exception) -> bool:
-    """Torch has a class of its own for this on a GPU, and on a CPU none."""
+    """Return whether an error means out of memory; torch has a class for it on GPUs, but not on CPUs."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 
 
 @contextmanager
 def _damage_reported() -> Iterator[set[str]]:
-    """Print every warning about a damaged store once, like an error, and collect them: the exit status depends on them."""
+    """Context manager that prints and collects warnings about damaged stores, each once; they affect the exit status."""
     found: set[str] = set()
     with warnings.catch_warnings():
-        # By the name of the module, because to import it takes as long as some commands do.
+        # Compared by name, because importing the module takes as long as some commands.
         warnings.filterwarnings("always", module=r"upgd\.store\.file$")
         others = warnings.showwarning
 

@@ -1,4 +1,4 @@
-"""All commands in one application."""
+"""The application with all commands."""
 
 from cyclopts import App
 
@@ -18,9 +18,9 @@ __all__ = ["app"]
 
 app = App(
     name="upgd",
-    help="Learning from streams that never stop changing: utility-based perturbed gradient descent.",
-    help_epilogue="Every command takes --plugin MODULE, which may be given several times: a module of yours that registers "
-    "methods, streams, networks, data sets or diagnostics. UPGD_PLUGINS names such modules for all commands.",
+    help="Continual learning from non-stationary streams: utility-based perturbed gradient descent.",
+    help_epilogue="Every command accepts --plugin MODULE, which may be repeated: a module that registers methods, streams, "
+    "networks, data sets or diagnostics. UPGD_PLUGINS names such modules for all commands.",
     version=__version__,
     suppress_keyboard_interrupt=False,  # otherwise it would end the process silently
 )

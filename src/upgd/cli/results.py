@@ -22,22 +22,22 @@ __all__ = ["best", "export", "import_", "runs", "table"]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Which results.
+    """Which results to use.
 
     Parameters
     ----------
     problem
-        Only those of this problem.
+        Use only the results of this problem.
     methods
-        Only those of these methods, separated by commas.
+        Use only these methods, separated by commas.
     network
-        Only those of this network.
+        Use only the results of this network.
     steps
-        Only those of this length.
+        Use only the results of this length.
     seeds
-        Only the first so many seeds (3), or these (0,5,7).
+        Use only the first so many seeds (3), or these (0,5,7).
     store
-        The file that has the results; upgd.db in this folder if neither this nor UPGD_STORE says otherwise.
+        The file of results. Default: UPGD_STORE, or upgd.db in this folder.
     """
 
     problem: str | None = None
@@ -48,7 +48,7 @@ class Filter:
     store: StorePath = None
 
     def records(self, stores: Sequence[Path] = ()) -> "Sequence[Record]":
-        """What is in the store of it; or in the stores that the command was given by name."""
+        """Return the matching records of the store, or of the stores given to the command."""
         from upgd.experiments.analysis.stores import open as open_stores
 
         seeds = None if self.seeds is None else read_seeds(self.seeds)
@@ -63,19 +63,19 @@ class Filter:
         ).records
 
     def results(self, stores: Sequence[Path] = ()) -> "Results":
-        """The same, or an error if there is nothing."""
+        """Return the matching results, or raise ValueError if there are none."""
         from upgd.experiments import Results
 
         records = self.records(stores)
         if not records:
             paths = store_files(stores, self.store)
             names, verb = " and ".join(map(str, paths)), "has" if len(paths) == 1 else "have"
-            raise ValueError(f"{names} {verb} no results of that kind; `upgd runs` lists what it has")
+            raise ValueError(f"{names} {verb} no matching results; `upgd runs` lists all")
         return Results(records)
 
 
 def _methods(text: str, stores: Sequence[Path]) -> list[str]:
-    """The names in a list with commas; that of a method that no longer exists is known to stores that have some of it."""
+    """Parse a comma-separated list of methods; methods that no longer exist are accepted if a store has results of them."""
     from upgd.experiments.analysis.stores import open as open_stores
     from upgd.methods import METHODS
 
@@ -85,14 +85,14 @@ def _methods(text: str, stores: Sequence[Path]) -> list[str]:
         unknown = [name for name in unknown if name not in there]
     if unknown:
         raise ValueError(
-            f"--methods {text}: there is no method {' and no method '.join(map(repr, unknown))}; choose among "
+            f"--methods {text}: there is no method {' and no method '.join(map(repr, unknown))}; choose from "
             f"{', '.join(METHODS)}"
         )
     return names
 
 
 def best(*stores: Path, which: Filter = Filter(), metric: Shown = None, as_json: Json = False) -> None:  # noqa: B008
-    """The best setting of every method, by the area under its online curve, and how flat the optimum is.
+    """Show the best setting of each method, by the area under its online curve, and the flatness of the optimum.
 
     Each variant of a method (--granularity, --scaling, --order, --noise) has its own best setting. Settings are sorted by
     number of diverged learners, then by score; ties are broken by the smaller lr.
@@ -100,12 +100,12 @@ def best(*stores: Path, which: Filter = Filter(), metric: Shown = None, as_json:
     Parameters
     ----------
     stores
-        The file that has the results; the same as --store. Several files are compared.
+        The file of results; the same as --store. Several files are compared.
     metric
-        What to show of the settings: by default accuracy, in regression loss. All but accuracy, loss and forgetting are
-        recorded by --look-every. Settings are always chosen by online accuracy or loss.
+        The metric to show. Default: accuracy, or loss for regression. All metrics but accuracy, loss and forgetting require
+        --look-every. Settings are always chosen by online accuracy or loss.
     as_json
-        Print JSON, for other programs.
+        Print JSON.
     """
     from upgd.experiments.analysis.layout import terminal_width
     from upgd.experiments.analysis.variants import best_of_variants
@@ -127,32 +127,32 @@ def table(
     metric: Shown = None,
     as_json: Json = False,
 ) -> None:
-    """Means ± standard errors over seeds, first and last quarter, and a paired test against the best method.
+    """Show means ± standard errors over seeds, the first and last quarter, and a paired test against the best method.
 
-    A setting that was chosen among several is shown on its fresh seeds alone, if it has some (see `upgd confirm`). p is
+    A setting that was chosen among several is shown on its fresh seeds only, if it has some (see `upgd confirm`). p is
     corrected for the number of tests by Holm's procedure.
 
     Parameters
     ----------
     stores
-        The file that has the results; the same as --store. Several files are compared.
+        The file of results; the same as --store. Several files are compared.
     all_settings
-        All settings, not only the best of each method and variant.
+        Show all settings, not only the best of each method and variant.
     against
-        Compare with this method, and not with the best one.
+        Compare with this method instead of the best one.
     pairs
         Compare every method with every other.
     metric
-        What to show of the settings: by default accuracy, in regression loss. All but accuracy, loss and forgetting are
-        recorded by --look-every. Settings are always chosen by online accuracy or loss.
+        The metric to show. Default: accuracy, or loss for regression. All metrics but accuracy, loss and forgetting require
+        --look-every. Settings are always chosen by online accuracy or loss.
     as_json
-        Print JSON, for other programs.
+        Print JSON.
     """
     from upgd.experiments.analysis.layout import terminal_width
 
     if pairs and (all_settings or against):
         raise UsageError(
-            f"--pairs compares all methods with one another; leave out {'--all' if all_settings else '--against'}."
+            f"--pairs compares all methods with one another; remove {'--all' if all_settings else '--against'}."
         )
     results = which.results(stores)
     lines = (
@@ -173,25 +173,25 @@ def export(
     portable: Annotated[bool, Parameter(negative="")] = False,
     windows: int | None = None,
 ) -> None:
-    """Write results as CSV or Parquet, one row for each learner.
+    """Write results as CSV or Parquet, one row per learner.
 
-    A file of --portable takes results to another machine, where `upgd import` puts them into a store.
+    Use --portable to move results to another machine, where `upgd import` adds them to a store.
 
     Parameters
     ----------
     file
-        Where to; CSV goes to the standard output if nothing is said.
+        The output file. Default: CSV on the standard output.
     format
-        csv or parquet; by default what the file's name ends with.
+        csv or parquet. Default: determined by the file's suffix.
     curves
-        One row for each window of each learner.
+        Write one row per window of each learner.
     looks
-        One row for each look inside each learner, with all that --look-every has recorded.
+        Write one row per diagnostics snapshot of each learner, as recorded by --look-every.
     portable
-        One row for each learner with everything but the looks, and a checksum, for `upgd import`. The file's name ends with
-        .csv.gz, or with .csv for one that is not compressed.
+        Write one row per learner with everything but diagnostics, and a checksum, for `upgd import`. The file's name ends in
+        .csv.gz, or in .csv for an uncompressed file.
     windows
-        How many windows the curves of a --portable file have at most, by default 200; neighbours are joined.
+        Maximum number of windows per curve of a --portable file; neighbours are merged. Default: 200.
     """
     from upgd import writing
     from upgd.experiments.analysis.exports import write_csv, write_parquet
@@ -201,21 +201,21 @@ def export(
         if file is None or not str(file).endswith((".csv", ".csv.gz")) or format == "parquet" or curves or looks:
             raise UsageError("--portable writes one kind of file: upgd export results.csv.gz --portable.")
         if windows is not None and windows < 1:
-            raise UsageError(f"--windows must be 1 or more, not {windows}.")
+            raise UsageError(f"--windows must be at least 1, not {windows}.")
         _write_portable(which.results(), file, windows)
         return
     if windows is not None:
-        raise UsageError("--windows is about --portable files; leave it out, or add --portable.")
+        raise UsageError("--windows applies to --portable files only; remove it, or add --portable.")
     chosen = format or _format(file)
     if chosen == "parquet" and file is None:
-        raise UsageError("Parquet needs a file to go to: upgd export results.parquet.")
+        raise UsageError("Parquet needs an output file: upgd export results.parquet.")
     if curves and looks:
-        raise UsageError("--curves and --looks have rows of their own; leave one of them out.")
+        raise UsageError("--curves and --looks have different rows; remove one of them.")
     if file is not None:
         writing.check(file)
     results = which.results()
     if looks and not any(record.diagnostics for record in results.records):
-        raise ValueError("nobody looked inside these learners; run them with --look-every 1000, into another store")
+        raise ValueError("these learners have no diagnostics; run them with --look-every 1000, into another store")
     if chosen == "parquet":
         assert file is not None
         write_parquet(results, file, curves=curves, looks=looks)
@@ -237,23 +237,23 @@ def _write_portable(results: "Results", file: Path, windows: int | None) -> None
 
 
 def import_(*files: Path, store: StorePath = None) -> None:
-    """Add results from files of `upgd export --portable`, and from those beside the pages of `upgd reproduce`.
+    """Add results from files of `upgd export --portable` or `upgd reproduce` to a store.
 
-    What is there already stays as it is. If one of the files is damaged, nothing is added.
+    Existing results are not changed. If one of the files is damaged, nothing is added.
 
     Parameters
     ----------
     files
         The files, such as results.csv.gz.
     store
-        Where to add; upgd.db in this folder if neither this nor UPGD_STORE says otherwise. It is made if it is not there.
+        The store to add to, created if necessary. Default: UPGD_STORE, or upgd.db in this folder.
     """
     from upgd.experiments.analysis.portable import read
     from upgd.experiments.analysis.wording import plural
     from upgd.store import Store
 
     if not files:
-        raise UsageError("say which files to add: upgd import results.csv.gz")
+        raise UsageError("give the files to add: upgd import results.csv.gz")
     found = {file: read(file) for file in files}
     path = store_path(store)
     with Store.write(path) as own:
@@ -264,11 +264,11 @@ def import_(*files: Path, store: StorePath = None) -> None:
 def _format(file: Path | None) -> Literal["csv", "parquet"]:
     suffix = ".csv" if file is None else file.suffix.lower()
     if suffix not in (".csv", ".parquet"):
-        raise UsageError(f"{file} must end with .csv or .parquet; or say which with --format csv or --format parquet.")
+        raise UsageError(f"{file} must end in .csv or .parquet; or use --format csv or --format parquet.")
     return "csv" if suffix == ".csv" else "parquet"
 
 
-runs = App(name="runs", help="List the learners in the store, add those of other stores, or delete some.")
+runs = App(name="runs", help="List, merge and delete learners in the store.")
 
 
 @runs.default
@@ -278,7 +278,7 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
     Parameters
     ----------
     as_json
-        Print JSON, for other programs.
+        Print JSON.
     """
     records = which.records()
     if as_json:
@@ -303,22 +303,22 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
 
 @runs.command
 def merge(*files: Path, store: StorePath = None) -> None:
-    """Add what other stores have, such as those of a sweep that was divided among machines by hand.
+    """Add the results of other stores, such as those of a sweep that was split among machines by hand.
 
-    What is there already stays as it is, and the other stores are not changed. If one cannot be read, nothing is added.
+    Existing results and the other stores are not changed. If one store cannot be read, nothing is added.
 
     Parameters
     ----------
     files
         The other stores.
     store
-        Where to add; upgd.db in this folder if neither this nor UPGD_STORE says otherwise. It is made if it is not there.
+        The store to add to, created if necessary. Default: UPGD_STORE, or upgd.db in this folder.
     """
     from upgd.experiments.analysis.wording import plural
     from upgd.store import Store
 
     if not files:
-        raise UsageError("say which stores to add: upgd runs merge OTHER.db …")
+        raise UsageError("give the stores to add: upgd runs merge OTHER.db …")
     found = []
     for file in files:
         with Store.read(file) as other:
@@ -336,29 +336,27 @@ def delete(
     which: Filter = Filter(),  # noqa: B008
     yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="")] = False,
 ) -> None:
-    """Delete learners for good: by number (`upgd runs` shows them), or all that the options describe.
+    """Delete learners permanently: by id (shown by `upgd runs`), or all that match the options.
 
     Parameters
     ----------
     ids
-        Their numbers.
+        The ids.
     yes
-        Do not ask.
+        Do not ask for confirmation.
     """
     from upgd.experiments.analysis.wording import plural
     from upgd.store import Store
 
     described = which != Filter(store=which.store)
     if bool(ids) == described:
-        raise UsageError("say what to delete: numbers, or options such as --problem NAME; `upgd runs` lists all.")
+        raise UsageError("give what to delete: ids, or options such as --problem NAME; `upgd runs` lists all.")
     path = store_path(which.store)
     there = [record.id for record in which.records() if record.id is not None]
     if missing := [str(number) for number in ids if number not in there]:
-        raise ValueError(
-            f"{path} has no learner {', '.join(missing)}; `upgd runs` lists what it has, and nothing was deleted"
-        )
+        raise ValueError(f"{path} has no learner {', '.join(missing)}; `upgd runs` lists all. Nothing was deleted")
     chosen = list(ids) if ids else there
-    if not yes and not _confirmed(f"Delete {plural(len(chosen), 'learner')} from {path} for good? [y/N] "):
+    if not yes and not _confirmed(f"Permanently delete {plural(len(chosen), 'learner')} from {path}? [y/N] "):
         print("Nothing was deleted.")
         return
     with Store.write(path) as store:
@@ -367,7 +365,7 @@ def delete(
 
 def _confirmed(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here; say --yes to delete.")
+        raise UsageError("cannot ask for confirmation without a terminal; use --yes to delete.")
     return input(question).strip().lower() in ("y", "yes")
 
 
@@ -399,7 +397,7 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
 
 
 def _shown(comparison: Any, chosen: Any) -> dict[str, Any]:
-    """The metric that was asked for, if it is another than the one that chose the settings."""
+    """Return the requested metric, if it differs from the one that chose the settings."""
     from upgd.experiments.analysis.wording import mean_score
 
     if comparison.metric == comparison.chosen_by:
@@ -431,5 +429,5 @@ def _run_facts(record: "Record") -> dict[str, Any]:
 
 
 def _finite(score: float) -> float | None:
-    """JSON has no word for NaN."""
+    """Return None for NaN, which JSON cannot represent."""
     return None if math.isnan(score) else score

@@ -9,7 +9,7 @@ from upgd.cli.options import store_path
 
 __all__ = ["store"]
 
-store = App(name="store", help="Check a store for damage, or save what is intact in a damaged one.")
+store = App(name="store", help="Check a store for damage, or save the intact part of a damaged store.")
 
 
 @store.command
@@ -19,7 +19,7 @@ def check(file: Path | None = None) -> None:
     Parameters
     ----------
     file
-        The store; upgd.db in this folder if neither this nor UPGD_STORE says otherwise.
+        The store. Default: UPGD_STORE, or upgd.db in this folder.
     """
     from upgd.experiments.analysis.wording import plural
     from upgd.store import Store
@@ -33,14 +33,14 @@ def check(file: Path | None = None) -> None:
 
 @store.command
 def repair(file: Path, new: Path) -> None:
-    """Copy the intact part of a damaged store into a new one. The damaged store is not changed.
+    """Copy the intact part of a damaged store to a new one. The damaged store is not changed.
 
     Parameters
     ----------
     file
         The damaged store.
     new
-        The new store; there must be no such file yet.
+        The new store; the file must not exist.
     """
     from upgd.experiments.analysis.wording import plural
     from upgd.store import repair as copy_intact

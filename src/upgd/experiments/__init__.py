@@ -1,4 +1,4 @@
-"""Experiments: declared in a few lines, run once, killed without loss, compared fairly.
+"""Experiments: declare, run, resume and compare them.
 
 >>> import upgd.experiments as ex
 >>> methods = {"upgd": {"lr": 0.03}, "sgd": {"lr": [0.1, 0.03]}}
@@ -6,8 +6,8 @@
 >>> len(result), [best.entry.method for best in result.best()]
 (6, ['upgd', 'sgd'])
 
-``paper`` has the paper's experiments and ``demo`` the demonstration; ``execution`` runs experiments, ``analysis``
-compares results, and ``spec`` says what an experiment is. Each imports only what comes after it.
+``paper`` contains the paper's experiments and ``demo`` the demonstration; ``execution`` runs experiments, ``analysis``
+compares results, and ``spec`` declares experiments. Each imports only those after it.
 """
 
 from importlib import import_module
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Experiment", "Results", "confirm", "load", "run"]
 
-# Those who only read results need not wait for torch.
+# Reading results does not need torch, so names are resolved on first use.
 _HOMES = {
     "Experiment": "spec.declare",
     "Results": "analysis.results",

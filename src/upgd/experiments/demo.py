@@ -1,4 +1,4 @@
-"""The phenomenon in a minute: a stream that keeps changing, five methods, a table and a page."""
+"""A one-minute demonstration: a non-stationary stream, five methods, a table and a page."""
 
 import html
 import io
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPERIMENTS", "Show", "demo"]
 
-#: Every method at the best setting of its own short grid, found on other seeds (``docs/experiments.md`` has the commands).
+#: Each method at the best setting of its short grid, chosen on other seeds (``docs/experiments.md`` has the commands).
 EXPERIMENTS = {
     "Digits whose labels are permuted every 500 steps": Experiment(
         "output-permuted-digits",
@@ -80,12 +80,12 @@ footer { margin-top: 2.5rem; color: var(--soft); font-size: .9rem } code { backg
   td:nth-child(n+3) { display: flex; justify-content: space-between } td:nth-child(n+3)::before { content: attr(data-label) }
 }
 """
-#: The page where it is dark, and what becomes of the curves' grid there.
+#: The colour of the dark page, and the replacement for the curves' grid colour.
 _DARK_PAPER, _DARK_GRID = "#12161c", "#303844"
 
 
 class Show:
-    """What the demonstration made: results for each title, the files, and the table in words."""
+    """The results of the demonstration: results by title, the files, and the table."""
 
     def __init__(self, results: dict[str, Results], folder: Path) -> None:
         self.results = results
@@ -106,9 +106,9 @@ def demo(
     """Run the demonstration and write its page.
 
     Args:
-        folder: where the page, the picture and the store go; made if it is not there.
-        progress: whether to show how far it is.
-        experiments: others than :data:`EXPERIMENTS`, by title.
+        folder: Folder of the page, the picture and the store; created if necessary.
+        progress: Whether to show a progress bar.
+        experiments: Experiments by title. Default: :data:`EXPERIMENTS`.
     """
     figures.check()
     folder = Path(folder)
@@ -149,21 +149,21 @@ def _page(show: Show) -> str:
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>upgd: learning from streams that never stop changing</title><style>{_STYLE}</style></head><body>
-<h1>Learning from streams that never stop changing</h1>
-<p>Every learner sees one sample at a time, predicts, is judged, and learns; then the problem changes, again and again.</p>
+<title>upgd: continual learning from non-stationary streams</title><style>{_STYLE}</style></head><body>
+<h1>Continual learning from non-stationary streams</h1>
+<p>Every learner processes one sample at a time: it predicts, is evaluated, and learns. The problem keeps changing.</p>
 <div class="panels">{panels}</div>
 <h2>The numbers</h2>
 {tables}
-<footer>Predictions are judged before the update. Each method has the best setting of its own short grid, chosen on
+<footer>Predictions are evaluated before the update. Each method has the best setting of its short grid, chosen on
 other seeds. “To the best” and p: paired over seeds.
-The results are beside this page: <code>upgd table --store {store}</code></footer>
+The results are next to this page: <code>upgd table --store {store}</code></footer>
 </body></html>
 """
 
 
 def _words(results: Results) -> str:
-    """Who is ahead over all steps, and who is in the end."""
+    """Describe which method is best over all steps, and which one at the end."""
     lines = [line for line in results.table().lines if line["mean"] is not None]
     if len(lines) < 2:
         return ""
@@ -186,26 +186,26 @@ def _words(results: Results) -> str:
     if end is ahead:
         return f"{words}, {name(second)} from {number(second['first_quarter'])} to {number(second['last_quarter'])}."
     return (
-        f"{words}. But {name(end)} ends ahead: it goes from {number(end['first_quarter'])} to "
+        f"{words}. However, {name(end)} is best at the end: it goes from {number(end['first_quarter'])} to "
         f"{number(end['last_quarter'])}."
     )
 
 
 def _drawing(title: str, results: Results) -> str:
-    """The curves as an SVG element, whose colours follow the reader's theme. A phone can show it: its text is large."""
+    """Return the curves as an SVG element whose colours follow the reader's theme, with text large enough for phones."""
     import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.8, 3.6), layout="constrained")
     axes = figures.curves(results.comparisons()[0], ax=figure.subplots(), points=20)
-    axes.set_title("", loc="left")  # the page has it
+    axes.set_title("", loc="left")  # the title is on the page
     axes.locator_params(axis="x", nbins=5)
     drawn = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": title}):  # drawings on one page must not share names of their parts
+    with matplotlib.rc_context({"svg.hashsalt": title}):  # ids must be unique among the drawings of a page
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     text = drawn.getvalue()
     text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text[text.index("<svg ") :], count=1)
-    label = html.escape(f"Chart: {title}. The table below has the numbers.")
+    label = html.escape(f"Chart: {title}. The table below contains the numbers.")
     text = text.replace("<svg ", f'<svg role="img" aria-label="{label}" xmlns:xlink="http://www.w3.org/1999/xlink" ', 1)
     colours = sorted(set(re.findall(r"#[0-9a-f]{6}\b", text)))
     for colour in colours:
@@ -215,7 +215,7 @@ def _drawing(title: str, results: Results) -> str:
 
 
 def _on_dark(colour: str) -> str:
-    """The colour, as much lighter as a line on the dark page needs."""
+    """Lighten the colour so that it is visible on the dark page."""
     from matplotlib.colors import to_hex, to_rgb
 
     if colour == figures.FAINT:

@@ -102,7 +102,7 @@ def test_no_damage_goes_unnoticed(tmp_path, compressed):
         _refused_or_the_same(path, before)
     for length in range(0, len(content), 7):
         path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match="damaged or no file of results"):
+        with pytest.raises(ValueError, match="damaged or not a file of results"):
             portable.read(path)
 
 
@@ -111,7 +111,7 @@ def _refused_or_the_same(path, before):
     with contextlib.suppress(ValueError):
         assert _facts(portable.read(path)) == before
         return
-    with pytest.raises(ValueError, match="is damaged or no file of results"):
+    with pytest.raises(ValueError, match="is damaged or not a file of results"):
         portable.read(path)
 
 
@@ -124,7 +124,7 @@ def test_a_learner_twice_is_damage(tmp_path):
     portable.write(path, [record()])
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines, lines[-1]]))
-    with pytest.raises(ValueError, match="a learner is there twice"):
+    with pytest.raises(ValueError, match="a learner occurs twice"):
         portable.read(path)
 
 

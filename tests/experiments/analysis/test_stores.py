@@ -162,8 +162,11 @@ def test_the_first_loss_that_is_not_finite_is_where_it_diverged():
         ({"loss": "abc"}, "loss must be one number for each step"),
         ({"loss": [1.0, 2.0], "accuracy": [1.0]}, "accuracy has 1 values"),
         ({"loss": [1.0], "window": 0}, "steps and window must be integers of at least 1"),
-        ({"loss": [1.0], "settings": {"net": object()}}, r"settings\['net'\] must be a finite number, text"),
-        ({"loss": [1.0], "looks": {1: {"a": [1]}, 2: {"a": [1, 2]}}}, r"looks: 'a' must have as many numbers"),
+        ({"loss": [1.0], "settings": {"net": object()}}, r"settings\['net'\] must be a finite number, a string"),
+        (
+            {"loss": [1.0], "looks": {1: {"a": [1]}, 2: {"a": [1, 2]}}},
+            r"looks: 'a' must have the same number of values",
+        ),
         ({"loss": [np.nan, np.inf]}, "loss has no finite value"),
         *(({"loss": [1.0], "seed": seed}, "seed must be an integer from 0") for seed in (-1, 2**63, 1.0, True)),
         ({"loss": [1.0], "settings": {"lr": float("inf")}}, r"settings\['lr'\] must be a finite number"),
@@ -179,7 +182,7 @@ def test_what_could_not_be_compared_is_refused():
     upgd.record("mine.db", **OWN, loss=np.ones(100), window=10)
     with pytest.raises(ValueError, match=r"window=20 differs from that of the other seeds of mine .* give window=10"):
         upgd.record("mine.db", **OWN | {"seed": 1}, loss=np.ones(100), window=20)
-    with pytest.raises(ValueError, match="this run has accuracy, and those that the store has on my-stream"):
+    with pytest.raises(ValueError, match="this run has accuracy, but those in the store on my-stream"):
         upgd.record("mine.db", **OWN | {"seed": 1}, loss=np.ones(100), accuracy=np.ones(100), window=10)
     assert len(read()) == 1
 

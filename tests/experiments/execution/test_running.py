@@ -215,7 +215,7 @@ def test_a_damaged_checkpoint_means_the_beginning(tmp_path, expected, caplog):
     (checkpoints.folder / f"{job.name}.pt").write_bytes(b"nonsense")
     (checkpoints.folder / "other.json").write_text("{}")
     assert numbers(ex.run(SMALL, store=tmp_path / "r.db", backend="torch")) == expected
-    assert caplog.text.count("begin again") == 2
+    assert caplog.text.count("start again") == 2
     aside = sorted(path.name for path in checkpoints.folder.iterdir())
     assert aside == [f"{job.name}.pt.damaged", "other.json.damaged"]
 
@@ -244,8 +244,8 @@ def test_a_flipped_bit_is_found_and_the_snapshot_before_goes_on(tmp_path, expect
     file.write_bytes(content)
     assert numbers(ex.run(SMALL, store=tmp_path / "r.db", backend="torch")) == expected
     assert caplog.messages == [
-        f"{file} is damaged (it does not have the checksum that it was written with) and was renamed to {file.name}.damaged; "
-        "its learners continue from an earlier one"
+        f"{file} is damaged (its checksum is wrong) and was renamed to {file.name}.damaged; "
+        "its learners resume from an earlier one"
     ]
     assert [path.name for path in checkpoints.folder.iterdir()] == [f"{file.name}.damaged"]
 
@@ -283,7 +283,7 @@ def test_a_checkpoint_without_one_of_its_parts_means_the_beginning(tmp_path, cap
     torch.save(content, file)
     assert checkpoints.load(job) is None
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].endswith("its learners begin again")
+    assert caplog.messages[0].endswith("its learners start again")
 
 
 def test_a_checkpoint_of_other_learners_is_not_taken(tmp_path, caplog):
@@ -292,7 +292,7 @@ def test_a_checkpoint_of_other_learners_is_not_taken(tmp_path, caplog):
     checkpoints.save(one, Snapshot({"step": torch.tensor(1)}, 1.0))
     (checkpoints.folder / f"{one.name}.pt").rename(checkpoints.folder / f"{other.name}.pt")
     assert checkpoints.load(other) is None
-    assert "it is the snapshot of other learners" in caplog.text
+    assert "it is a snapshot of other learners" in caplog.text
 
 
 def test_killed_between_two_renames_the_snapshot_before_goes_on(tmp_path, monkeypatch, caplog):
@@ -318,7 +318,7 @@ def test_a_checkpoint_of_another_version_means_the_beginning(tmp_path, expected,
     Checkpoints.beside(tmp_path / "r.db").save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
     monkeypatch.undo()
     assert numbers(ex.run(SMALL, store=tmp_path / "r.db", backend="torch")) == expected
-    assert "it is of upgd 0.0.1" in caplog.text
+    assert "it is from upgd 0.0.1" in caplog.text
 
 
 def test_a_state_of_another_network_is_not_taken(tmp_path):
@@ -415,7 +415,7 @@ def test_a_wrong_device_or_option_gets_one_sentence():
         ex.run(SMALL, workers=0)
     with pytest.raises(ValueError, match="checkpoint_every must be a number of seconds, not -1"):
         ex.run(SMALL, checkpoint_every=-1)
-    with pytest.raises(ValueError, match="insecure is about a Ray cluster"):
+    with pytest.raises(ValueError, match="insecure applies to a Ray cluster only"):
         ex.run(SMALL, insecure=True)
     with pytest.raises(ValueError, match="workers=2 has no meaning with ray='local'"):
         ex.run(SMALL, workers=2, ray="local")

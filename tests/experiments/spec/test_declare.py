@@ -265,7 +265,7 @@ def test_betas_are_one_value():
         ({"methods": ["sgdd"], "grid": "paper"}, "there is no method='sgdd'; did you mean 'sgd'"),
         ({"methods": {"sgd": {}}}, "method 'sgd' needs lr"),
         ({"methods": {"sgd": {"lr": -1}}}, "lr must be a finite number of at least 0, not -1"),
-        ({"methods": {"sgd": {"lr": []}}}, "lr needs one value or more"),
+        ({"methods": {"sgd": {"lr": []}}}, "lr needs at least one value"),
         ({"methods": {"sgd": {"lr": 1, "nesterov": 1}}}, r"there is no setting 'nesterov' \(of sgd\)"),
         ({"methods": {"sgd": {"lr": 1, "sigma": 1}}}, "sigma=1 has no meaning for method='sgd'"),
         ({"methods": ["sgd"], "grid": {"lr": 1, "sigma": 1}}, "none of sgd has the setting 'sigma'"),
@@ -339,9 +339,9 @@ def test_toml_takes_the_former_name_of_granularity(tmp_path):
         ("steps = 30_000", "stepps = 30_000", r"there is no key 'stepps' \(= 30000\); did you mean 'steps'"),
         ("steps = 30_000", "steps = 1.5", "steps must be an integer of at least 1, not 1.5"),
         ("steps = 30_000", 'steps = "many"', "steps must be an integer of at least 1, not 'many'"),
-        ("seeds = 2", "seeds = true", r"seeds must be how many \(20\) or a list"),
-        ("seeds = 2", "seeds = [1, -1]", r"seeds must be how many .*, not \[1, -1\]"),
-        ('network = "100-50"', "network = 100", "network must be text in quotes, not 100"),
+        ("seeds = 2", "seeds = true", r"seeds must be a number of seeds \(20\) or a list"),
+        ("seeds = 2", "seeds = [1, -1]", r"seeds must be a number of seeds .*, not \[1, -1\]"),
+        ('network = "100-50"', "network = 100", "network must be a string in quotes, not 100"),
         ('network = "100-50"', 'network = "100x50"', "network must be linear, conv.*; not '100x50'"),
         ("task_length = 500", "task_lenght = 500", "unexpected keyword argument 'task_lenght'.*task_length"),
         ("task_length = 500", "task_length = -3", "task_length must be a positive number of steps, not -3"),
@@ -402,5 +402,5 @@ def test_a_wrong_ending_of_a_networks_name(name):
 
 def test_a_named_pipe_declares_nothing(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(ValueError, match=r"pipe.toml is no regular file; name a TOML file"):
+    with pytest.raises(ValueError, match=r"pipe.toml is not a regular file; give a TOML file"):
         load(tmp_path / "pipe.toml")

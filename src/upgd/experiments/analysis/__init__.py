@@ -1,6 +1,6 @@
-"""What results say: comparisons, tests, tables, figures and exports.
+"""Analysis of results: comparisons, tests, tables, figures and exports.
 
-``stores`` opens files of results as ``results``, which ``columns``, ``tables`` and ``wording`` show; ``compare`` finds the
-best settings and tests differences, ``variants`` tells the variants of a method apart, ``bands`` and ``figures`` draw curves,
-``layout`` sets tables and ``exports`` writes CSV and Parquet.
+``stores`` opens files of results as ``results``, which ``columns``, ``tables`` and ``wording`` present; ``compare`` finds the
+best settings and tests differences, ``variants`` distinguishes the variants of a method, ``bands`` and ``figures`` draw
+curves, ``layout`` formats tables, and ``exports`` writes CSV and Parquet.
 """

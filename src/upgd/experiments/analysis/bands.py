@@ -1,4 +1,4 @@
-"""Curves of several seeds as a mean and a band around it."""
+"""Means and confidence bands of curves over seeds."""
 
 import math
 from typing import Any
@@ -14,12 +14,12 @@ __all__ = ["band", "interval", "of_seeds"]
 
 Floats = NDArray[np.float64]
 
-#: How many times a bootstrap draws the seeds again.
+#: Number of bootstrap resamples.
 _RESAMPLES = 2_000
 
 
 def band(values: Floats) -> tuple[Floats, Floats]:
-    """The mean over seeds, and how far its 95 % confidence interval reaches to either side; 0 for a single seed.
+    """Return the mean over seeds, and the half-width of its 95 % confidence interval; 0 for a single seed.
 
     Args:
         values: ``(seeds, points)``.
@@ -31,15 +31,16 @@ def band(values: Floats) -> tuple[Floats, Floats]:
 
 
 def interval(values: Floats, metric: Metric) -> tuple[Floats, Floats, Floats]:
-    """The mean over seeds and both ends of its 95 % confidence interval, which never leaves the range of the metric.
+    """Return the mean over seeds and the ends of its 95 % confidence interval, which stays within the range of the metric.
 
-    For all but losses this is Student's t interval, cut off where the metric ends. Losses are skewed, and a symmetric
-    interval around their mean would reach below zero. They get the percentile bootstrap, expanded for few seeds as Hesterberg
-    (2015, "What teachers should know about the bootstrap") proposes; it stays between the smallest and the largest seed.
+    For all metrics but losses, this is Student's t interval, clipped to the range of the metric. Losses are skewed, and a
+    symmetric interval around their mean could extend below zero. They get a percentile bootstrap, expanded for few seeds as
+    proposed by Hesterberg (2015, "What teachers should know about the bootstrap"); it stays between the smallest and the
+    largest seed.
 
     Args:
         values: ``(seeds, points)``.
-        metric: what the values are.
+        metric: the metric of the values.
     """
     mean, reach = band(values)
     if metric != "loss":
@@ -49,14 +50,14 @@ def interval(values: Floats, metric: Metric) -> tuple[Floats, Floats, Floats]:
     if seeds < 2:
         return mean, mean, mean
     tail = math.erfc(quantile(seeds - 1) * math.sqrt(seeds / (seeds - 1) / 2)) / 2
-    # A fixed generator: the same results give the same picture.
+    # A fixed generator, so that the same results give the same figure.
     drawn = np.random.default_rng(0).multinomial(seeds, np.full(seeds, 1 / seeds), _RESAMPLES) / seeds
     low, high = np.quantile(drawn @ values, (tail, 1 - tail), axis=0)
     return mean, low, high
 
 
 def _at(found: Series, ends: NDArray[np.int64]) -> Floats:
-    """The means over windows with these ends, which are among the series' own."""
+    """Return the means over windows with these ends, which must be among those of the series."""
     first = np.searchsorted(found.ends, ends[:-1], side="right")
     starts = np.concatenate([[0], first])
     joined: Floats = np.add.reduceat(found.values * found.lengths, starts) / np.add.reduceat(found.lengths, starts)
@@ -64,14 +65,14 @@ def _at(found: Series, ends: NDArray[np.int64]) -> Floats:
 
 
 def of_seeds(entry: Entry, metric: Metric, points: int) -> tuple[NDArray[Any], Floats]:
-    """Where windows end, and the learners' means: ``(points,)`` and ``(seeds, points)``; without those that diverged.
+    """Return the ends of windows, ``(points,)``, and the learners' means, ``(seeds, points)``, without diverged learners.
 
-    Where there are more windows than ``points``, neighbours are joined; each step counts the same.
+    If there are more windows than ``points``, neighbours are merged, weighted by their number of steps.
     """
     found = [one for record in entry.records.values() if (one := series(record, metric)) is not None]
     if not found:
         return np.empty(0), np.empty((0, 0))
-    # Some may have been stored with fewer windows. What was looked at at other steps is left out.
+    # Some learners may have been stored with fewer windows. Diagnostics at other steps are skipped.
     ends, lengths, _ = min(found, key=lambda one: len(one.ends))
     values = np.array([_at(one, ends) for one in found if np.isin(ends, one.ends).all()])
     together = -(-len(ends) // points)

@@ -1,25 +1,25 @@
-"""Comparing methods fairly: which settings are best, how flat the optimum is, and whether a difference is one.
+"""Fair comparison of methods: the best settings, the flatness of the optimum, and the significance of differences.
 
-**Score.** The area under a learner's online curve: the mean over all steps of the accuracy (in regression, of the loss) of
-predictions made before the update. Settings are chosen by it. Tables and figures may show another metric of the settings so
-chosen; see :mod:`upgd.experiments.analysis.metrics`.
+**Score.** The area under a learner's online curve: the mean over all steps of the accuracy (for regression, of the loss) of
+predictions made before the update. Settings are chosen by score. Tables and figures can show another metric of the chosen
+settings; see :mod:`upgd.experiments.analysis.metrics`.
 
-**Divergence.** A setting with fewer diverged learners comes before one with more, whatever their scores; the score of a
-setting is the mean over its learners that did not diverge.
+**Divergence.** Settings with fewer diverged learners rank first, whatever their scores; the score of a setting is the mean
+over its learners that did not diverge.
 
-**Ties** go to the smaller lr, then to the smaller value of the other settings in alphabetical order.
+**Ties** are resolved in favour of the smaller lr, then the smaller value of the other settings in alphabetical order.
 
 **Seeds.** Settings of a method are compared on the seeds that all of them have, so 20 more seeds of the best setting do not
-change which one is best. Where there is no such seed, those that have the most common one are compared, and the others are
-counted.
+change which one is best. If there is no such seed, the settings that have the most common seed are compared, and the others
+are counted.
 
-**Fresh seeds.** The seeds of a search chose the setting, so its score on them is too good. A seed is fresh if it had no part
-in the choice: the settings were not compared on it, and at most half of them have it. Where the best setting has fresh seeds,
-tables and figures show these alone; seeds of the search and fresh ones are never pooled.
+**Fresh seeds.** The seeds of a search chose the setting, so its score on them is biased upward. A seed is fresh if it was not
+used for the choice: the settings were not compared on it, and at most half of them have it. If the best setting has fresh
+seeds, tables and figures show only these; seeds of the search and fresh seeds are never pooled.
 
-**Tests.** Paired two-sided t-tests over common seeds. Which method leads depends on the results, so comparisons with the
-leader are corrected as tests of all pairs of methods, by Holm's procedure; comparisons with a reference that was chosen
-beforehand as that many tests alone.
+**Tests.** Paired two-sided t-tests over common seeds. Which method is best depends on the results, so comparisons with the
+best method are corrected as tests of all pairs of methods, by Holm's procedure; comparisons with a reference that was chosen
+beforehand are corrected for their own number only.
 """
 
 import math
@@ -53,11 +53,11 @@ __all__ = [
     "rows",
 ]
 
-#: Which seeds a line of a table is about: fresh ones, or those that chose the settings. None where nothing was chosen.
+#: The seeds of a line of a table: fresh ones, or those that chose the settings; None if nothing was chosen.
 Evaluation = Literal["fresh", "search"] | None
-#: The backend of results that come from somebody's own loop: nothing here can run them again.
+#: The backend of results recorded by a user's own loop, which cannot be run again here.
 OWN_LOOP = "own loop"
-#: A setting is as good as the best if its score is no more than this share worse.
+#: A setting is as good as the best if its score is worse by at most this fraction.
 FLAT = 0.01
 
 
@@ -68,39 +68,39 @@ class Entry:
     method: str
     settings: Mapping[str, Any]
     records: Mapping[int, Record] = field(repr=False)
-    source: str = ""  #: the store that they come from, where several are compared
+    source: str = ""  #: the store of the learners, if several are compared
 
     def on(self, seeds: Iterable[int]) -> "Entry":
-        """The same with these of its seeds alone."""
+        """Return the entry with only these seeds."""
         return replace(self, records={seed: self.records[seed] for seed in seeds if seed in self.records})
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What can be compared: the same problem, network, number of steps and version of the engine."""
+    """Entries that can be compared: the same problem, network, number of steps and version of the engine."""
 
     problem: str
     options: Mapping[str, Any]
     network: str
     steps: int
-    metric: Metric  #: what is shown
+    metric: Metric  #: the metric shown
     entries: tuple[Entry, ...] = field(repr=False)
     engine: int = ENGINE
 
     def of(self, method: str) -> list[Entry]:
-        """The method's settings."""
+        """Return the method's settings."""
         return [entry for entry in self.entries if entry.method == method]
 
     @property
     def chosen_by(self) -> Metric:
-        """The online metric by which settings are chosen, whatever is shown of them."""
+        """The online metric by which settings are chosen, regardless of the metric shown."""
         if self.metric in ("accuracy", "loss"):
             return self.metric
         return next(usual(record) for entry in self.entries for record in entry.records.values())
 
     @property
     def noun(self) -> str:
-        """What axes and captions call the metric."""
+        """The name of the metric in axes and captions."""
         regression = all(record.accuracy is None for entry in self.entries for record in entry.records.values())
         return "online squared error" if self.metric == "loss" and regression else METRICS[self.metric].noun
 
@@ -118,15 +118,15 @@ class Best:
         entry: the setting.
         score: its area under the curve, the mean over ``seeds``; NaN if all of its learners diverged.
         seeds: the seeds on which the settings were compared.
-        diverged: how many of its learners diverged.
-        tried: how many settings were compared; ``diverged_settings`` of them had a learner that diverged.
-        left_out: how many settings could not be compared with them, for they share no seed.
-        flat: the share of the settings whose score is within 1 % of the best.
-        neighbours: for each hyperparameter of which several values were tried, the scores of the settings next to the best
-            one that differ from it in this hyperparameter alone, by value.
-        edges: the hyperparameters whose best value is the smallest or largest that was tried: a wider grid may find better.
+        diverged: number of its learners that diverged.
+        tried: number of settings compared; ``diverged_settings`` of them had a diverged learner.
+        left_out: number of settings that could not be compared because they share no seed with the others.
+        flat: fraction of the settings whose score is within 1 % of the best.
+        neighbours: for each hyperparameter with several values, the scores of the settings adjacent to the best one that
+            differ from it only in this hyperparameter, by value.
+        edges: hyperparameters whose best value is the smallest or largest tried; a wider grid may be better.
         search_seeds: the seeds of the search; empty if only one setting was tried.
-        fresh_seeds: the setting's seeds that had no part in choosing it; empty if only one setting was tried.
+        fresh_seeds: the setting's seeds that were not used to choose it; empty if only one setting was tried.
     """
 
     entry: Entry
@@ -144,7 +144,7 @@ class Best:
 
     @property
     def shown(self) -> Entry:
-        """The setting with its fresh seeds alone; with all of its seeds where none is fresh."""
+        """The setting with only its fresh seeds, or with all of its seeds if none is fresh."""
         return self.entry.on(self.fresh_seeds) if self.fresh_seeds else self.entry
 
 
@@ -160,22 +160,22 @@ class Row:
     first_quarter: float
     last_quarter: float
     learner_steps: int
-    difference: float | None  #: to the best method, or to the reference; over common seeds
-    p: float | None  #: of a paired t-test of that difference; None where there is nothing to test
+    difference: float | None  #: from the best method, or from the reference; over common seeds
+    p: float | None  #: of a paired t-test of that difference; None if there is no test
     p_holm: float | None = None  #: the same, corrected for the number of tests
     evaluation: Evaluation = None
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A method compared with another over the seeds that both have and on which neither diverged.
+    """A comparison of two methods over the seeds that both have and on which neither diverged.
 
     Attributes:
-        first, second: the two.
-        seeds: how many seeds were compared.
-        difference: the mean of the first minus that of the second; None if they share no seed.
-        reach: how far the 95 % interval of the difference alone reaches to either side; None where there is nothing to test.
-        p: of a paired t-test of the difference; None where there is nothing to test.
+        first, second: the two methods.
+        seeds: number of seeds compared.
+        difference: mean of the first minus mean of the second; None if they share no seed.
+        reach: half-width of the 95 % interval of this difference; None if there is no test.
+        p: p-value of a paired t-test of the difference; None if there is no test.
         p_holm: the same, corrected for the number of pairs.
     """
 
@@ -189,12 +189,12 @@ class Pair:
 
 
 def engine_text(engine: int) -> str:
-    """What a title says about results of an older version of the engine."""
+    """Return the part of a title that names an older version of the engine."""
     return "" if engine == ENGINE else f", engine version {engine}"
 
 
 def comparisons(records: Iterable[Record], metric: Metric | None = None) -> list[Comparison]:
-    """Sort records into what can be compared, by a metric or by what is usual for each problem."""
+    """Group records into comparisons, with the given metric or the default of each problem."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         key = record.key
@@ -205,8 +205,8 @@ def comparisons(records: Iterable[Record], metric: Metric | None = None) -> list
 
 
 def best(comparison: Comparison, method: str, settings: Mapping[str, Any] | None = None) -> Best:
-    """The best setting of a method, by the rules at the top of this module; or what a search says about given ``settings``,
-    which something else has chosen."""
+    """Return the best setting of a method, by the rules at the top of this module; or the same information about the given
+    ``settings``, which were chosen by other means."""
     all_of_method = comparison.of(method)
     entries, seeds = _on_common_seeds(all_of_method)
     metric = comparison.chosen_by
@@ -235,7 +235,7 @@ def best(comparison: Comparison, method: str, settings: Mapping[str, Any] | None
 
 
 def ranked(comparison: Comparison, method: str) -> list[Entry]:
-    """The settings of a method that share seeds, the best first."""
+    """Return the settings of a method that share seeds, best first."""
     entries, seeds = _on_common_seeds(comparison.of(method))
     return sorted(entries, key=lambda entry: _rank(entry, seeds, comparison.chosen_by))
 
@@ -248,14 +248,14 @@ def rows(
     evaluation: Evaluation = None,
     corrected: bool = True,
 ) -> list[Row]:
-    """A table's lines, the best first. Whoever diverges less is better, whatever the scores of those that survived.
+    """Return a table's lines, best first. Fewer diverged learners rank first, whatever the scores of the others.
 
     Args:
-        comparison: the entries' problem.
-        entries: a line for each of them.
-        reference: the entry with which the others are compared; by default the best.
-        evaluation: which seeds the entries have.
-        corrected: whether to correct p for the number of tests; among many settings that takes long and says little.
+        comparison: the comparison that the entries belong to.
+        entries: one line for each.
+        reference: the entry to compare the others with. Default: the best.
+        evaluation: the kind of seeds of the entries.
+        corrected: whether to correct p for the number of tests; for many settings, that is slow and of little use.
     """
     metric = comparison.metric
     sign = -1 if METRICS[metric].higher else 1
@@ -269,7 +269,7 @@ def rows(
     to = ordered[0] if reference is None and ordered else reference
     others = [entry for entry in ordered if entry is not to]
     if corrected and reference is None:
-        # The leader is one of them, and first in every pair that it is part of.
+        # The best entry is the first in every pair that it is part of.
         tests = {id(pair.second): pair for pair in pairs(comparison, ordered) if pair.first is to}
     else:
         found = [_pair(to, entry, metric) for entry in others if to is not None]
@@ -279,15 +279,15 @@ def rows(
 
 
 def pairs(comparison: Comparison, entries: Sequence[Entry]) -> list[Pair]:
-    """Every entry against every other, with p corrected for the number of pairs."""
+    """Compare every entry with every other, with p corrected for the number of pairs."""
     found = [_pair(first, second, comparison.metric) for first, second in combinations(entries, 2)]
     return [replace(pair, p_holm=p) for pair, p in zip(found, holm([pair.p for pair in found]), strict=True)]
 
 
 def holm(chances: Sequence[float | None]) -> list[float | None]:
-    """p-values corrected by Holm's step-down procedure, in their order; None is no test and stays None.
+    """Return p-values corrected by Holm's step-down procedure, in the same order; None stands for no test.
 
-    The chance that any true null hypothesis gets a corrected p below α is at most α, however the tests depend on one another.
+    The probability that any true null hypothesis gets a corrected p below α is at most α, even if the tests are dependent.
 
     Example:
         >>> holm([0.01, None, 0.04, 0.03])
@@ -329,7 +329,7 @@ def _finite(values: Iterable[float]) -> NDArray[np.float64]:
 
 
 def _on_common_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], tuple[int, ...]]:
-    """The settings that have the seed which most of them have, and all seeds that these share."""
+    """Return the settings that have the most common seed, and all seeds that these settings share."""
     having = Counter(seed for entry in entries for seed in entry.records)
     most_common = min(having, key=lambda seed: (-having[seed], seed))
     chosen = [entry for entry in entries if most_common in entry.records]
@@ -337,8 +337,8 @@ def _on_common_seeds(entries: Sequence[Entry]) -> tuple[list[Entry], tuple[int, 
 
 
 def _search_seeds(entries: Sequence[Entry], compared: Sequence[int]) -> tuple[int, ...]:
-    """The seeds on which settings were compared, and those that most settings have: a setting of which a seed is missing, as
-    while a sweep runs, does not make that seed fresh."""
+    """Return the seeds on which settings were compared, and those that most settings have: if a setting lacks a seed, as
+    during a sweep, that seed is not fresh."""
     if len(entries) < 2:
         return ()
     having = Counter(seed for entry in entries for seed in entry.records)
@@ -350,7 +350,7 @@ def _diverged(entry: Entry, seeds: Sequence[int]) -> int:
 
 
 def _rank(entry: Entry, seeds: Sequence[int], metric: Metric) -> tuple[Any, ...]:
-    """What is smallest for the best entry."""
+    """Return a sort key, smallest for the best entry."""
     score = _score(entry, seeds, metric)
     score = -score if METRICS[metric].higher else score
     return (_diverged(entry, seeds), math.inf if math.isnan(score) else score, *_tie_break(entry.settings))
@@ -361,7 +361,7 @@ def _tie_break(settings: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _sortable(value: Any) -> tuple[int, Any]:
-    """Settings of somebody's own method may be of any kind: numbers before lists, text and what is not there."""
+    """Return a sort key for settings of any type: numbers before lists, strings and missing values."""
     if isinstance(value, int | float):
         return (0, value)
     return (1, [_sortable(part) for part in value]) if isinstance(value, list | tuple) else (2, str(value))
@@ -379,7 +379,7 @@ def _as_good(score: float, best_score: float, metric: Metric) -> bool:
 def _surroundings(
     chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], scores: Sequence[float]
 ) -> tuple[dict[str, dict[Any, float]], tuple[str, ...]]:
-    """The scores of the neighbours in the grid, and of what the smallest or largest value that was tried is chosen."""
+    """Return the scores of the neighbours in the grid, and the settings chosen at the smallest or largest value tried."""
     neighbours: dict[str, dict[Any, float]] = {}
     edges = []
     for name in chosen:
@@ -409,7 +409,7 @@ def _hashable(value: Any) -> Any:
 def _table_row(entry: Entry, test: Pair | None, metric: Metric, evaluation: Evaluation) -> Row:
     learners = list(entry.records.values())
     areas = _finite(area(record, metric) for record in learners)
-    difference = None if test is None or test.difference is None else -test.difference  # ours minus the reference's
+    difference = None if test is None or test.difference is None else -test.difference  # this entry minus the reference
     return Row(
         entry=entry,
         seeds=len(learners),
@@ -432,7 +432,7 @@ def _mean_of(values: Iterable[float]) -> float:
 
 
 def _pair(first: Entry, second: Entry, metric: Metric) -> Pair:
-    """The mean difference over common seeds on which neither diverged, and how likely one as large is by chance."""
+    """Return the mean difference over common seeds on which neither diverged, and its test."""
     common = sorted(set(first.records) & set(second.records))
     differences = _finite(area(first.records[seed], metric) - area(second.records[seed], metric) for seed in common)
     mean = float(differences.mean()) if len(differences) else None

@@ -1,4 +1,4 @@
-"""Results for other programs: CSV, Parquet."""
+"""Export results as CSV or Parquet."""
 
 import csv
 from pathlib import Path
@@ -11,7 +11,7 @@ __all__ = ["write_csv", "write_parquet"]
 
 
 def write_csv(results: Results, stream: TextIO, *, curves: bool = False, looks: bool = False) -> None:
-    """One line for each learner, for each window of it, or for each look inside it; what a method does not have is empty."""
+    """Write one line per learner, per window or per diagnostics snapshot; settings that a method lacks are empty."""
     columns = results.columns(curves=curves, looks=looks)
     writer = csv.writer(stream)
     writer.writerow(columns)
@@ -19,11 +19,11 @@ def write_csv(results: Results, stream: TextIO, *, curves: bool = False, looks: 
 
 
 def write_parquet(results: Results, path: Path, *, curves: bool = False, looks: bool = False) -> None:
-    """The same as a Parquet file; needs pyarrow."""
+    """Write the same as a Parquet file; needs pyarrow."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError:
-        raise ValueError("Parquet needs a package that is not here: pip install pyarrow; or use --format csv") from None
+        raise ValueError("Parquet needs pyarrow: run pip install pyarrow, or use --format csv") from None
     with writing.output(path) as file:
         pyarrow.parquet.write_table(pyarrow.table(results.columns(curves=curves, looks=looks)), file)

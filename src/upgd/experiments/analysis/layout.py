@@ -1,4 +1,4 @@
-"""Text that fits a terminal; a pipe or a file gets all of it."""
+"""Format text to fit a terminal; output to a pipe or a file is not shortened."""
 
 import math
 import shutil
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 __all__ = ["laid_out", "number_format", "p_text", "terminal_width", "wrapped"]
 
 _DIFFERENCES = ("to the best", "to the reference")
-#: What a narrow table goes without, in this order; settings are not lost, they get a line of their own.
+#: Columns that a narrow table omits, in this order; settings are not omitted but moved to separate lines.
 _DISPENSABLE = (
     "learner-steps",
     "tried",
@@ -25,12 +25,12 @@ _GAP = "  "
 
 
 def terminal_width() -> int | None:
-    """How many columns the standard output has (``COLUMNS`` may say otherwise); None if it is no terminal."""
+    """Return the number of columns of the standard output (or ``COLUMNS``); None if it is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def wrapped(text: str, width: int | None, *, indent: str = "", breaks: str = " ") -> str:
-    """A line, broken after ``breaks`` where it is too long; those that follow begin with ``indent``."""
+    """Wrap a long line after ``breaks``; continuation lines start with ``indent``."""
     if width is None or len(text) <= width:
         return text
     parts = [part.replace(" ", "\u00a0") for part in text.split(breaks)]
@@ -45,9 +45,9 @@ def wrapped(text: str, width: int | None, *, indent: str = "", breaks: str = " "
 
 
 def number_format(values: Iterable[float | None]) -> str:
-    """The format for numbers that stand in one column: as many decimals for all as the smallest of them needs.
+    """Return a format for the numbers of a column: as many decimals as the smallest of them needs.
 
-    Four decimals for most accuracies; more for small losses, fewer for large ones; scientific where decimals would not fit.
+    Four decimals for most accuracies, more for small losses, fewer for large ones; scientific where decimals would not fit.
 
         >>> [format(value, number_format([0.5, 0.0977])) for value in (0.5, 0.0977)]
         ['0.5000', '0.0977']
@@ -61,21 +61,21 @@ def number_format(values: Iterable[float | None]) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """A p-value with three decimals."""
+    """Format a p-value with three decimals."""
     if p is None:
         return "–"
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def laid_out(rows: Sequence[Sequence[str]], width: int | None) -> tuple[str, list[str]]:
-    """Rows under each other, the first of which has the columns' names.
+    """Format rows as text; the first row holds the names of the columns.
 
     Args:
-        rows: with as many cells each.
-        width: what there is room for. Names are folded first, then columns are left out.
+        rows: lists of cells of equal length.
+        width: the available width. Names are folded first, then columns are omitted.
 
     Returns:
-        The text, and the names of the columns that were left out.
+        The text, and the names of the omitted columns.
     """
     columns = {name: cells for name, *cells in zip(*rows, strict=True)}
     heads = {name: [name] for name in columns}

@@ -1,15 +1,15 @@
-"""What a learner is judged by, each as a series over its life and as one number.
+"""Metrics of a learner, each as a series over its steps and as one number.
 
 **Online** metrics are means over windows of predictions made before the update: ``accuracy`` and ``loss``.
 
-**From the online curve:** ``forgetting``, ``A_k − A_{k+1}`` from one task window to the next (in regression, how much the
-loss rises). Its mean is the drop from the first window to the last, per task.
+**From the online curve:** ``forgetting``, ``A_k − A_{k+1}`` between consecutive task windows (for regression, the increase of
+the loss). Its mean is the drop from the first window to the last, per task.
 
-**From looks inside the learner** (``--look-every``): ``plasticity``, the mean sample plasticity; ``loss-of-plasticity``, the
-first of these minus the last; ``dormant-units``, the share of dormant units, and ``effective-rank`` of what hidden layers put
-out, both means over layers; ``weight-norm``, the Euclidean norm of all parameters. :mod:`upgd.monitor` defines them.
+**From diagnostics** (``--look-every``): ``plasticity``, the mean sample plasticity; ``loss-of-plasticity``, its first value
+minus its last; ``dormant-units``, the fraction of dormant units, and ``effective-rank`` of the outputs of hidden layers, both
+means over layers; ``weight-norm``, the Euclidean norm of all parameters. :mod:`upgd.monitor` defines them.
 
-A metric is the mean of its series over all steps; loss of plasticity is the last entry. A learner that diverged has none.
+A metric is the mean of its series over all steps; loss of plasticity is the last entry. Diverged learners have none.
 """
 
 import math
@@ -36,13 +36,13 @@ Metric = Literal[
 ]
 Floats = NDArray[np.float64]
 
-#: How often to look inside a learner: enough for a curve, and a few per cent of the time.
+#: Number of snapshots: enough for a curve, at a few per cent of the run time.
 _LOOKS_PER_RUN = 20
-_LOOKS = "look inside the learners: run them with --look-every {every}, into another store"
+_LOOKS = "record diagnostics: run the learners with --look-every {every}, into another store"
 
 
 class Series(NamedTuple):
-    """A metric over a learner's life: entry ``i`` is about the ``lengths[i]`` steps that end after step ``ends[i]``."""
+    """A metric over a learner's steps: entry ``i`` covers the ``lengths[i]`` steps that end after step ``ends[i]``."""
 
     ends: NDArray[np.int64]
     lengths: NDArray[np.int64]
@@ -54,12 +54,12 @@ class Definition:
     """A metric.
 
     Attributes:
-        noun: what axes and captions call it.
-        higher: whether more is better.
-        bounds: between which values it lies.
-        series: the series of a record; None if it was not recorded.
+        noun: its name in axes and captions.
+        higher: whether higher is better.
+        bounds: its range.
+        series: returns the series of a record; None if it was not recorded.
         remedy: how to record it; ``{every}`` stands for a number of steps.
-        final: whether the metric is the last entry of the series, and not its mean.
+        final: whether the metric is the last entry of the series rather than its mean.
     """
 
     noun: str
@@ -71,17 +71,17 @@ class Definition:
 
 
 def usual(record: Record) -> Metric:
-    """What a learner of this problem is judged by unless told otherwise, and by what its settings are chosen."""
+    """Return the default metric of a learner's problem, by which settings are chosen."""
     return "loss" if record.accuracy is None else "accuracy"
 
 
 def series(record: Record, metric: Metric) -> Series | None:
-    """The metric over the learner's life; None if it diverged or the metric was not recorded."""
+    """Return the metric over the learner's steps; None if the learner diverged or the metric was not recorded."""
     return None if record.diverged_at is not None else METRICS[metric].series(record)
 
 
 def area(record: Record, metric: Metric) -> float:
-    """The metric as one number; NaN for a learner that diverged, and where the metric was not recorded."""
+    """Return the metric as one number; NaN if the learner diverged or the metric was not recorded."""
     found = series(record, metric)
     if found is None:
         return math.nan
@@ -91,7 +91,7 @@ def area(record: Record, metric: Metric) -> float:
 
 
 def quarter(record: Record, metric: Metric, which: Literal["first", "last"]) -> float:
-    """The mean of the series over the first or the last quarter of the steps; NaN where it has nothing."""
+    """Return the mean of the series over the first or the last quarter of the steps; NaN if there is no data."""
     steps = record.key.steps
     begin, end = (0, steps / 4) if which == "first" else (steps * 3 / 4, steps)
     found = series(record, metric)
@@ -103,7 +103,7 @@ def quarter(record: Record, metric: Metric, which: Literal["first", "last"]) -> 
 
 
 def check(metric: Metric, records: list[Record], where: str) -> None:
-    """Say how to record a metric that no learner has."""
+    """Raise ValueError if no learner has the metric, with instructions for recording it."""
     if metric not in METRICS:
         raise ValueError(f"metric must be one of {', '.join(METRICS)}, not {metric!r}")
     alive = [record for record in records if record.diverged_at is None]
@@ -112,7 +112,7 @@ def check(metric: Metric, records: list[Record], where: str) -> None:
 
 
 def how_to_record(metric: Metric, steps: int) -> str:
-    """What to do to get a metric of learners that take so many steps."""
+    """Return instructions for recording a metric of learners with this number of steps."""
     return METRICS[metric].remedy.format(every=max(1, steps // _LOOKS_PER_RUN))
 
 
@@ -132,7 +132,7 @@ def _forgetting(record: Record) -> Series | None:
 
 
 def _looked(figures: Callable[[Record], list[list[float]]]) -> Callable[[Record], Series | None]:
-    """Means of figures, such as those of all layers, at every look."""
+    """Return a function that averages diagnostics, such as those of all layers, at every snapshot."""
 
     def found(record: Record) -> Series | None:
         listed = figures(record) if record.diagnostics and record.diagnostics["step"] else []
@@ -147,7 +147,7 @@ def _looked(figures: Callable[[Record], list[list[float]]]) -> Callable[[Record]
 
 
 def _named(name: str) -> Callable[[Record], list[list[float]]]:
-    """The figure of that name."""
+    """Return a function that returns the diagnostic of that name."""
 
     def found(record: Record) -> list[list[float]]:
         looks = record.diagnostics or {}
@@ -157,7 +157,7 @@ def _named(name: str) -> Callable[[Record], list[list[float]]]:
 
 
 def _of_hidden_layers(figure: str) -> Callable[[Record], list[list[float]]]:
-    """A figure of what hidden layers put out: only these have dormant units."""
+    """Return a function that returns a diagnostic of the outputs of all hidden layers, identified by their dormant units."""
 
     def found(record: Record) -> list[list[float]]:
         looks = record.diagnostics or {}
@@ -176,15 +176,15 @@ def _lost(record: Record) -> Series | None:
 
 METRICS: dict[Metric, Definition] = {
     "accuracy": Definition(
-        "online accuracy", True, (0, 1), _online("accuracy"), "a regression has a loss: leave --metric out"
+        "online accuracy", True, (0, 1), _online("accuracy"), "regression has only a loss: remove --metric"
     ),
     "loss": Definition("online loss", False, (0, math.inf), _online("loss"), "every learner has one"),
     "plasticity": Definition("sample plasticity", True, (0, 1), _looked(_named("sample_plasticity")), _LOOKS),
     "loss-of-plasticity": Definition(
-        "loss of plasticity", False, (-1, 1), _lost, f"it takes two looks: {_LOOKS}", final=True
+        "loss of plasticity", False, (-1, 1), _lost, f"it needs two snapshots: {_LOOKS}", final=True
     ),
     "forgetting": Definition(
-        "forgetting", False, (-math.inf, math.inf), _forgetting, "it takes two task windows at least: run more steps"
+        "forgetting", False, (-math.inf, math.inf), _forgetting, "it needs at least two task windows: run more steps"
     ),
     "dormant-units": Definition(
         "share of dormant units", False, (0, 1), _looked(_of_hidden_layers("dormant_share")), _LOOKS

@@ -1,11 +1,11 @@
-"""Results that travel: a compressed CSV file with all that a store needs to go on from it.
+"""Portable results: a compressed CSV file with everything that a store needs to resume from it.
 
-A file has one row for each learner: its key (problem, options, network, method, settings, seed, steps, engine), its means
-over all steps, the step at which it diverged, its curves, where it was computed, and a checksum. Any program that reads CSV
-can recompute tables from it; :func:`read` gives the records back, and :func:`merge` adds records to a file.
+A file has one row per learner: its key (problem, options, network, method, settings, seed, steps, engine), its means over all
+steps, the step at which it diverged, its curves, where it was computed, and a checksum. Any program that reads CSV can
+recompute tables from it. :func:`read` returns the records, and :func:`merge` adds records to a file.
 
-Curves are joined to a number of windows that the writer chooses, and all numbers have six significant digits. So a file that
-is read and written again stays as it is, byte for byte. What looks inside a learner have shown is not part of the file.
+The writer chooses the number of windows per curve, and all numbers have six significant digits, so reading and writing a
+file again gives the same bytes. Diagnostics are not part of the file.
 """
 
 import csv
@@ -27,9 +27,9 @@ from upgd.store import Key, Record
 
 __all__ = ["COLUMNS", "SUMMARY", "WINDOWS", "coarsened", "merge", "read", "write"]
 
-#: How many windows a curve has at most: more than a figure shows.
+#: Maximum number of windows per curve: more than a figure shows.
 WINDOWS = 200
-#: How many windows are enough for a mean over all steps and over the outer quarters.
+#: Number of windows that is enough for means over all steps and over the first and last quarter.
 SUMMARY = 4
 
 _KEY = ("problem", "options", "network", "method", "settings", "seed", "steps", "engine")
@@ -42,8 +42,8 @@ _MAGIC = b"\x1f\x8b"
 
 
 def coarsened(record: Record, windows: int) -> Record:
-    """The record as a file has it: with neighbouring windows joined, so that its curves have at most ``windows`` entries, and
-    with numbers of six digits.
+    """Return the record as stored in a file: neighbouring windows are merged so that curves have at most ``windows`` entries,
+    and numbers have six digits.
 
     Example:
         >>> key = Key(problem="toy", network="5", method="sgd", settings={"lr": 0.1}, seed=0, steps=6)
@@ -64,10 +64,10 @@ def coarsened(record: Record, windows: int) -> Record:
 
 
 def write(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
-    """Write records to a file whose name ends with ``.csv.gz``, or ``.csv`` for one that is not compressed.
+    """Write records to a file whose name ends in ``.csv.gz``, or in ``.csv`` for an uncompressed one.
 
-    The rows are sorted, so the same records give the same bytes. A file that was written by this function is replaced; no
-    other compressed file is.
+    The rows are sorted, so the same records give the same bytes. A file written by this function is replaced; other
+    compressed files are not.
     """
     content = _text(records).encode()
     if os.fspath(path).endswith(".gz"):
@@ -77,14 +77,14 @@ def write(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
 
 
 def merge(path: str | os.PathLike[str], records: Iterable[Record]) -> int:
-    """Add records to a file, which is made if it is not there; of a record that it has, the longer curves are kept.
+    """Add records to a file, which is created if necessary; of duplicate records, the one with longer curves is kept.
 
     Args:
         path: the file.
-        records: what to add.
+        records: the records to add.
 
     Returns:
-        How many records the file has now.
+        The number of records in the file.
     """
     found = {record.key.digest: record for record in (read(path) if os.path.exists(path) else ())}
     for record in records:
@@ -96,16 +96,16 @@ def merge(path: str | os.PathLike[str], records: Iterable[Record]) -> int:
 
 
 def read(path: str | os.PathLike[str]) -> list[Record]:
-    """The records of a file.
+    """Read the records of a file.
 
     Raises:
-        ValueError: the file is not as it was written. Nothing of it is used then.
+        ValueError: If the file is damaged; no part of it is used then.
     """
     with open(path, "rb") as file:
         content = file.read()
     try:
         if content.startswith(_MAGIC):
-            content = gzip.decompress(content)  # which has a checksum of all of it
+            content = gzip.decompress(content)  # verifies gzip's checksum
         text = content.decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise _damaged(path, str(error)) from error
@@ -118,18 +118,18 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
     except (csv.Error, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(path, f"line {rows.line_num}: {error}") from error
     if not text.endswith("\n"):
-        raise _damaged(path, "the last line is not complete")
+        raise _damaged(path, "the last line is incomplete")
     if len({record.key.digest for record in found}) < len(found):
-        raise _damaged(path, "a learner is there twice")
+        raise _damaged(path, "a learner occurs twice")
     return found
 
 
 def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:
-    return ValueError(f"{os.fspath(path)} is damaged or no file of results ({why}); put an intact copy in its place")
+    return ValueError(f"{os.fspath(path)} is damaged or not a file of results ({why}); replace it with an intact copy")
 
 
 def _is_ours(file: IO[bytes]) -> bool:
-    """Whether a compressed file begins as those of :func:`write` do."""
+    """Return whether a compressed file starts like those of :func:`write`."""
     try:
         with gzip.GzipFile(fileobj=file) as opened:
             return opened.read(256).startswith(",".join(COLUMNS).encode()[:256])
@@ -153,7 +153,7 @@ def _order(row: tuple[list[str], Key]) -> tuple[Any, ...]:
 
 
 def _cells(record: Record) -> list[str]:
-    """All columns but the checksum, as text."""
+    """Return all columns but the checksum, as text."""
     key = record.key
     values = {
         **{name: str(getattr(key, name)) for name in _KEY},
@@ -173,7 +173,7 @@ def _cells(record: Record) -> list[str]:
 
 
 def _record(row: list[str]) -> Record:
-    """The record of a row, if the row is as it was written."""
+    """Parse a row, after verifying its checksum."""
     if len(row) != len(COLUMNS):
         raise ValueError(f"it has {len(row)} columns instead of {len(COLUMNS)}")
     cells = dict(zip(COLUMNS, row, strict=True))
@@ -188,7 +188,7 @@ def _record(row: list[str]) -> Record:
         engine=int(cells["engine"]),
     )
     if _check(key, row[:-1]) != cells["check"]:
-        raise ValueError("it does not have the checksum that it was written with")
+        raise ValueError("its checksum is wrong")
     window = int(cells["window"])
     windows = -(-key.steps // window)
     return Record(
@@ -208,13 +208,13 @@ def _record(row: list[str]) -> Record:
 
 
 def _check(key: Key, cells: list[str]) -> str:
-    """Of the row's text, and of the key that the text was made of: a reader that understands it otherwise finds out."""
+    """Return the checksum of the row's text and of the key that it was made from, which detects misparsed keys."""
     said = json.dumps([key.digest, *cells]).encode()
     return hashlib.blake2b(said, digest_size=4).hexdigest()
 
 
 def _mean(record: Record, curve: NDArray[Any] | None) -> str:
-    """The mean over all steps of the numbers that the curve's column has; empty for a learner that diverged."""
+    """Return the mean over all steps of the rounded curve; empty for a diverged learner."""
     if curve is None or record.diverged_at is not None:
         return ""
     rounded = np.array([float(f"{value:.6g}") for value in curve.tolist()])
@@ -222,7 +222,7 @@ def _mean(record: Record, curve: NDArray[Any] | None) -> str:
 
 
 def _numbers(curve: NDArray[Any]) -> str:
-    """The curve up to the window in which the learner diverged, which is nan like all that follow."""
+    """Format the curve up to the window in which the learner diverged, which is nan like all that follow."""
     bad = np.flatnonzero(~np.isfinite(curve))
     values = [*curve.tolist()[: bad[0]], np.nan] if len(bad) else curve.tolist()
     return " ".join(f"{value:.6g}" for value in values)

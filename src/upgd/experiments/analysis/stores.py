@@ -1,4 +1,4 @@
-"""Stores from Python: read one with :func:`open`, put the results of your own loop into one with :func:`record`.
+"""Stores in Python: :func:`open` reads one, and :func:`record` adds the results of your own loop to one.
 
 >>> import tempfile, upgd
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -25,7 +25,7 @@ from upgd.store import Key, Record, Store
 
 __all__ = ["open", "read", "record"]
 
-#: A curve that is averaged by default has at most so many entries.
+#: Maximum number of entries of a curve that is averaged by default.
 _MOST_WINDOWS = 1_000
 
 
@@ -39,12 +39,12 @@ def open(
 ) -> Results:
     """Read the results in a store.
 
-    Everything is read at once, and nothing stays open. Learners that are finished later are not in what is returned.
+    Everything is read at once, and no file stays open. Learners that finish later are not included.
 
     Args:
-        stores: the file of results. Of several files, learners are compared with one another, and each method is shown
+        stores: The file of results. Learners of several files are compared with one another, and each method is shown
             with the name of its file.
-        problem, methods, network, steps, seeds: only the results that match; None matches everything.
+        problem, methods, network, steps, seeds: Read only matching results; None matches all.
 
     Example:
         >>> results = upgd.open("upgd.db")          # doctest: +SKIP
@@ -59,7 +59,7 @@ def open(
 
 
 def read(*stores: str | os.PathLike[str], **which: Any) -> tuple[list[Record], list[str]]:
-    """The records of one or several stores that match (see :meth:`Store.records`), and what is damaged in the files."""
+    """Return the matching records of one or several stores (see :meth:`Store.records`), and any damage of the files."""
     records: list[Record] = []
     damage: list[str] = []
     for path in stores:
@@ -88,30 +88,30 @@ def record(
     seconds: float = 0.0,
     device: str = "cpu",
 ) -> bool:
-    """Put the result of one run of your own loop into a store, beside those of ``upgd run``.
+    """Add the result of one run of your own loop to a store, next to those of ``upgd run``.
 
-    Runs with the same problem, options, network and number of steps are compared with one another. So a method of your own
-    is compared with ours if you give the names that ``upgd runs`` shows.
+    Runs with the same problem, options, network and number of steps are compared with one another. Use the names shown by
+    ``upgd runs`` to compare your own method with the built-in ones.
 
     Args:
-        store: the file of results, made if it is not there.
-        problem: the name of the stream.
-        method: the name of the method.
-        seed: the run's seed; methods are compared seed by seed.
-        loss, accuracy: one value for each step, of predictions made before the update (1 or 0 for a right or wrong one);
-            or, together with ``steps`` and ``window``, one mean for each window. Leave ``accuracy`` out in regression. From
-            the first loss on that is not finite, the run counts as diverged.
-        settings: the hyperparameters: numbers, text, or lists of them.
-        steps: how many steps the run took; by default as many as ``loss`` has values.
-        window: how many steps each entry of the stored curves stands for; by default as few as give at most 1,000 entries.
-        network: the name of the network.
-        options: the options of the stream.
-        looks: what was seen inside the network, by step: such as ``{1000: monitor.snapshot()}``.
-        seconds: how long it took.
-        device: where it ran.
+        store: The file of results, created if necessary.
+        problem: The name of the stream.
+        method: The name of the method.
+        seed: The seed of the run; methods are compared seed by seed.
+        loss, accuracy: One value per step, of predictions made before the update (accuracy: 1 if correct, otherwise 0); or,
+            with ``steps`` and ``window``, one mean per window. Omit ``accuracy`` for regression. The run counts as diverged
+            from the first loss that is not finite.
+        settings: The hyperparameters: numbers, strings, or lists of them.
+        steps: Number of steps of the run. Default: the length of ``loss``.
+        window: Number of steps per entry of the stored curves. Default: the smallest that gives at most 1,000 entries.
+        network: The name of the network. Default: "own".
+        options: The options of the stream.
+        looks: Diagnostics of the network by step, such as ``{1000: monitor.snapshot()}``.
+        seconds: The duration of the run.
+        device: The device of the run.
 
     Returns:
-        Whether it is new. A run that the store has already is left as it is.
+        Whether the run is new. A run that is already in the store is not changed.
 
     Example:
         >>> upgd.record(":memory:", problem="mine", method="sgd", seed=0, loss=[0.5, 0.25], settings={"lr": 0.1})
@@ -120,7 +120,7 @@ def record(
 
     losses = _values("loss", loss)
     if not np.isfinite(losses).any():
-        raise ValueError("loss has no finite value, not even for the first step; check what is recorded")
+        raise ValueError("loss has no finite value, not even at the first step; check the recorded values")
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise ValueError(f"seed must be an integer from 0 to 2⁶³ − 1, not {seed!r}")
     steps = len(losses) if steps is None else steps
@@ -149,7 +149,7 @@ def record(
         settings=settings,
         seed=int(seed),
         steps=int(steps),
-        engine=ENGINE,  # or it would not be compared with what this version runs
+        engine=ENGINE,  # so that it is compared with results of this version
     )
     one = Record(
         key,
@@ -178,11 +178,11 @@ def _values(name: str, values: ArrayLike) -> NDArray[np.float64]:
 
 
 def _windowed(name: str, values: NDArray[np.float64], steps: int, window: int) -> NDArray[np.float64]:
-    """Means over windows."""
+    """Return means over windows."""
     starts = np.arange(0, steps, window)
     if len(values) == steps:
         lengths = np.minimum(starts + window, steps) - starts
-        with np.errstate(invalid="ignore"):  # what is not finite stays so, and its window is cut off
+        with np.errstate(invalid="ignore"):  # non-finite values stay so, and their window is cut off
             means: NDArray[np.float64] = np.add.reduceat(values, starts) / lengths
         return means
     if len(values) == len(starts):
@@ -198,18 +198,18 @@ def _is_whole(number: Any) -> bool:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A number, a text or a list as JSON has them."""
+    """Convert to a number, a string or a list that JSON can represent."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [_plain(name, part) for part in value]
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and np.isfinite(value)):
         return value
-    raise ValueError(f"{name} must be a finite number, text, or a list of them, not {value!r}")
+    raise ValueError(f"{name} must be a finite number, a string, or a list of them, not {value!r}")
 
 
 def _looks(looks: Mapping[int, Mapping[str, Any]] | None) -> dict[str, list[Any]] | None:
-    """Figures by step and name, to figures by name: a list with an entry for each step, None where there is no number."""
+    """Convert diagnostics by step and name to lists by name, with one entry per step, None where there is no number."""
     if not looks:
         return None
     moments = sorted(looks)
@@ -218,28 +218,28 @@ def _looks(looks: Mapping[int, Mapping[str, Any]] | None) -> dict[str, list[Any]
         arrays = {step: np.asarray(looks[step][name], np.float64) for step in moments if name in looks[step]}
         shapes = {array.shape for array in arrays.values()}
         if len(shapes) > 1:
-            raise ValueError(f"looks: {name!r} must have as many numbers at every step, not {sorted(shapes)}")
+            raise ValueError(f"looks: {name!r} must have the same number of values at every step, not {sorted(shapes)}")
         absent = np.full(shapes.pop(), np.nan)
         found[name] = [_listed(arrays.get(step, absent)) for step in moments]
     return found
 
 
 def _listed(array: NDArray[np.float64]) -> Any:
-    """A number or a list of them; None where it is not finite, for which JSON has no word."""
+    """Convert to a number or a list; non-finite values become None, because JSON cannot represent them."""
     plain = array.astype(object)
     plain[~np.isfinite(array)] = None
     return plain.tolist()
 
 
 def _check_alike(one: Record, others: Iterable[Record]) -> None:
-    """Refuse what could not be drawn or compared together with what is there."""
+    """Raise ValueError if a record cannot be compared or drawn together with the existing ones."""
     alike = [other for other in others if other.key.options == one.key.options and other.key.engine == one.key.engine]
     where = f"on {one.key.problem} ({one.key.steps:,} steps)"
     for other in alike:
         if (other.accuracy is None) != (one.accuracy is None):
             lacks, has = ("loss only", "accuracy") if one.accuracy is None else ("accuracy", "loss only")
             raise ValueError(
-                f"this run has {lacks}, and those that the store has {where} have {has}; give all of them the same, or "
+                f"this run has {lacks}, but those in the store {where} have {has}; record the same for all, or use "
                 "another problem"
             )
         same = (other.key.method, dict(other.key.settings)) == (one.key.method, dict(one.key.settings))

@@ -1,4 +1,4 @@
-"""Student's t distribution, without scipy: a bare installation has its tests and intervals, too."""
+"""Student's t distribution without scipy, so that tests and intervals work in a minimal installation."""
 
 import math
 from functools import cache
@@ -8,7 +8,7 @@ __all__ = ["p_value", "quantile"]
 
 @cache
 def quantile(freedom: int, level: float = 0.95) -> float:
-    """How far from 0 Student's t stays with probability ``level``: the half-width of an interval in standard errors."""
+    """Return the two-sided quantile of Student's t: the half-width of an interval in standard errors."""
     if freedom < 1:
         return math.nan
     low, high = 0.0, 1.0
@@ -21,15 +21,15 @@ def quantile(freedom: int, level: float = 0.95) -> float:
 
 
 def p_value(statistic: float, freedom: int) -> float:
-    """How likely Student's t is to be at least that far from 0."""
+    """Return the two-sided p-value of a t statistic."""
     far = freedom / (freedom + statistic**2)
-    if far < (freedom + 2) / (freedom + 5):  # where the fraction converges fast
+    if far < (freedom + 2) / (freedom + 5):  # where the continued fraction converges fast
         return _incomplete_beta(far, freedom / 2, 0.5)
     return 1 - _incomplete_beta(statistic**2 / (freedom + statistic**2), 0.5, freedom / 2)
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function, by its continued fraction, from the top down (Lentz's way)."""
+    """Return the regularized incomplete beta function, by its continued fraction (Lentz's method)."""
     if x == 0:
         return 0.0
     factor = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))

@@ -1,6 +1,6 @@
 """Variants of a method: weight- or feature-wise, global or local, first or second order, white or anticorrelated noise.
 
-A variant is no hyperparameter: nobody asks for the best of them, but for the best setting of each.
+Variants are not hyperparameters: tables show the best setting of each variant rather than the best variant.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ from upgd.methods import METHODS
 __all__ = ["Variant", "best_of_variants", "by_variant", "dashes", "evaluated", "label", "table_rows", "variant"]
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-#: How lines of a variant are drawn, by the switches that are not at their default; in plotly's words.
+#: Line styles of variants, by the switches that are not at their default; plotly's names.
 _BY_SWITCHES = {(): "solid", ("scaling",): "longdash", ("granularity",): "dot", ("granularity", "scaling"): "dashdot"}
 
 
 class Variant(NamedTuple):
-    """A method with those of its switches that are not at their default, as pairs of name and value; and the store that its
-    results come from, where several are compared."""
+    """A method with its switches that are not at their default, as pairs of name and value, and the store of its results, if
+    several are compared."""
 
     method: str
     switches: tuple[tuple[str, Any], ...] = ()
@@ -29,20 +29,20 @@ class Variant(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The method's name for people, with what is unusual about it."""
+        """The method's label, with the switches that are not at their default."""
         words = [_word(name, value) for name, value in self.switches]
         name = ", ".join([label(self.method), *filter(None, words)])
         return f"{name} ({Path(self.source).with_suffix('')})" if self.source else name
 
     @property
     def dash(self) -> str:
-        """How its lines are drawn."""
+        """Its line style."""
         names = tuple(name for name, _ in self.switches)
         return "dash" if "order" in names else _BY_SWITCHES.get(tuple(n for n in names if n != "noise"), "dashdot")
 
 
 def label(method: str) -> str:
-    """What tables and figures call a method; its name if it is not loaded."""
+    """Return the label of a method in tables and figures; its name if it is not loaded."""
     return METHODS[method].label if method in METHODS else method
 
 
@@ -52,24 +52,24 @@ def _word(name: str, value: Any) -> str:
 
 
 def variant(entry: Entry) -> Variant:
-    """The variant that an entry is a setting of."""
+    """Return the variant of an entry."""
     every = known()
     names = [name for name in ordered(entry.settings) if name in every and every[name].is_switch]
     switches = ((name, entry.settings[name]) for name in names if not is_usual(name, entry.settings[name]))
-    # Settings of somebody's own method may have these names, and any values.
+    # Settings of custom methods may have these names with any values.
     plain = ((name, value if isinstance(value, str | int) else str(value)) for name, value in switches)
     return Variant(entry.method, tuple(plain), entry.source)
 
 
 def dashes(variants: Iterable[Variant]) -> dict[Variant, str]:
-    """How the lines of variants are drawn side by side: the same method from another store gets another dash."""
+    """Return the line styles of variants that are shown together; the same method from another store gets another style."""
     listed = list(variants)
     sources = list(dict.fromkeys(one.source for one in listed))
     return {one: _DASHES[(_DASHES.index(one.dash) + sources.index(one.source)) % len(_DASHES)] for one in listed}
 
 
 def by_variant(comparison: Comparison) -> dict[Variant, Comparison]:
-    """The entries of a comparison, variant by variant."""
+    """Group the entries of a comparison by variant."""
     sorted_: dict[Variant, list[Entry]] = {}
     for entry in comparison.entries:
         sorted_.setdefault(variant(entry), []).append(entry)
@@ -77,16 +77,16 @@ def by_variant(comparison: Comparison) -> dict[Variant, Comparison]:
 
 
 def best_of_variants(comparison: Comparison) -> dict[Variant, Best]:
-    """The best setting of every variant."""
+    """Return the best setting of every variant."""
     return {one: best(own, one.method) for one, own in by_variant(comparison).items()}
 
 
 def evaluated(comparison: Comparison, *, all_settings: bool = False) -> list[tuple[Evaluation, list[Entry]]]:
-    """What tables show: every variant at its best setting, or at all of them, on fresh seeds where it has some.
+    """Return the entries of tables: every variant at its best setting, or at all settings, on fresh seeds if it has some.
 
     Returns:
-        Entries on fresh seeds, then those on the seeds of the search; no group is empty. Where no variant has more than one
-        setting, there is nothing to tell apart, and the only group has all entries with all of their seeds.
+        Entries on fresh seeds, then those on the seeds of the search; no group is empty. If no variant has more than one
+        setting, there is a single group of all entries with all of their seeds.
     """
     chosen = best_of_variants(comparison)
     searched = {one: best for one, best in chosen.items() if best.search_seeds}
@@ -94,7 +94,7 @@ def evaluated(comparison: Comparison, *, all_settings: bool = False) -> list[tup
         return [(None, list(comparison.entries) if all_settings else [best.entry for best in chosen.values()])]
     fresh = [best.shown for one, best in chosen.items() if best.fresh_seeds or one not in searched]
     if not any(best.fresh_seeds for best in searched.values()):
-        fresh = []  # then single settings stay with the others
+        fresh = []  # single settings stay with the others
     if all_settings:
         search = [
             entry.on(searched[one].search_seeds) if one in searched else entry
@@ -110,12 +110,12 @@ def evaluated(comparison: Comparison, *, all_settings: bool = False) -> list[tup
 
 
 def table_rows(comparison: Comparison, *, all_settings: bool = False, against: str | None = None) -> list[Row]:
-    """A table's lines: those on fresh seeds, then those on the seeds of the search, each group the best first.
+    """Return a table's lines: those on fresh seeds, then those on the seeds of the search, each group best first.
 
     Args:
-        comparison: the learners of one problem.
-        all_settings: all settings, and not only the best of every variant.
-        against: the method (or the label of the variant) with which the others are compared; by default the best.
+        comparison: the comparison.
+        all_settings: whether to include all settings, not only the best of every variant.
+        against: the method, or the label of a variant, to compare the others with. Default: the best.
     """
     groups = evaluated(comparison, all_settings=all_settings)
     reference = None if against is None else _reference(comparison, [e for _, own in groups for e in own], against)

@@ -1,6 +1,6 @@
-"""How an experiment is computed: jobs, who computes them, progress and estimates.
+"""Execution of experiments: jobs, workers, progress and estimates.
 
-``running`` carries out a whole experiment: it divides it into ``jobs``, has ``workers`` (or a Ray ``cluster``)
-compute them with ``work``, and stores every finished one. ``progress`` shows how far it is, ``estimate`` how long it
-takes, and ``confirming`` repeats the best settings on fresh seeds. ``bench`` measures a machine.
+``running`` runs a whole experiment: it splits it into ``jobs``, computes them with ``workers`` (or on a Ray ``cluster``)
+using ``work``, and stores every finished job. ``progress`` displays progress, ``estimate`` predicts run times, and
+``confirming`` reruns the best settings on fresh seeds. ``bench`` measures the speed of a machine.
 """

@@ -1,4 +1,4 @@
-"""How fast is this machine at what the paper's experiments need?"""
+"""Measure the speed of this machine for the paper's experiments."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _LEARNERS = {"cpu": 8, "cuda": 512}
 
 
 def measure(device: str = "auto", seconds: float = 1.0) -> Iterator[dict[str, Any]]:
-    """Measure methods on the toy problem's network and on those of the images, on made-up images of the same size."""
+    """Measure methods on the networks of the toy and the image problems, with synthetic images of the same size."""
     device = device_named(device)
     for network, stream in _problems():
         module = architecture.network(network, stream)

@@ -1,8 +1,8 @@
-"""The same sweep on a Ray cluster.
+"""Run a sweep on a Ray cluster.
 
-Jobs of work go to the cluster in slices: a task takes a job from where it was, computes for a while and gives back either
-the finished records or a snapshot. The driver alone writes: records into the store, snapshots into the checkpoints beside it.
-So a node that is lost costs a slice, which Ray gives to another node; and a driver that is stopped goes on where it was.
+Jobs are sent to the cluster in slices: a task resumes a job, computes for a while, and returns either the finished records
+or a snapshot. Only the driver writes: records to the store, snapshots to the checkpoints next to it. Losing a node therefore
+costs one slice, which Ray assigns to another node, and a driver that is stopped can resume.
 """
 
 import logging
@@ -23,7 +23,7 @@ from upgd.store import Record
 
 __all__ = ["on_ray"]
 
-#: How often Ray gives a slice to another worker when the one that had it is lost.
+#: Number of times that Ray retries a slice after its worker is lost.
 _RETRIES = 10
 _START = "start one with `ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`"
 
@@ -40,17 +40,17 @@ def on_ray(
     """Connect to a Ray cluster.
 
     Args:
-        address: the head's, ``HOST:PORT``; ``"auto"`` for the cluster that this machine belongs to; ``"local"`` to start
-            one on this machine, which ends with the process.
-        device: what jobs compute on: ``"auto"`` takes the cluster's GPUs if it has any, one for each job.
-        backend: the population's.
-        checkpoints: where the driver keeps snapshots of unfinished jobs.
-        slice_seconds: how long a task computes before it gives back a snapshot: what the loss of a node costs at most.
-        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
-        insecure: start a cluster, or use one, that asks nobody for a token: whoever reaches its ports may run code.
+        address: The address of the head, ``HOST:PORT``; ``"auto"`` for the cluster that this machine belongs to; ``"local"``
+            to start one on this machine, which ends with the process.
+        device: The device of the jobs; ``"auto"`` uses the cluster's GPUs if it has any, one per job.
+        backend: The backend of the population.
+        checkpoints: The driver's storage for snapshots of unfinished jobs.
+        slice_seconds: Time that a task computes before it returns a snapshot; the most that losing a node costs.
+        look_every: Number of steps between diagnostics. Default: None, no diagnostics.
+        insecure: Accept a cluster without token authentication: anyone who can reach its ports may run code.
 
     Returns:
-        The kind of device, how many jobs the cluster computes at a time, and the executor.
+        The kind of device, the number of jobs that the cluster computes at a time, and the executor.
     """
     ray = _connected(address, insecure)
     resources = ray.cluster_resources()
@@ -89,8 +89,8 @@ def on_ray(
                 submit(job, snapshot)
                 watcher(job, done, diverged)
         finally:
-            # With the driver go its tasks. To cancel them first would race with their answers, and Ray (2.60) then ends the
-            # whole process.
+            # The tasks end with the driver. Cancelling them first would race with their results, in which case Ray (2.60)
+            # ends the whole process.
             ray.shutdown()
 
     return kind, slots, execute
@@ -106,11 +106,11 @@ def compute_slice(
     modules: Sequence[str] = (),
     path: Sequence[str] = (),
 ) -> tuple[list[Record] | None, Snapshot | None, int, int]:
-    """Compute a job for so many seconds, or to its end, with the driver's plug-ins, which must be installed here or lie in a
-    folder of the driver's path that this machine has, too.
+    """Compute a job for ``seconds``, or to its end, with the driver's plugins. These must be installed here or in a folder of
+    the driver's path that exists on this machine.
 
     Returns:
-        The records, or None and a snapshot; and the learner-steps done and how many learners have diverged.
+        The records, or None and a snapshot; and the number of learner-steps done and of diverged learners.
     """
     plugins.load_elsewhere(modules, path)
     deadline = time.monotonic() + seconds
@@ -119,7 +119,7 @@ def compute_slice(
     def watch(done: int, diverged: int, snapshot: Callable[[], Snapshot]) -> None:
         began = bool(seen)
         seen[:] = [snapshot, done, diverged]
-        if began and done < job.learner_steps and time.monotonic() >= deadline:  # at least one block, however slow
+        if began and done < job.learner_steps and time.monotonic() >= deadline:  # at least one block
             raise Pause
 
     try:
@@ -132,11 +132,11 @@ def compute_slice(
 
 def _connected(address: str, insecure: bool) -> Any:
     if address == "local" and not insecure and "ray" not in sys.modules:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported, and makes the token
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it on import and creates the token
     try:
         import ray
     except ModuleNotFoundError:
-        raise ValueError("a Ray cluster needs a package that is not here: pip install 'upgd[ray]'") from None
+        raise ValueError("a Ray cluster needs ray, which is not installed; run pip install 'upgd[ray]'") from None
     if not ray.is_initialized():
         _check_reachable(address)
         if not insecure and not _asks_for_a_token(ray.__version__):
@@ -145,12 +145,12 @@ def _connected(address: str, insecure: bool) -> Any:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             first = str(error).strip().splitlines()[0]
-            raise ValueError(f"no Ray cluster answers at {address} ({first}); {_START}") from error
+            raise ValueError(f"no Ray cluster responds at {address} ({first}); {_START}") from error
     return ray
 
 
 def _asks_for_a_token(version: str) -> bool:
-    """Whether Ray lets nobody in without a token, which versions before 2.52 cannot do."""
+    """Return whether this version of Ray supports token authentication, which requires 2.52."""
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < (2, 52):
         return False
@@ -162,21 +162,21 @@ def _asks_for_a_token(version: str) -> bool:
 
 
 def _refuse_or_warn(address: str) -> None:
-    """An open cluster runs code for everybody who reaches its ports, and Ray listens on all interfaces."""
+    """Refuse or warn about an open cluster: Ray listens on all interfaces and runs code for anyone who connects."""
     if address == "local":
         raise ValueError(
-            "ray='local' would start a cluster that runs code for everybody who can reach this machine; set "
-            "RAY_AUTH_MODE=token (Ray 2.52 or newer), or accept that with --insecure (insecure=True)"
+            "ray='local' would start a cluster that runs code for anyone who can reach this machine; set "
+            "RAY_AUTH_MODE=token (Ray 2.52 or newer), or accept this with --insecure (insecure=True)"
         )
     logging.getLogger("upgd.experiments.execution.cluster").warning(
-        "upgd: the Ray cluster at %s asks for no token, so everybody who can reach it can run code there; set "
+        "upgd: the Ray cluster at %s requires no token, so anyone who can reach it can run code there; set "
         "RAY_AUTH_MODE=token on all its machines, or silence this with --insecure",
         address,
     )
 
 
 def _check_reachable(address: str) -> None:
-    """Ray ends the whole process when nobody answers at an address; we would rather say so."""
+    """Raise ValueError if nothing responds at an address; Ray itself would end the whole process."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto" or address == "local":
         return
@@ -185,11 +185,11 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except OSError as error:
-        raise ValueError(f"no Ray cluster answers at {address} ({error.strerror or error}); {_START}") from error
+        raise ValueError(f"no Ray cluster responds at {address} ({error.strerror or error}); {_START}") from error
 
 
 def _got(ray: Any, reference: Any) -> tuple[list[Record] | None, Snapshot | None, int, int]:
-    """A task's answer; an error in it is raised as the worker saw it."""
+    """Return the result of a task; its exceptions are raised with their original type."""
     try:
         answer: tuple[list[Record] | None, Snapshot | None, int, int] = ray.get(reference)
     except ray.exceptions.RayTaskError as error:

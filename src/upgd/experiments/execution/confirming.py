@@ -1,7 +1,7 @@
-"""Confirming what a search has found: the best settings again, on seeds that had no part in choosing them.
+"""Confirm the result of a search: rerun the best settings on seeds that were not used to choose them.
 
-The seeds of a search flatter the settings that it chose, and the more settings a method has, the more so. Fresh seeds do not:
-their means are unbiased, and so are the tests between methods. Tables show them apart
+The seeds of a search favour the settings that were chosen on them, the more so the more settings a method has. Means on fresh
+seeds are unbiased, and so are tests between methods. Tables show them separately
 (:mod:`upgd.experiments.analysis.compare`).
 """
 
@@ -33,19 +33,19 @@ def confirm(
     steps: int | None = None,
     **how: Any,
 ) -> Results:
-    """Run the best settings that a store has on fresh seeds, and keep the results in it.
+    """Run the best settings in a store on fresh seeds, and add the results to it.
 
-    What the store has already is not computed again; a call that was interrupted goes on where it was.
+    Results in the store are not computed again; an interrupted call resumes.
 
     Args:
-        store: the file of results.
-        seeds: how many fresh seeds, or which; by default as many as the paper has.
-        problem, methods, network, steps: confirm only these results.
-        how: the other arguments of :func:`upgd.experiments.run`: ``workers``, ``device``, ``backend``, ``progress``,
+        store: The file of results.
+        seeds: Number of fresh seeds, or a list of seeds. Default: as many as in the paper.
+        problem, methods, network, steps: Confirm only these results.
+        how: Other arguments of :func:`upgd.experiments.run`: ``workers``, ``device``, ``backend``, ``progress``,
             ``look_every``.
 
     Returns:
-        All results of what was confirmed. Their table shows fresh seeds alone.
+        All results of the confirmed comparisons. Their table shows fresh seeds only.
     """
 
     def found() -> list[Record]:
@@ -62,17 +62,17 @@ def confirm(
 def confirmations(
     records: Iterable[Record], seeds: int | Sequence[int] | None = None
 ) -> tuple[list[Experiment], list[str]]:
-    """What is to be run: every method and variant of a comparison at its best setting, all of them on the same seeds.
+    """Return the runs to do: every method and variant of a comparison at its best setting, all on the same seeds.
 
-    A number of seeds counts from the first one after those of the search, so the same records give the same seeds again,
-    also when some of them have been confirmed.
+    A number of seeds counts from the first seed after those of the search, so the same records always give the same seeds,
+    even if some of them have been confirmed.
 
     Args:
         records: the results of a search.
-        seeds: how many, or which; by default as many as the paper has.
+        seeds: number of seeds, or a list of seeds. Default: as many as in the paper.
 
     Returns:
-        An experiment for each comparison in which settings were chosen, and a sentence for each method that is left out.
+        An experiment for each comparison in which settings were chosen, and a sentence for each skipped method.
     """
     results = Results(list(records))
     experiments: list[Experiment] = []
@@ -84,7 +84,7 @@ def confirmations(
             continue
         wanted = _fresh(comparison, search, seeds)
         reasons = {one: _reason_against(best.entry) for one, best in chosen.items()}
-        left_out += [f"{one.label} is left out: {reason}" for one, reason in reasons.items() if reason]
+        left_out += [f"{one.label} is skipped: {reason}" for one, reason in reasons.items() if reason]
         learners = [
             Learner(method=one.method, seed=seed, **best.entry.settings)
             for one, best in chosen.items()
@@ -95,8 +95,8 @@ def confirmations(
             place = (comparison.problem, comparison.network, comparison.steps, comparison.options)
             experiments.append(Listed(*place, learners))
     if not experiments:
-        reason = left_out[0] if left_out else "every method has one setting only, and nothing was chosen among several"
-        raise ValueError(f"there is nothing to confirm: {reason}; `upgd best` shows what there is")
+        reason = left_out[0] if left_out else "every method has only one setting, so nothing was chosen"
+        raise ValueError(f"there is nothing to confirm: {reason}; see `upgd best`")
     return experiments, left_out
 
 
@@ -107,7 +107,7 @@ def _fresh(comparison: Comparison, search: set[int], seeds: int | Sequence[int] 
         if used:
             raise ValueError(
                 f"seeds: the settings were chosen on {plural(len(used), 'seed')} of these ({', '.join(map(str, used))}); "
-                f"take others, such as {max(search) + 1} and above"
+                f"use others, such as {max(search) + 1} and above"
             )
         return list(dict.fromkeys(count))
     if count < 1:
@@ -117,12 +117,12 @@ def _fresh(comparison: Comparison, search: set[int], seeds: int | Sequence[int] 
 
 
 def _reason_against(entry: Entry) -> str:
-    """Why an entry cannot be run here; empty if it can."""
+    """Return why an entry cannot be run here; an empty string if it can."""
     record = next(iter(entry.records.values()))
     if record.backend == OWN_LOOP:
-        return "its results were recorded by a loop of your own, which must run the fresh seeds, too"
+        return "its results were recorded by your own loop, which must also run the fresh seeds"
     if entry.method not in METHODS:
-        return f"there is no method {entry.method!r} to run"
+        return f"the method {entry.method!r} does not exist"
     if record.key.engine != ENGINE:
-        return f"its results come from version {record.key.engine} of the engine, this one has version {ENGINE}"
+        return f"its results are from version {record.key.engine} of the engine, but this is version {ENGINE}"
     return ""

@@ -1,4 +1,4 @@
-"""How fast is this machine? A short measurement, to say in advance how long a sweep will take."""
+"""Estimate how long a sweep will take, from a short measurement on this machine."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ __all__ = ["estimate", "learner_steps_per_second"]
 
 
 def estimate(jobs: Sequence[Job], workers: int, device: str, backend: BackendName, seconds: float = 0.5) -> float:
-    """How many seconds the jobs will take, after measuring for ``seconds`` each kind of computation that they need."""
+    """Return the estimated seconds for the jobs, after measuring each kind of computation for ``seconds``."""
     if not jobs:
         return 0.0
     stream = make(jobs[0].problem, **jobs[0].options)
@@ -35,13 +35,13 @@ def estimate(jobs: Sequence[Job], workers: int, device: str, backend: BackendNam
     finally:
         torch.set_num_threads(threads)
     busy = [0.0] * workers
-    for job in jobs:  # the next one goes to whoever is free first
+    for job in jobs:  # each job goes to the worker that is free first
         heapreplace(busy, busy[0] + job.learner_steps / rates[_kinds(job)])
     return max(busy)
 
 
 def _kinds(job: Job) -> tuple[Any, ...]:
-    """The kinds of computation that a job needs; on a CPU it is one."""
+    """Return the kinds of computation in a job; on a CPU there is only one."""
     return tuple(dict.fromkeys(learner.kind for learner in job.learners))
 
 
@@ -53,9 +53,9 @@ def learner_steps_per_second(
     backend: BackendName = "auto",
     seconds: float = 0.5,
 ) -> float:
-    """Run learners for a moment, after a first few steps that nobody counts: compilers and caches get warm in them.
+    """Measure the speed of learners, after a few steps of warm-up for compilers and caches.
 
-    They hardly move: what has diverged is not computed any more, so that a grid with large steps would seem fast.
+    Learning rates are set to almost zero: diverged learners are not computed, so a grid with large steps would seem fast.
     """
     population = Population(network, [learner.but(lr=1e-9) for learner in learners], device, backend)
     population.run(stream, 4)

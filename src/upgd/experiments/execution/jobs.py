@@ -1,4 +1,4 @@
-"""Jobs of work: chunks of learners that one device computes side by side, and where an unfinished one goes on."""
+"""Jobs: chunks of learners that one device computes together, and the checkpoints of unfinished jobs."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ log = logging.getLogger("upgd.experiments")
 
 @dataclass(frozen=True)
 class Job:
-    """Learners that are computed together, and all that another process needs to know to do so."""
+    """Learners that are computed together, with everything that another process needs to compute them."""
 
     problem: str
     options: dict[str, Any]
@@ -40,11 +40,11 @@ class Job:
 
     @property
     def learner_steps(self) -> int:
-        """How much work it is."""
+        """The number of learner-steps."""
         return self.steps * len(self.learners)
 
     def key(self, learner: Learner) -> Key:
-        """What a learner's result is stored under."""
+        """Return the key under which a learner's result is stored."""
         return Key(
             problem=self.problem,
             options=self.options,
@@ -58,36 +58,36 @@ class Job:
 
     @cached_property
     def digest_of(self) -> Mapping[Learner, str]:
-        """The digest of the key of each learner. A part of a job has its job's, which may hold more learners."""
+        """The digest of each learner's key. A part of a job shares the mapping of its job, which may hold more learners."""
         return {learner: self.key(learner).digest for learner in self.learners}
 
     @cached_property
     def digests(self) -> frozenset[str]:
-        """The keys of its learners."""
+        """The digests of its learners' keys."""
         return frozenset(self.digest_of[learner] for learner in self.learners)
 
     @cached_property
     def name(self) -> str:
-        """A name for its files, the same on every machine."""
+        """The name of its files, the same on every machine."""
         return hashlib.sha256("".join(self.digest_of[learner] for learner in self.learners).encode()).hexdigest()[:24]
 
     def part(self, learners: Iterable[Learner]) -> "Job":
-        """The job with these of its learners alone."""
+        """Return a job with only these learners."""
         part = replace(self, learners=tuple(learners))
-        part.__dict__["digest_of"] = self.digest_of  # of 200,000 learners, they take seconds
+        part.__dict__["digest_of"] = self.digest_of  # computing 200,000 digests takes seconds
         return part.like(self)
 
     @cached_property
     def built(self) -> tuple[Stream, nn.Module]:
-        """The problem and the network; neither is changed by those who use them."""
+        """The stream and the network; they must not be modified."""
         try:
             stream = make(self.problem, **self.options)
-        except TypeError as error:  # an option that the problem does not have
+        except TypeError as error:  # an unknown option
             raise ValueError(str(error)) from error
         return stream, architecture.network(self.network, stream)
 
     def like(self, other: "Job | None") -> "Job":
-        """The job itself, with the other's problem and network if these are the same and there already."""
+        """Return the job, reusing the other's stream and network if they are the same and already created."""
         same = other is not None and all(
             getattr(self, name) == getattr(other, name) for name in ("problem", "options", "network")
         )
@@ -96,21 +96,21 @@ class Job:
         return self
 
     def without(self, digests: Collection[str]) -> "Job":
-        """The job without the learners that have these keys."""
+        """Return the job without the learners with these keys."""
         return self.part(one for one in self.learners if self.digest_of[one] not in digests)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What is cached stays here: a part would send the digests of the whole to another process.
+        # Do not pickle cached values: a part would send the digests of the whole job to another process.
         return Job, tuple(getattr(self, one.name) for one in fields(self))
 
     def uses(self) -> list[tuple[str, str]]:
-        """Kind and name of everything that may come from a plug-in."""
+        """Return kind and name of everything that may come from a plugin."""
         methods = dict.fromkeys(learner.method for learner in self.learners)
         data = [("data set", name) for name in registered_data() if self.problem.endswith(f"-{name}")]
         return [("stream", self.problem), *data, ("network", self.network), *(("method", name) for name in methods)]
 
     def describe(self) -> str:
-        """For whom to watch: its methods and how many learners it has."""
+        """Return a description for messages: its methods and its number of learners."""
         methods = ", ".join(dict.fromkeys(learner.method for learner in self.learners))
         return f"{methods} × {len(self.learners)}"
 
@@ -126,17 +126,17 @@ class Job:
 
 
 def whole(experiment: Experiment) -> Job:
-    """The experiment as a single job."""
+    """Return the experiment as a single job."""
     return Job(
         experiment.problem, dict(experiment.options), experiment.network, experiment.steps, experiment.learners()
     )
 
 
 def plan(job: Job, workers: int, most: int, *, mixed: bool = False) -> list[Job]:
-    """Divide a job into jobs of at most ``most`` learners, with work for all workers.
+    """Split a job into jobs of at most ``most`` learners, with work for all workers.
 
-    Jobs of different kinds take turns, so that a comparison has all its methods early. Learners whose computation has the
-    same shape stay together. Those of different shapes share a job only if jobs are ``mixed``: for a device that works on
+    Jobs of different kinds alternate, so that results of all methods are available early. Learners whose computation has the
+    same shape stay together. Learners of different shapes share a job only if jobs are ``mixed``, for a device that computes
     several groups at the same time.
     """
     kinds: dict[Any, list[Learner]] = {}
@@ -160,17 +160,17 @@ def _even_pieces(learners: Sequence[Learner], pieces: int) -> list[Sequence[Lear
 
 @dataclass(frozen=True)
 class Snapshot:
-    """An unfinished job: where its population is, and how many seconds it took to come there."""
+    """An unfinished job: the state of its population, and the seconds spent so far."""
 
     state: dict[str, Tensor]
     seconds: float
 
 
 class Checkpoints:
-    """A folder with the snapshots of unfinished jobs. Files appear whole or not at all.
+    """A folder with snapshots of unfinished jobs. Files are written atomically.
 
-    Of every job the last two snapshots are kept. A snapshot carries a digest: one that the disk has damaged is set aside,
-    and the job continues from the one before it.
+    The last two snapshots of every job are kept. Snapshots have a digest: a damaged one is renamed, and the job resumes from
+    the previous one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -178,12 +178,12 @@ class Checkpoints:
 
     @classmethod
     def beside(cls, store: Path) -> "Checkpoints":
-        """Those of a store's sweeps, whichever link leads to the store."""
+        """Return the checkpoints of a store's sweeps; symbolic links are resolved."""
         store = Path(os.path.realpath(store))
         return cls(store.with_name(f"{store.name}.checkpoints"))
 
     def save(self, job: Job, snapshot: Snapshot) -> None:
-        """Keep where a job is; the snapshot before this one stays until all of this one is on the disk."""
+        """Save the state of a job; the previous snapshot is kept until this one is completely on disk."""
         content = {
             "job": job.name,
             "state": snapshot.state,
@@ -196,21 +196,21 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
             with writing.whole(self._description(job.name)) as file:
                 file.write(job.to_json().encode())
-            previous.unlink(missing_ok=True)  # there is room for two, as long as there was
+            previous.unlink(missing_ok=True)  # never more than two snapshots
             with writing.whole(partial) as file:
                 torch.save(content | {"digest": _digest(content)}, file)
             if current.exists():
                 current.replace(previous)
             partial.replace(current)
-        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if its file cannot be written
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if it cannot write
             partial.unlink(missing_ok=True)
             raise OSError(
-                f"unfinished work cannot be saved in {self.folder} ({_reason(error)}); what was finished is kept: make room, "
-                "or give yourself the right to write there, and give the same command again"
+                f"unfinished work cannot be saved in {self.folder} ({_reason(error)}); finished results are kept: free some "
+                "space or make the folder writable, and run the same command again"
             ) from error
 
     def load(self, job: Job) -> Snapshot | None:
-        """The last good snapshot of a job; None if there is none, or only one of another version."""
+        """Return the last intact snapshot of a job; None if there is none, or only one of another version."""
         found, warnings = None, []
         for path in self._files(job.name):
             try:
@@ -220,16 +220,16 @@ class Checkpoints:
                 continue
             except _OtherVersion as error:
                 warnings.append(f"{path} cannot be used ({error})")
-            except Exception as error:  # torch raises whatever its reader stumbles over
+            except Exception as error:  # torch raises many kinds of errors
                 warnings.append(f"{path} is damaged ({_reason(error)}) and was {_set_aside(path)}")
         for warning in warnings:
             log.warning(
-                "%s; its learners %s", warning, "begin again" if found is None else "continue from an earlier one"
+                "%s; its learners %s", warning, "start again" if found is None else "resume from an earlier one"
             )
         return found
 
     def unfinished(self, missing: Job, finished: Callable[[frozenset[str]], bool]) -> list[Job]:
-        """The jobs of these learners that somebody has begun; what is left behind by the dead or finished is removed."""
+        """Return the unfinished jobs of these learners; files of finished or abandoned jobs are removed."""
         begun: list[Job] = []
         for path in self.folder.glob("*.partial"):
             path.unlink(missing_ok=True)
@@ -237,10 +237,10 @@ class Checkpoints:
             try:
                 job = Job.from_json(path.read_text())
                 if job.name != path.stem:
-                    raise ValueError("it describes other learners, or those of another version")
+                    raise ValueError("it describes other learners, or learners of another version")
             except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
                 log.warning(
-                    "%s cannot be used (%s) and was %s; its learners begin again", path, error, _set_aside(path)
+                    "%s cannot be used (%s) and was %s; its learners start again", path, error, _set_aside(path)
                 )
                 continue
             if job.digests <= missing.digests and not any(job.digests & other.digests for other in begun):
@@ -250,14 +250,14 @@ class Checkpoints:
         return begun
 
     def remove(self, job: Job) -> None:
-        """Forget a job; and the folder, when nothing is left in it."""
+        """Remove the files of a job, and the folder if it is empty."""
         for path in (*self._files(job.name), self._description(job.name)):
             path.unlink(missing_ok=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
     def _files(self, name: str) -> tuple[Path, Path]:
-        """Of the last snapshot and of the one before it."""
+        """Return the paths of the last snapshot and of the previous one."""
         return self.folder / f"{name}.pt", self.folder / f"{name}.previous"
 
     def _description(self, name: str) -> Path:
@@ -265,22 +265,22 @@ class Checkpoints:
 
 
 class _OtherVersion(ValueError):
-    """A good snapshot that this version cannot use."""
+    """An intact snapshot of another version, which cannot be used."""
 
 
 def _read(path: Path, job: Job) -> Snapshot:
     content = torch.load(path, weights_only=True)
     if (version := content["package"]) != __version__:
-        raise _OtherVersion(f"it is of upgd {version}, this is {__version__}")
+        raise _OtherVersion(f"it is from upgd {version}, this is {__version__}")
     if content.pop("digest", None) != _digest(content):
-        raise ValueError("it does not have the checksum that it was written with")
+        raise ValueError("its checksum is wrong")
     if content["job"] != job.name:
-        raise ValueError("it is the snapshot of other learners")
+        raise ValueError("it is a snapshot of other learners")
     return Snapshot(content["state"], content["seconds"])
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """The SHA-256 of a snapshot: of every tensor with its name, type and shape, and of whatever else it says."""
+    """Return the SHA-256 of a snapshot: of every tensor with its name, type and shape, and of all other entries."""
     state: Mapping[str, Tensor] = content["state"]
     said = {name: value for name, value in content.items() if name != "state"}
     said["tensors"] = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in state.items()}
@@ -291,17 +291,17 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def _set_aside(path: Path) -> str:
-    """Let a damaged file no longer be found, without destroying it; in words."""
+    """Rename a damaged file so that it is no longer used, and return what was done, in words."""
     aside = path.with_name(f"{path.name}.damaged")
     try:
         path.replace(aside)
     except OSError:
-        return "left where it is"
+        return "not renamed"
     return f"renamed to {aside.name}"
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, in a line; where torch fails because the system did, what the system said."""
+    """Describe an error in one line; if torch failed because of a system error, describe that."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__context__

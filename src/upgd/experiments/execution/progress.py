@@ -1,4 +1,4 @@
-"""How far a sweep is, for people: bars in a terminal or a notebook, plain lines in a file."""
+"""Progress of a sweep: bars in a terminal or a notebook, plain lines in a file."""
 
 import json
 import os
@@ -10,36 +10,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
-if TYPE_CHECKING:  # jobs need torch, and a duration is asked for by those who only read results
+if TYPE_CHECKING:  # jobs need torch, but durations are also used when only reading results
     from upgd.experiments.execution.jobs import Job
 
 __all__ = ["Display", "Progress", "ProgressFile", "display", "duration", "published"]
 
-#: Seconds between two plain lines at first; the pause grows with the run, so that a log stays short.
+#: Initial seconds between plain lines; the interval grows during the run, to keep logs short.
 _FIRST_LINE_S, _LATER_LINES = 10.0, 0.1
 
-#: After so long a rate is worth showing, however little is done.
+#: Seconds after which a rate is shown, even if little has been done.
 _SOME_TIME_S = 60.0
 
-#: Seconds between two versions of the file that other processes read.
+#: Seconds between updates of the file that other processes read.
 _FILE_S = 1.0
 
-#: What a bar with its name and percentage wants at least.
+#: Minimum width of a bar with its name and percentage.
 _BAR_WIDTH = 40
 
 
 @dataclass
 class Progress:
-    """How far a sweep is.
+    """The progress of a sweep.
 
     Attributes:
         total: learner-steps of all jobs.
-        jobs: how many jobs there are.
-        already: how many learners the store had when it began.
-        done: learner-steps of each job in work.
-        finished: how many jobs are finished; ``finished_steps`` is their learner-steps.
-        learners: how many learners are finished.
-        wanted: how many there will be at the end, with those that the store had.
+        jobs: number of jobs.
+        already: number of learners in the store at the start.
+        done: learner-steps of each running job.
+        finished: number of finished jobs; ``finished_steps`` is the number of their learner-steps.
+        learners: number of finished learners.
+        wanted: number of learners at the end, including those already in the store.
     """
 
     total: int
@@ -54,7 +54,7 @@ class Progress:
     _diverged: dict[str, int] = field(default_factory=dict)
     _first: dict[str, int] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
-    _at_work: tuple[float, int] | None = None  #: when there was something done for the first time, and how much
+    _at_work: tuple[float, int] | None = None  #: time and number of learner-steps at the first sign of work
 
     @classmethod
     def of(cls, jobs: "Sequence[Job]", already: int = 0) -> "Progress":
@@ -62,17 +62,17 @@ class Progress:
         return cls(sum(job.learner_steps for job in jobs), len(jobs), already, wanted=wanted)
 
     def update(self, job: "Job", done: int, diverged: int) -> None:
-        """A job has come so far."""
+        """Record the progress of a job."""
         self.names.setdefault(job.name, (job.describe(), job.learner_steps))
         self._first.setdefault(job.name, done)
-        # A worker that died took steps with it. They are done again, but they were work and say how fast it goes.
+        # Steps lost with a dead worker are repeated, but they count as work when estimating the speed.
         self._first[job.name] -= max(0, self.done.get(job.name, done) - done)
         self.done[job.name] = done
         self._diverged[job.name] = diverged
         self._note_first_work()
 
     def finish(self, job: "Job", diverged: int) -> None:
-        """A job is in the store."""
+        """Record that a job is stored."""
         self._first.setdefault(job.name, 0)
         self._diverged[job.name] = diverged
         self.done.pop(job.name, None)
@@ -87,23 +87,23 @@ class Progress:
 
     @property
     def steps(self) -> int:
-        """Learner-steps done."""
+        """Number of learner-steps done."""
         return self.finished_steps + sum(self.done.values())
 
     @property
     def diverged(self) -> int:
-        """How many learners have diverged so far."""
+        """Number of diverged learners so far."""
         return sum(self._diverged.values())
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     @property
     def rate(self) -> float:
-        """Learner-steps per second. As soon as it can be told, without what came before the first of them: compiling may take
-        longer than all the rest."""
+        """Learner-steps per second, excluding the time before the first step as soon as possible, because compilation may
+        take longer than the rest."""
         since, before = self._at_work or (self._began, 0)
         if self._since_it_began == before:
             since, before = self._began, 0
@@ -111,12 +111,12 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate; None as long as there is little to go by."""
+        """The estimated remaining seconds; None while there is too little data."""
         return None if self._little else (self.total - self.steps) / self.rate
 
     @property
     def _little(self) -> bool:
-        """What was done since it began says little about the speed: it may have been spent on preparations."""
+        """Whether too little has been done to estimate the speed; the time may have been spent on preparation."""
         return self._since_it_began <= 0.01 * self.total
 
     @property
@@ -124,12 +124,12 @@ class Progress:
         return self.steps - sum(self._first.values())
 
     def line(self) -> str:
-        """All of it in one line."""
+        """Return a one-line summary."""
         share = self.steps / self.total if self.total else 1.0
         return ", ".join([f"{share:4.0%}", *self.parts().values()])
 
     def parts(self) -> dict[str, str]:
-        """What the line says besides the share."""
+        """Return the parts of the summary other than the percentage."""
         learners = self.learners + self.already
         parts = {
             "jobs": f"{self.finished}/{self.jobs} jobs",
@@ -150,7 +150,7 @@ Display: TypeAlias = Callable[[Progress], None]
 
 
 class ProgressFile:
-    """How far the sweep of a store is, for other processes: a small file beside the store, there while the sweep runs.
+    """The progress of a store's sweep for other processes: a small file next to the store, which exists during the sweep.
 
     Example:
         >>> ProgressFile.beside(Path("upgd.db")).read() is None
@@ -163,12 +163,12 @@ class ProgressFile:
 
     @classmethod
     def beside(cls, store: Path) -> "ProgressFile":
-        """That of a store, whatever name leads to it."""
+        """Return the progress file of a store; symbolic links are resolved."""
         store = store.resolve()
         return cls(store.with_name(f"{store.name}.progress"))
 
     def write(self, progress: Progress) -> None:
-        """Say how far it is, unless that was said a moment ago. No sweep ends because this file cannot be written."""
+        """Write the progress, at most once per interval. Errors are ignored, so that they cannot end a sweep."""
         if time.monotonic() - self._written < _FILE_S:
             return
         self._written = time.monotonic()
@@ -187,7 +187,7 @@ class ProgressFile:
                 partial.unlink(missing_ok=True)
 
     def read(self) -> dict[str, Any] | None:
-        """``share`` (from 0 to 1), ``text``, and ``age``, the seconds since it was written; None where no sweep runs."""
+        """Return ``share`` (0 to 1), ``text`` and ``age``, the seconds since it was written; None if no sweep is running."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             age = max(0.0, time.time() - float(content["at"]))
@@ -196,14 +196,14 @@ class ProgressFile:
             return None
 
     def remove(self) -> None:
-        """The sweep has ended."""
+        """Remove the file at the end of the sweep."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
 
 @contextmanager
 def published(show: Display, store: Path) -> Iterator[Display]:
-    """A display that also writes the :class:`ProgressFile` of a store, which goes when the ``with`` block ends."""
+    """Context manager: a display that also writes the :class:`ProgressFile` of a store and removes it at the end."""
     if str(store) == ":memory:":
         yield show
         return
@@ -221,7 +221,7 @@ def published(show: Display, store: Path) -> Iterator[Display]:
 
 @contextmanager
 def display(mode: Literal["auto", "plain", "none"] = "auto", stream: TextIO | None = None) -> Iterator[Display]:
-    """Show progress while the ``with`` block runs: bars where they can move, lines elsewhere, or nothing."""
+    """Show progress during the ``with`` block: bars in a terminal or notebook, lines elsewhere, or nothing."""
     stream = stream or sys.stderr
     if mode == "none":
         yield lambda progress: None
@@ -233,7 +233,7 @@ def display(mode: Literal["auto", "plain", "none"] = "auto", stream: TextIO | No
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 42 s, 3 min 10 s, 2 h 5 min, 3 d 4 h."""
+    """Format seconds for people: 42 s, 3 min 10 s, 2 h 5 min, 3 d 4 h."""
     for size, job, smaller, rest in ((86_400, "d", "h", 3600), (3600, "h", "min", 60), (60, "min", "s", 1)):
         if seconds >= size:
             return f"{int(seconds // size)} {job} {int(seconds % size // rest)} {smaller}"
@@ -241,7 +241,7 @@ def duration(seconds: float) -> str:
 
 
 def count(number: float) -> str:
-    """A number in three digits: 1.2 M."""
+    """Format a number with three digits: 1.2 M."""
     for size, job in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= size:
             return f"{number / size:.3g}{job}"
@@ -249,7 +249,7 @@ def count(number: float) -> str:
 
 
 class _Lines:
-    """A line now and then, and one at the end."""
+    """Prints a line from time to time, and one at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -257,17 +257,17 @@ class _Lines:
         self._next = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        if progress is not self._of:  # a search, then its final runs: each has a clock of its own
+        if progress is not self._of:  # a search is followed by final runs, each with its own clock
             self._of, self._next = progress, 0.0
         over = progress.finished == progress.jobs
         if over or progress.seconds >= self._next:
-            with suppress(OSError):  # nobody reads it any more, as after `… | head`; that is no reason to stop the work
+            with suppress(OSError):  # a closed pipe, as after `… | head`, must not stop the work
                 print(progress.line(), file=self._stream, flush=True)
             self._next = progress.seconds + max(_FIRST_LINE_S, _LATER_LINES * progress.seconds)
 
 
 def _bars(stream: TextIO) -> "_Bars | None":
-    """Bars, if there is a place for them and rich to draw them."""
+    """Return bars if the stream supports them and rich is installed, otherwise None."""
     try:
         from rich.console import Console
     except ModuleNotFoundError:
@@ -277,7 +277,7 @@ def _bars(stream: TextIO) -> "_Bars | None":
 
 
 class _Bars:
-    """A bar for all jobs and one for each job in work."""
+    """A bar for all jobs and one for each running job."""
 
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn
@@ -315,7 +315,7 @@ class _Bars:
             self._bars.update(self._tasks[name], completed=steps)
 
     def _note(self, progress: Progress) -> str:
-        """What there is room for beside a bar; the time that is left goes last."""
+        """Return the text that fits next to a bar; the remaining time is dropped last."""
         parts = progress.parts()
         for name in ("learners", "rate", "jobs", "starting"):
             if len(", ".join(parts.values())) <= self._console.width - _BAR_WIDTH:

@@ -1,6 +1,6 @@
-"""Running experiments: what is in the store already is not computed again; what is killed goes on.
+"""Run experiments: results in the store are not computed again, and interrupted runs resume.
 
-:func:`run` runs one experiment, a :class:`Runner` several that share a store. The commands do the same.
+:func:`run` runs one experiment; a :class:`Runner` runs several that share a store. The commands use the same functions.
 """
 
 import os
@@ -25,30 +25,30 @@ from upgd.store import Store
 
 __all__ = ["Options", "Runner", "TimeUp", "execute", "mistake", "pending", "run"]
 
-#: Less than this is done before several processes have started; the threads of one use all cores, too.
+#: With less work than this, starting several processes does not pay off; the threads of one process use all cores anyway.
 _SMALL = 1_000_000
 
 
 class TimeUp(KeyboardInterrupt):
-    """The time that was given is over; as after Ctrl-C, what is finished is stored and what was begun is saved."""
+    """The time limit is reached. As after Ctrl-C, finished results are stored and unfinished work is saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How experiments are run.
+    """Options for running experiments.
 
     Attributes:
-        store: the file that keeps the results; None: only what is returned is kept.
-        workers: how many processes; None: as many as help.
+        store: the file of results; None to keep them in memory only.
+        workers: number of processes; None for as many as are useful.
         device: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
-        backend: the population's: ``"auto"``, ``"torch"`` or ``"kernel"``, or a class.
-        ray: the address of a Ray cluster that computes instead; see :func:`upgd.experiments.execution.cluster.on_ray`.
-        insecure: whether the cluster may be one that asks for no token.
-        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
-        checkpoint_every: seconds from one snapshot of unfinished work to the next.
-        stop_after: after so many seconds a :class:`Runner` saves its work and raises :class:`TimeUp`; None: never.
-        job_size: how many learners a job has at most; None: as many as help. Small jobs lose less where snapshots do not
-            outlive the machine.
+        backend: the population's backend: ``"auto"``, ``"torch"`` or ``"kernel"``, or a class.
+        ray: the address of a Ray cluster to compute on; see :func:`upgd.experiments.execution.cluster.on_ray`.
+        insecure: whether to accept a cluster without token authentication.
+        look_every: number of steps between diagnostics; None for no diagnostics.
+        checkpoint_every: seconds between snapshots of unfinished work.
+        stop_after: seconds after which a :class:`Runner` saves its work and raises :class:`TimeUp`; None for no limit.
+        job_size: maximum number of learners per job; None for as many as are useful. Small jobs lose less work if snapshots
+            do not outlive the machine.
     """
 
     store: Path | None = None
@@ -68,15 +68,15 @@ class Options:
 
     @property
     def checkpoints(self) -> Checkpoints | None:
-        """Where unfinished work is kept."""
+        """The storage for unfinished work."""
         return None if self.store is None else Checkpoints.beside(self.store)
 
     def workers_for(self, experiment: Experiment, device: str) -> int:
-        """How many processes compute an experiment on this machine."""
+        """Return the number of processes for an experiment on this machine."""
         return self.workers or (1 if experiment.learner_steps < _SMALL else processes_that_help(device))
 
     def executor_for(self, experiment: Experiment) -> tuple[str, int, Executor]:
-        """The device that jobs shall fill, how many at a time, and who computes them."""
+        """Return the device of the jobs, the number of concurrent jobs, and the executor."""
         if self.ray is not None:
             from upgd.experiments.execution.cluster import on_ray
 
@@ -96,29 +96,29 @@ class Options:
 
 
 def mistake(options: Any, spelled: Callable[[str], str], with_value: str) -> str | None:
-    """What is wrong with options, in words without a full stop; None if nothing is.
+    """Return an error message for invalid options, without a full stop; None if they are valid.
 
     Args:
         options: :class:`Options`, or anything with the same attributes.
-        spelled: how users write the name of an option.
-        with_value: how they write it with its value, as a format.
+        spelled: maps the name of an option to the form that users write.
+        with_value: a format string for an option with its value.
     """
     for name in ("workers", "look_every", "job_size"):
         number = getattr(options, name)
         if number is not None and number < 1:
-            return f"{spelled(name)} must be 1 or more, not {number}"
+            return f"{spelled(name)} must be at least 1, not {number}"
     for name in ("checkpoint_every", "stop_after"):
         seconds = getattr(options, name)
         if seconds is not None and not seconds >= 0:
             return f"{spelled(name)} must be a number of seconds, not {seconds}"
     ray = spelled("ray")
     if options.insecure and options.ray is None:
-        return f"{spelled('insecure')} is about a Ray cluster; leave it out, or name the cluster with {ray}"
+        return f"{spelled('insecure')} applies to a Ray cluster only; remove it, or name the cluster with {ray}"
     if options.ray is not None and options.workers is not None:
         workers, cluster = spelled("workers"), with_value.format(ray, options.ray)
         return (
-            f"{with_value.format(workers, options.workers)} has no meaning with {cluster}, where the cluster says how many "
-            "jobs are computed at a time; leave one of them out"
+            f"{with_value.format(workers, options.workers)} has no meaning with {cluster}, where the cluster determines the "
+            "number of concurrent jobs; remove one of them"
         )
     return None
 
@@ -139,25 +139,25 @@ def run(
     stop_after: float | None = None,
     **declaration: Any,
 ) -> Results:
-    """Run an experiment, or what is missing of it, and give its results.
+    """Run an experiment, or the missing part of it, and return its results.
 
     Args:
-        problem: an :class:`Experiment`; or the first of its arguments.
-        methods, declaration: the other arguments of :class:`Experiment`, unless there is one already.
-        store: the file that keeps the results, made if it is not there. What it has is not computed again, and a run that
-            was interrupted goes on. By default nothing is kept but what is returned.
-        workers: how many processes, by default one: everything happens in this process, which uses all cores by threads
-            anyway. More need a script that can be imported (``if __name__ == "__main__":``).
-        device: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
-        backend: the population's: ``"auto"``, ``"torch"`` or ``"kernel"``; or a class of your own
-            (:class:`upgd.population.backend.Backend`).
-        progress: whether to show how far it is.
-        look_every: look inside the learners every so many steps; the report shows what was seen. It takes time and does not
-            change what they do; learners that the store has already are not run again for it.
-        ray: the address of a Ray cluster that computes instead, ``HOST:PORT``, ``"auto"`` or ``"local"``.
-        insecure: whether the cluster may be one that asks for no token.
-        checkpoint_every: seconds from one snapshot of unfinished work to the next.
-        stop_after: after so many seconds, save the work and raise :class:`TimeUp`; the same call goes on.
+        problem: An :class:`Experiment`, or its first argument.
+        methods, declaration: Other arguments of :class:`Experiment`, if ``problem`` is a name.
+        store: The file of results, created if necessary. Results in it are not computed again, and an interrupted run
+            resumes. Default: None, results are only returned.
+        workers: Number of processes. Default: 1; everything runs in this process, which uses all cores with threads. More
+            processes require an importable script (``if __name__ == "__main__":``).
+        device: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``. Default: "auto".
+        backend: The population's backend: ``"auto"``, ``"torch"`` or ``"kernel"``; or a custom class
+            (:class:`upgd.population.backend.Backend`). Default: "auto".
+        progress: Whether to show progress. Default: False.
+        look_every: Record diagnostics of the learners every so many steps, for the report. This takes time and does not
+            affect training. Learners that are already in the store are not run again. Default: None.
+        ray: The address of a Ray cluster to compute on, ``HOST:PORT``, ``"auto"`` or ``"local"``.
+        insecure: Whether to accept a cluster without token authentication. Default: False.
+        checkpoint_every: Seconds between snapshots of unfinished work. Default: 120.
+        stop_after: Seconds after which to save the work and raise :class:`TimeUp`; the same call resumes. Default: None.
 
     Example:
         >>> small = {"seeds": 2, "steps": 40, "options": {"task_length": 20}, "backend": "torch"}
@@ -167,7 +167,7 @@ def run(
     """
     experiment = problem if isinstance(problem, Experiment) else Experiment(problem, methods or (), **declaration)
     if isinstance(problem, Experiment) and (methods is not None or declaration):
-        raise TypeError("give an Experiment, or the arguments of one, not both")
+        raise TypeError("pass an Experiment, or the arguments of one, not both")
     options = Options(
         store=None if store is None else Path(store),
         workers=1 if workers is None and ray is None else workers,
@@ -184,16 +184,16 @@ def run(
 
 
 class Runner:
-    """Runs experiments one after the other, all into one store, which is opened when the first one begins.
+    """Runs experiments one after the other into one store, which is opened when the first one starts.
 
     Use it in a ``with`` block, and call it with an experiment to get its results.
 
     Args:
-        options: how.
-        progress: whether to show how far it is.
+        options: how to run them.
+        progress: whether to show progress.
 
     Attributes:
-        added: how many learners the store has got so far.
+        added: number of learners added to the store so far.
     """
 
     def __init__(self, options: Options, *, progress: bool = True) -> None:
@@ -213,7 +213,7 @@ class Runner:
 
     def __call__(self, experiment: Experiment) -> Results:
         options = self._options
-        # Before the store is opened: who names a device that is not there shall not find an empty file.
+        # Before the store is opened, so that an invalid device does not leave an empty file.
         device, workers, executor = options.executor_for(experiment)
         store = self.store
         before = len(store)
@@ -235,7 +235,7 @@ class Runner:
 
     @property
     def store(self) -> Store:
-        """Where the results go; to ask for it opens it."""
+        """The store, opened on first use."""
         if self._store is None:
             path = ":memory:" if self._options.store is None else self._options.store
             self._store = self._exit.enter_context(Store.write(path))
@@ -255,19 +255,19 @@ def execute(
     job_size: int | None = None,
     deadline: float | None = None,
 ) -> Results:
-    """Have an executor compute what the store does not have, and store every job as it is finished.
+    """Compute everything that is not in the store, and store every job when it is finished.
 
     Args:
-        experiment: what is wanted.
-        store: open for writing.
-        executor: who computes.
-        workers: how many jobs there should be at the same time.
-        device: what the jobs shall fill.
-        checkpoints: where unfinished jobs are.
-        show: told about the progress.
-        own_backend: whether jobs run on a backend of the user's, which may be able to run what ours cannot.
-        job_size: how many learners a job has at most; None: as many as help.
-        deadline: when, by :func:`time.monotonic`, to stop and raise :class:`TimeUp`; None: never.
+        experiment: the experiment.
+        store: a store open for writing.
+        executor: computes the jobs.
+        workers: number of concurrent jobs.
+        device: the device of the jobs.
+        checkpoints: storage of unfinished jobs.
+        show: called with the progress.
+        own_backend: whether jobs run on a custom backend, which may support what ours do not.
+        job_size: maximum number of learners per job; None for as many as are useful.
+        deadline: time, by :func:`time.monotonic`, at which to stop and raise :class:`TimeUp`; None for no limit.
     """
     everything = whole(experiment)
     jobs = pending(everything, store, workers, device, checkpoints, job_size)
@@ -284,7 +284,7 @@ def execute(
                 raise TimeUp
 
         if jobs:
-            # Closing the executor's generator, on Ctrl-C too, lets it save what it is doing.
+            # Closing the executor's generator, also on Ctrl-C, makes it save its work.
             with closing(executor(jobs, watcher)) as finished:  # type: ignore[type-var]
                 for job, records in finished:
                     store.add(records)
@@ -299,7 +299,7 @@ def execute(
 
 
 def _check_can_run(jobs: Iterable[Job]) -> None:
-    """Refuse methods that the engine cannot run with this network before any work begins."""
+    """Raise ValueError before any work starts if the engine cannot run a method with this network."""
     seen: set[tuple[Any, ...]] = set()
     for job in jobs:
         for learner in job.learners:
@@ -318,15 +318,15 @@ def pending(
     checkpoints: Checkpoints | None = None,
     job_size: int | None = None,
 ) -> list[Job]:
-    """What of an experiment, or of a single job, the store does not have; jobs that were begun come first, as they were."""
+    """Return the jobs of an experiment, or of a single job, that are not in the store; unfinished jobs come first."""
     everything = wanted if isinstance(wanted, Job) else whole(wanted)
-    _ = everything.built  # says what is wrong, if something is, before any work begins
+    _ = everything.built  # raises errors before any work starts
     there = store.digests()
     begun: list[Job] = []
     missing = everything.without(there)
     if checkpoints is not None:
         begun = checkpoints.unfinished(missing, lambda digests: digests <= there)
         missing = missing.without(there.union(*(job.digests for job in begun)))
-    mixed = device.startswith("cuda")  # a GPU has room for several groups at the same time
+    mixed = device.startswith("cuda")  # a GPU can run several groups at the same time
     most = job_size or most_learners(device)
     return begun + (plan(missing, workers, most, mixed=mixed) if missing.learners else [])

@@ -1,4 +1,4 @@
-"""Computing one job: alone in this process, for a while or to the end."""
+"""Compute one job in this process, for a while or to the end."""
 
 import time
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from upgd.store import Record
 
 __all__ = ["Watch", "compute", "device_named", "most_learners", "uses"]
 
-#: Told now and then: the learner-steps of the job done so far, how many of its learners have diverged, and a function
-#: that takes a snapshot. It may raise :class:`Pause`.
+#: Called from time to time with the number of learner-steps done, the number of diverged learners, and a function that takes
+#: a snapshot. It may raise :class:`Pause`.
 Watch: TypeAlias = Callable[[int, int, Callable[[], Snapshot]], None]
 
-#: How many learners one device computes side by side at most. A GPU has room for many; on a CPU more than these make nothing
-#: faster, and make the work harder to share.
+#: Maximum number of learners that one device computes together. A GPU has room for many; on a CPU, more learners are not
+#: faster and make the work harder to distribute.
 _MOST_LEARNERS = {"cuda": 1024, "cpu": 32}
 
 
 class Pause(Exception):
-    """Raised by a watch that has seen enough; the job can go on from its snapshot."""
+    """Raised by a watch to stop; the job can resume from its snapshot."""
 
 
 def compute(
@@ -41,14 +41,14 @@ def compute(
 
     Args:
         job: the learners and their problem.
-        device: where.
-        backend: by what.
-        begun: where to go on.
-        watch: told at the beginning and after every block of about half a second.
-        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
+        device: the device.
+        backend: the backend.
+        begun: the snapshot to resume from.
+        watch: called at the start and after every block of about half a second.
+        look_every: number of steps between diagnostics; None for no diagnostics.
 
     Returns:
-        A record for each learner.
+        One record per learner.
     """
     stream, network = job.built
     population = Population(network, job.learners, device, backend)
@@ -79,7 +79,7 @@ def compute(
 
 
 def uses(job: Job, backend: BackendChoice, look_every: int | None) -> list[tuple[str, str]]:
-    """Kind and name of all that a job needs and that may come from a plug-in."""
+    """Return kind and name of everything in a job that may come from a plugin."""
     used = job.uses()
     if isinstance(backend, type):
         plugins.remember("backend", backend.__name__, backend)
@@ -88,22 +88,22 @@ def uses(job: Job, backend: BackendChoice, look_every: int | None) -> list[tuple
 
 
 def device_named(name: str) -> str:
-    """The device that ``"auto"`` means: the GPU if there is one."""
+    """Return the device name, resolving ``"auto"`` to the GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # "meta" has shapes and no numbers
+        torch.zeros(1, device=device).item()  # fails for "meta", which has no data
     except (RuntimeError, AssertionError) as error:
-        reason = f" ({str(error).splitlines()[0]})" if name.startswith("cuda") else ""  # else it names all that exist
-        raise ValueError(
-            f"device={name!r} cannot be used{reason}; it can be 'auto', 'cpu', 'cuda' or 'cuda:1'"
-        ) from error
+        reason = (
+            f" ({str(error).splitlines()[0]})" if name.startswith("cuda") else ""
+        )  # otherwise, it lists all devices
+        raise ValueError(f"device={name!r} cannot be used{reason}; use 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
     return str(device)
 
 
 def most_learners(device: str) -> int:
-    """How many learners a job for this device has at most."""
+    """Return the maximum number of learners of a job for this device."""
     return _MOST_LEARNERS.get(torch.device(device).type, 32)
 
 
@@ -140,7 +140,7 @@ def _records(
 
 
 def _looks(result: Result, learner: int) -> dict[str, list[Any]] | None:
-    """What the looks inside a learner have shown; figures that it does not have are left out, and NaN is None."""
+    """Return the diagnostics of a learner; missing ones are omitted, and NaN becomes None."""
     if not len(result.diagnosed_at):
         return None
     own = {name: figures[:, learner] for name, figures in result.diagnostics.items()}
@@ -150,7 +150,7 @@ def _looks(result: Result, learner: int) -> dict[str, list[Any]] | None:
 
 
 def _plain(figure: Any) -> Any:
-    """A number, or a list of them, of five digits."""
+    """Round a number, or a list of numbers, to five digits."""
     if np.ndim(figure):
         return [_plain(part) for part in figure]
     return float(f"{figure:.5g}") if np.isfinite(figure) else None

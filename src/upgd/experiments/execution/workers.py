@@ -1,7 +1,7 @@
-"""Who computes the jobs: this process, or several on this machine.
+"""Executors that compute jobs in this process, or in several processes on this machine.
 
-An executor is a function of jobs and a :class:`Watcher` that yields each job with its records as it is finished. What
-is unfinished when it is closed lies in the checkpoints.
+An executor is a function of jobs and a :class:`Watcher` that yields each job with its records when it is finished. Work that
+is unfinished when it is closed is saved in the checkpoints.
 """
 
 import os
@@ -30,29 +30,29 @@ from upgd.store import Record
 
 __all__ = ["Executor", "Settings", "Watcher", "in_process", "in_processes", "processes_that_help"]
 
-#: Told now and then about a job: its learner-steps done so far, and how many of its learners have diverged.
+#: Called from time to time with a job, its number of learner-steps done, and its number of diverged learners.
 Watcher: TypeAlias = Callable[[Job, int, int], None]
 Finished: TypeAlias = Iterator[tuple[Job, list[Record]]]
 Executor: TypeAlias = Callable[[Sequence[Job], Watcher], Finished]
 
-#: How often a job is tried when its process dies under it.
+#: Number of attempts for a job whose process dies.
 _ATTEMPTS = 3
 _PATIENCE_S = 20.0
 
-#: What people and batch systems send, often to all processes at once; only the parent listens.
+#: Signals that users and batch systems send, often to all processes at once; only the parent handles them.
 _TOLD_TO_STOP = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How jobs are computed.
+    """Options for computing jobs.
 
     Attributes:
         device: a torch device.
-        backend: the population's; a class must be importable where there are several processes.
-        checkpoints: where snapshots of unfinished jobs are; None: nowhere.
-        every: seconds from one snapshot to the next.
-        look_every: how many steps from one look inside the learners to the next; None: nobody looks.
+        backend: the population's backend; a class must be importable if there are several processes.
+        checkpoints: storage for snapshots of unfinished jobs; None for no snapshots.
+        every: seconds between snapshots.
+        look_every: number of steps between diagnostics; None for no diagnostics.
     """
 
     device: str = "cpu"
@@ -63,7 +63,7 @@ class Settings:
 
 
 def in_process(settings: Settings) -> Executor:
-    """Compute jobs one after the other, here. On Ctrl-C the job in work is saved."""
+    """Compute jobs one after the other in this process. On Ctrl-C, the running job is saved."""
 
     def execute(jobs: Sequence[Job], watcher: Watcher) -> Finished:
         for job in jobs:
@@ -75,7 +75,7 @@ def in_process(settings: Settings) -> Executor:
 def in_processes(settings: Settings, workers: int) -> Executor:
     """Compute jobs in several processes on this machine.
 
-    On a CPU the processes share the cores. With GPUs each process has one of them.
+    On a CPU, the processes share the cores. With GPUs, each process uses one of them.
     """
 
     def execute(jobs: Sequence[Job], watcher: Watcher) -> Finished:
@@ -96,14 +96,14 @@ def in_processes(settings: Settings, workers: int) -> Executor:
 
 
 def processes_that_help(device: str) -> int:
-    """How many processes make this machine busy: one for each core, or for each GPU."""
+    """Return the number of processes that saturates this machine: one per core, or per GPU."""
     if torch.device(device).type == "cuda":
         return torch.cuda.device_count() if torch.device(device).index is None else 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _attend(job: Job, settings: Settings, tell: Callable[[int, int], None]) -> list[Record]:
-    """Compute a job from its last snapshot to its end, with a new snapshot now and then, and when interrupted."""
+    """Compute a job from its last snapshot to its end, saving snapshots periodically and on interruption."""
     checkpoints = settings.checkpoints
     saved = time.monotonic()
     latest: Callable[[], Snapshot] | None = None
@@ -134,7 +134,7 @@ class _Worker:
 
 @dataclass
 class _Pool:
-    """Processes that are given one job after the other through a pipe each."""
+    """Processes that receive one job after the other, each through a pipe."""
 
     settings: Settings
     size: int
@@ -144,7 +144,7 @@ class _Pool:
 
     def run(self, jobs: Sequence[Job]) -> Finished:
         waiting = list(reversed(jobs))
-        for number in range(self.size):  # one by one, so that those there are can be stopped at any time
+        for number in range(self.size):  # one by one, so that started workers can be stopped at any time
             self.workers.append(self._start(number))
         for worker in self.workers:
             self._give(worker, waiting.pop())
@@ -173,7 +173,7 @@ class _Pool:
                     self._give(worker, waiting.pop())
 
     def stop(self) -> None:
-        """Let the workers save what they are doing and end them; at once if Ctrl-C is pressed again meanwhile."""
+        """Make the workers save their work, and end them; at once if Ctrl-C is pressed again."""
         for worker in self.workers:
             worker.pipe.close()
         deadline = time.monotonic() + _PATIENCE_S
@@ -207,7 +207,7 @@ class _Pool:
 
     def _give(self, worker: _Worker, job: Job) -> None:
         worker.job = job
-        with suppress(OSError):  # if it is dead, its next message says so
+        with suppress(OSError):  # a dead worker is detected when reading its next message
             worker.pipe.send(job)
 
     def _message(self, worker: _Worker) -> tuple[Any, ...]:
@@ -222,7 +222,7 @@ class _Pool:
         worker.process.join()
         self.attempts[job.name] = self.attempts.get(job.name, 0) + 1
         if self.attempts[job.name] >= _ATTEMPTS:
-            # Python's own end, with a traceback: a new process runs the script from the top, and comes here again.
+            # Python exited with a traceback: a new process runs the script from the top and starts workers itself.
             ended_by_python = worker.process.exitcode == 1
             remedy = (
                 "put what starts it under `if __name__ == '__main__':`" if ended_by_python else "use fewer --workers"
@@ -235,12 +235,12 @@ class _Pool:
 
 @contextmanager
 def _signals_stay_here() -> Iterator[None]:
-    """Ctrl-C goes to all processes of a terminal, and a batch system may send SIGTERM to all of a job. One that starts inside
-    this block never hears them: we tell it ourselves, so that it can save its work."""
+    """Block Ctrl-C and SIGTERM in processes that start inside this block. Terminals and batch systems send them to all
+    processes; the parent tells the workers instead, so that they can save their work."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # or the first process would start it, and that unblocks both signals (Python 3.11)
+    resource_tracker.ensure_running()  # otherwise the first process starts it, which unblocks both signals (Python 3.11)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_STOP)
     try:
         yield
@@ -249,16 +249,16 @@ def _signals_stay_here() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, settings: Settings, threads: int, modules: Sequence[str]) -> None:
-    """A worker's life: compute what comes through the pipe until it is closed, by the parent or by the parent's death."""
+    """Run a worker: compute jobs from the pipe until the parent closes it or dies."""
     for number in _TOLD_TO_STOP:
         signal.signal(number, signal.SIG_IGN)
     share(threads)
-    mute_slow_backend()  # the parent has said it
+    mute_slow_backend()  # the parent gives the warning
 
     def tell(done: int, diverged: int) -> None:
         try:
             if pipe.poll():
-                raise KeyboardInterrupt  # Nothing is sent to a busy worker: this is the end of the pipe.
+                raise KeyboardInterrupt  # a busy worker receives no messages, so this is the end of the pipe
             pipe.send(("progress", done, diverged))
         except OSError:
             raise KeyboardInterrupt from None
@@ -273,7 +273,7 @@ def _serve(pipe: Connection, settings: Settings, threads: int, modules: Sequence
             except Exception as error:
                 try:
                     pipe.send(("failed", _portable(error), traceback.format_exc()))
-                except OSError:  # the parent has stopped, and believes that the work was saved
+                except OSError:  # the parent has stopped and assumes that the work was saved
                     print(f"upgd: {error}", file=sys.stderr, flush=True)
                     raise
             else:
@@ -283,6 +283,6 @@ def _serve(pipe: Connection, settings: Settings, threads: int, modules: Sequence
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that survives the pipe; not every class can be made again from its message."""
+    """Return an error that can be sent through the pipe; not every class can be recreated from its message."""
     plain = type(error) in (ValueError, TypeError, OSError, RuntimeError, plugins.PluginError)
     return type(error)(str(error)) if plain else RuntimeError(f"{type(error).__name__}: {error}")

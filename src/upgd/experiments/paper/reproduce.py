@@ -342,7 +342,7 @@ def _number(what: str, given: int) -> int:
     if number < 1:
         raise ValueError(f"{what} must be an integer of at least 1, not {given!r}")
     if number > (most := MOST_LEARNERS if what.endswith("seeds") else 2**63 - 1):
-        raise ValueError(f"{what} must be {most:,} at most, not {given!r}; use fewer")
+        raise ValueError(f"{what} must be at most {most:,}, not {given!r}; use fewer")
     return number
 
 

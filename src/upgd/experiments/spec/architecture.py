@@ -1,11 +1,10 @@
-"""Networks by name, so that a result can say which one it used and another process can make the same.
+"""Networks by name, so that a result can refer to its network and another process can create the same one.
 
-``"300-150"`` is an MLP with hidden layers of 300 and 150 units, ``"300-150:identity"`` one with another activation
-(``"300-150:crelu"`` has two outputs for each unit),
-``"300-150:layernorm"`` or ``"300-150:tanh:layernorm"`` one with an ``nn.LayerNorm`` before each activation,
-``"linear"`` a single layer, ``"conv"`` the paper's convolutional network, and ``"conv-authors"`` the same without activations
-after the convolutions, as in the authors' public code. :func:`upgd.networks.register` adds others. Inputs and outputs are
-the problem's.
+``"300-150"`` is an MLP with hidden layers of 300 and 150 units, ``"300-150:identity"`` has another activation
+(``"300-150:crelu"`` has two outputs per unit), and ``"300-150:layernorm"`` or ``"300-150:tanh:layernorm"`` has an
+``nn.LayerNorm`` before each activation. ``"linear"`` is a single layer, ``"conv"`` the paper's convolutional network, and
+``"conv-authors"`` the same without activations after the convolutions, as in the authors' public code.
+:func:`upgd.networks.register` adds others. The problem determines the inputs and outputs.
 
     >>> from upgd.streams import make
     >>> network("100-50", make("output-permuted-digits")).describe()
@@ -23,7 +22,7 @@ from upgd.streams import Stream
 __all__ = ["BUILT_IN", "check", "network", "register"]
 
 _DENSE = re.compile(r"[1-9]\d{0,17}(-[1-9]\d{0,17})*")
-#: 4 GB in float32, for one learner; a larger network is a slip of the keyboard.
+#: 4 GB in float32 for one learner; a larger network is probably a typing error.
 _MOST_PARAMETERS = 10**9
 _FORMS = (
     "linear, conv, conv-authors, or hidden sizes such as 300-150; an activation and layernorm may follow, as in "
@@ -32,7 +31,7 @@ _FORMS = (
 
 
 def network(name: str, stream: Stream) -> nn.Module:
-    """The network of that name for a problem."""
+    """Return the network of that name for a problem."""
     check(name)
     body, *words = name.split(":")
     if not _is_built_in(body) and (factory := registered(name)) is not None:
@@ -48,7 +47,7 @@ def network(name: str, stream: Stream) -> nn.Module:
     if body in ("conv", "conv-authors"):
         return ConvNet(stream.input_shape, stream.outputs, activation, conv_activation=body == "conv")
     sizes = (inputs, *(int(size) for size in body.split("-")), stream.outputs)
-    # Counted before it is made: some systems promise memory that they do not have, and end the process later.
+    # Check the size first: some systems promise memory that they do not have, and kill the process later.
     entering = (inputs, *(size * (2 if activation == "crelu" else 1) for size in sizes[1:-1]))
     parameters = sum((before + 1) * after for before, after in zip(entering, sizes[1:], strict=True))
     if parameters > _MOST_PARAMETERS:
@@ -59,7 +58,7 @@ def network(name: str, stream: Stream) -> nn.Module:
 
 
 def check(name: str) -> str:
-    """The name itself, or an error that says what names there are."""
+    """Return the name if it is valid; otherwise raise an error that lists the valid forms."""
     body, *words = str(name).split(":")
     if not _is_built_in(body) and registered(name) is None:
         raise ValueError(f"network must be {_FORMS}; not {name!r}")
@@ -67,8 +66,8 @@ def check(name: str) -> str:
         del words[-1]
     if words and (len(words) > 1 or words[0] not in ACTIVATIONS or body == "linear"):
         raise ValueError(
-            f"the activation in network={name!r} must be one of {', '.join(ACTIVATIONS)}, and an MLP's may be followed by "
-            ":layernorm; linear has none"
+            f"the activation in network={name!r} must be one of {', '.join(ACTIVATIONS)}; only that of an MLP may be "
+            "followed by :layernorm, and linear has none"
         )
     return name
 

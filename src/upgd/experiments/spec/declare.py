@@ -1,4 +1,4 @@
-"""What an experiment is: a problem, a network, methods with the values to try, seeds and steps."""
+"""The declaration of an experiment: a problem, a network, methods with values to try, seeds and steps."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -23,18 +23,18 @@ Grid = Mapping[str, Any]
 
 @dataclass(frozen=True, init=False, repr=False)
 class Experiment:
-    """Every method with every combination of its values, every seed.
+    """An experiment: every method with every combination of its values and every seed.
 
     Args:
-        problem: a name that :func:`upgd.streams.make` knows.
-        methods: names, or for each name its settings: a value, or a list of values to try.
-        seeds: how many (0, 1, …), or which; by default as many as the paper has.
-        steps: how many samples each learner sees; by default as in the paper.
-        network: see :mod:`upgd.experiments.spec.architecture`; by default as in the paper.
-        options: the problem's options, such as ``{"task_length": 500}``.
-        grid: ``"short"``, each method's own short grid (:mod:`upgd.experiments.spec.grids`); ``"paper"``, the paper's values;
-            or values for all methods that have the setting. Settings in ``methods`` take precedence. Methods given by name
-            alone use ``"short"`` by default, and the part of it that has no default where ``grid`` leaves that out.
+        problem: A name known to :func:`upgd.streams.make`.
+        methods: Names, or a dict of names and settings; a setting is a value or a list of values to try.
+        seeds: Number of seeds (0, 1, …), or a list of seeds. Default: as many as in the paper.
+        steps: Number of samples per learner. Default: as in the paper.
+        network: See :mod:`upgd.experiments.spec.architecture`. Default: as in the paper.
+        options: Options of the problem, such as ``{"task_length": 500}``.
+        grid: ``"short"``, each method's short grid (:mod:`upgd.experiments.spec.grids`); ``"paper"``, the paper's values; or
+            values for all methods that have the setting. Settings in ``methods`` take precedence. Default for methods given
+            by name only: ``"short"``; if ``grid`` lacks a required setting, its values in the short grid are used.
 
     Example:
         >>> experiment = Experiment("output-permuted-digits", ["sgd", "upgd"], grid={"lr": [0.1, 0.01]}, seeds=3, steps=1000)
@@ -72,21 +72,21 @@ class Experiment:
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._check_size()
-        object.__setattr__(self, "_learners", self._made())  # says what is wrong with the settings, if something is
+        object.__setattr__(self, "_learners", self._made())  # validates the settings
 
     def _check_size(self) -> None:
-        """To make the learners of a number with a digit too many takes hours."""
+        """Raise ValueError if there are too many learners, which would take hours to create."""
         settings = sum(math.prod(len(choices) for choices in values.values()) for values in self.methods.values())
         count = settings * len(self.seeds)
         if count > MOST_LEARNERS:
             raise ValueError(
-                f"seeds × settings are {len(self.seeds):,} × {settings:,} = {count:,} learners, more than the "
-                f"{MOST_LEARNERS:,} that one experiment can have; use fewer seeds or values, or divide it into several"
+                f"seeds × settings are {len(self.seeds):,} × {settings:,} = {count:,} learners, more than the limit of "
+                f"{MOST_LEARNERS:,} per experiment; use fewer seeds or values, or split the experiment"
             )
 
     def learners(self) -> tuple[Learner, ...]:
-        """All learners: method by method, setting by setting, seed by seed; none twice."""
-        made: tuple[Learner, ...] = self._learners  # type: ignore[attr-defined]  # made once: there may be 200,000
+        """Return all learners: by method, setting and seed, without duplicates."""
+        made: tuple[Learner, ...] = self._learners  # type: ignore[attr-defined]  # cached: there may be 200,000
         return made
 
     def _made(self) -> tuple[Learner, ...]:
@@ -98,15 +98,15 @@ class Experiment:
         return tuple(learner.but(seed=seed) for learner in settings for seed in self.seeds)
 
     def stream(self) -> Stream:
-        """The problem."""
+        """Return the problem's stream."""
         try:
             return make(self.problem, **self.options)
-        except TypeError as error:  # an option that the problem does not have
+        except TypeError as error:  # an unknown option
             raise ValueError(str(error)) from error
 
     @property
     def learner_steps(self) -> int:
-        """How much work it is."""
+        """The number of learner-steps."""
         return len(self.learners()) * self.steps
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Experiment:
 
 
 class Listed(Experiment):
-    """An experiment whose learners are listed one by one."""
+    """An experiment with an explicit list of learners."""
 
     def __init__(self, problem: str, network: str, steps: int, options: Mapping[str, Any], learners: Iterable[Learner]):
         listed = tuple(dict.fromkeys(learners))
@@ -156,7 +156,7 @@ def _values(
         _check_shared(shared, named)
     values = {}
     for method, own in named.items():
-        Learner(method=method, **placeholders(method))  # a word about an unknown method before all else
+        Learner(method=method, **placeholders(method))  # reports an unknown method first
         if shared == "paper":
             common = defaults.grid(problem, method)
         elif shared == "short":
@@ -175,7 +175,7 @@ def _values(
 
 
 def which_it_has(method: str, shared: Grid) -> dict[str, Any]:
-    """Those of the settings that the method has; all of them for a method that does not exist."""
+    """Return the settings that the method has; all of them if the method does not exist."""
     renamed = {canonical(name): value for name, value in shared.items()}
     own = METHODS[method].settings if method in METHODS else renamed
     return {name: value for name, value in renamed.items() if name in own}
@@ -186,18 +186,18 @@ def _check_shared(shared: Grid, methods: Mapping[str, Any]) -> None:
         if name not in known():
             raise ValueError(f"there is no setting {name!r}; settings are {', '.join(known())}")
         if name != "lr" and not any(name in METHODS[method].settings for method in methods if method in METHODS):
-            raise ValueError(f"none of {', '.join(methods)} has the setting {name!r}; leave it out")
+            raise ValueError(f"none of {', '.join(methods)} has the setting {name!r}; remove it")
 
 
 def placeholders(method: str) -> dict[str, Any]:
-    """Values for what a method needs, to try out others."""
+    """Return values for the required settings of a method, for validating other settings."""
     own = METHODS[method].settings if method in METHODS else {}
     return {name: setting.example for name, setting in own.items() if setting.default is ...}
 
 
 def listed(name: str, choices: Any) -> Values:
-    """A list or an array of values to try; a single value is a list of one, and so are two numbers of a setting such as
-    ``betas``."""
+    """Return a list or an array of values to try as a tuple. A single value, or two numbers of a setting such as ``betas``,
+    is a tuple of one."""
     if isinstance(choices, np.ndarray | np.generic):
         choices = choices.tolist()
     if not isinstance(choices, list | tuple) or (
@@ -205,7 +205,7 @@ def listed(name: str, choices: Any) -> Values:
     ):
         choices = (choices,)
     if not choices:
-        raise ValueError(f"{name} needs one value or more, not an empty list")
+        raise ValueError(f"{name} needs at least one value, not an empty list")
     return tuple(tuple(choice) if isinstance(choice, list) else choice for choice in choices)
 
 
@@ -213,12 +213,12 @@ def _seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
     if not isinstance(seeds, Iterable):
         count = _whole(seeds) or 0
         if count > MOST_LEARNERS:
-            raise ValueError(f"seeds must be {MOST_LEARNERS:,} at most, not {count:,}; use fewer")
+            raise ValueError(f"seeds must be at most {MOST_LEARNERS:,}, not {count:,}; use fewer")
         seeds = range(count)
     chosen = tuple(dict.fromkeys(map(_whole, seeds)))
     if not chosen or None in chosen:
         raise ValueError(f"seeds must be a number of at least 1, or a list of seeds, not {seeds!r}")
-    return tuple(chosen)  # type: ignore[arg-type]  # none of them is None
+    return tuple(chosen)  # type: ignore[arg-type]  # None was excluded above
 
 
 def _steps(steps: int) -> int:
@@ -226,12 +226,12 @@ def _steps(steps: int) -> int:
     if number is None or number < 1:
         raise ValueError(f"steps must be an integer of at least 1, not {steps!r}")
     if number >= 2**63:
-        raise ValueError(f"steps must be less than 2⁶³, which is as far as a store can count, not {steps!r}")
+        raise ValueError(f"steps must be less than 2⁶³, the limit of a store, not {steps!r}")
     return number
 
 
 def _whole(number: Any) -> int | None:
-    """An integer of Python's or NumPy's as an int; None for anything else."""
+    """Convert a Python or NumPy integer to int; return None for anything else."""
     try:
         return None if isinstance(number, bool) else index(number)
     except TypeError:

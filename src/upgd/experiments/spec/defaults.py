@@ -1,6 +1,6 @@
-"""What an experiment has unless told otherwise: network, length, number of runs and grid of every problem.
+"""Default network, length, number of runs and grid of every problem.
 
-Every method gets the same values of a hyperparameter that it shares with others, and only hyperparameters that it has.
+Methods that share a hyperparameter get the same values for it, and only hyperparameters that they have.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ __all__ = ["PROBLEMS", "Defaults", "defaults", "grid"]
 
 Values = tuple[Any, ...]
 
-#: The toy problems and stationary MNIST. The paper lists weight decay for the methods that have it; 0 is plain UPGD.
+#: For the toy problems and stationary MNIST. The paper lists weight decay for the methods that have it; 0 is plain UPGD.
 _STATIONARY = {
     "lr": (0.1, 0.01, 0.001, 0.0001),
     "beta_utility": (0.0, 0.9, 0.99, 0.999),
@@ -26,7 +26,7 @@ _PERMUTED = {
     "sigma": (0.01, 0.1, 1.0),
     "weight_decay": (0.0, 0.1, 0.01, 0.001, 0.0001),
 }
-#: Not the paper's: the embedded digits are small and quick, so the grid is finer where it matters.
+#: Not from the paper: the embedded digits are small and fast, so the grid is finer where it matters.
 _DIGITS = {
     "lr": (0.1, 0.03, 0.01, 0.003, 0.001),
     "beta_utility": (0.9, 0.99, 0.999),
@@ -46,12 +46,12 @@ _UPS = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the paper uses for a problem.
+    """The paper's values for a problem.
 
     Attributes:
         network: see :mod:`upgd.experiments.spec.architecture`.
-        steps: how long a run is.
-        seeds: how many runs.
+        steps: number of steps per run.
+        seeds: number of runs.
         grid: values for every hyperparameter that a method may have.
     """
 
@@ -72,7 +72,7 @@ PROBLEMS: dict[str, Defaults] = {
     "output-permuted-emnist": Defaults("300-150", 1_000_000, 20, _PERMUTED),
     "output-permuted-cifar10": Defaults("conv", 1_000_000, 10, _PERMUTED),
     "stationary-cifar10": Defaults("conv", 1_000_000, 10, _STATIONARY),
-    # Permuted pixels have no neighbours, so that a convolution has nothing to find: an MLP, as for MNIST.
+    # Permuted pixels have no spatial structure for a convolution to use, so use an MLP, as for MNIST.
     "input-permuted-cifar10": Defaults("300-150", 1_000_000, 20, _PERMUTED),
     "bit-flipping": Defaults("5", 1_000_000, 20, _STATIONARY),
     "random-label-mnist": Defaults("300-150", 1_500_000, 20, _PERMUTED),
@@ -91,12 +91,12 @@ PROBLEMS: dict[str, Defaults] = {
 
 
 def defaults(problem: str) -> Defaults:
-    """What the paper uses for this problem; for other problems, what it uses for the permuted ones."""
+    """Return the paper's values for this problem; for other problems, those for the permuted ones."""
     return PROBLEMS.get(problem, PROBLEMS["input-permuted-mnist"])
 
 
 def grid(problem: str, method: str) -> dict[str, Values]:
-    """The values to try of every hyperparameter that the method has.
+    """Return the values to try for every hyperparameter of the method.
 
     Example:
         >>> grid("toy-changing-outputs", "sgdw")
@@ -114,5 +114,5 @@ def grid(problem: str, method: str) -> dict[str, Values]:
     values = {name: choices for name, choices in shared.items() if name in own} | values
     if "weight_decay" in values and METHODS[method].rule != "utility" and shared is _STATIONARY:
         values["weight_decay"] = tuple(decay for decay in shared["weight_decay"] if decay)
-    # A setting that is quiet is not to be searched: it is Adam's, of a method that need not be on top of Adam.
+    # Quiet settings are not searched: they belong to Adam, which the method need not use.
     return values | {name: choices for name, choices in _ADAMW.items() if name in own and not own[name].quiet}

@@ -2,5 +2,5 @@
 
 __all__ = ["ENGINE"]
 
-#: Whoever changes numbers on purpose raises it, and old results stay what they are.
+#: Increase it when results change on purpose; results of older versions are kept.
 ENGINE = 2

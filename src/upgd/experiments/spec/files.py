@@ -4,10 +4,10 @@
 
     problem = "output-permuted-digits"
     steps = 30_000
-    seeds = 20                  # how many; or which: [0, 1, 5]
+    seeds = 20                  # the number of seeds, or a list: [0, 1, 5]
     network = "100-50"
 
-    [options]                   # the problem's
+    [options]                   # of the problem
     task_length = 500
 
     [grid]                      # for every method that has the setting; or grid = "short", "paper"
@@ -37,10 +37,10 @@ __all__ = ["load"]
 
 
 def load(path: str | os.PathLike[str]) -> Experiment:
-    """Read an experiment; a mistake in the file gets an error that names the file, the key, the value and what is allowed."""
+    """Read an experiment. Errors name the file, the key, the value and what is allowed."""
     path = Path(path)
-    if path.exists() and not path.is_file():  # a named pipe would wait for ever
-        raise ValueError(f"{path} is no regular file; name a TOML file")
+    if path.exists() and not path.is_file():  # reading from a named pipe would block forever
+        raise ValueError(f"{path} is not a regular file; give a TOML file")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def _check_keys(where: str, table: dict[str, Any], allowed: Any) -> None:
 
 def _text(key: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise ValueError(f"{key} must be text in quotes, not {value!r}")
+        raise ValueError(f"{key} must be a string in quotes, not {value!r}")
 
 
 def _network(key: str, value: Any) -> None:
@@ -89,7 +89,7 @@ def _seeds(key: str, value: Any) -> None:
         all(_is_count(seed) for seed in value) if isinstance(value, list) and value else _is_count(value) and value >= 1
     )
     if not good:
-        raise ValueError(f"{key} must be how many (20) or a list of seeds ([0, 1, 5]), not {value!r}")
+        raise ValueError(f"{key} must be a number of seeds (20) or a list of seeds ([0, 1, 5]), not {value!r}")
 
 
 def _is_count(value: Any) -> bool:

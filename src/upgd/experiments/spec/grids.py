@@ -1,8 +1,8 @@
-"""The values that a method tries when nobody says which: a short grid for each, suited to learning online.
+"""Default values to try: a short grid for each method, suited to online learning.
 
-A comparison is fair only if every method is given the values it needs. AdamW normalizes its gradients and wants a learning
-rate about ten times smaller than SGD does; shared learning rates favour one of the two. So every method brings a grid of its
-own (:attr:`upgd.methods.Setting.grid`).
+A comparison is fair only if every method gets suitable values. AdamW normalizes its gradients and needs a learning rate about
+ten times smaller than SGD; shared learning rates favour one of the two. Every method therefore defines its own grid
+(:attr:`upgd.methods.Setting.grid`).
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ Values = tuple[Any, ...]
 
 
 def short(method: str) -> dict[str, Values]:
-    """The method's short grid. Settings that are not in it keep their default.
+    """Return the method's short grid. Other settings keep their defaults.
 
     Example:
         >>> short("adamw")["lr"]
@@ -25,7 +25,7 @@ def short(method: str) -> dict[str, Values]:
 
 
 def needed(method: str) -> dict[str, Values]:
-    """The part of the short grid that the method cannot do without: settings that have no default.
+    """Return the part of the short grid for the method's required settings.
 
     Example:
         >>> list(needed("pgd"))

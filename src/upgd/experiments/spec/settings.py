@@ -1,6 +1,6 @@
 """Settings by name, across all methods: their order, symbols and defaults in tables, options and files.
 
-What is in a store may be of a method that is not loaded; then a setting is known by its name alone.
+A store may contain results of methods that are not loaded; their settings are known by name only.
 """
 
 import re
@@ -22,18 +22,18 @@ __all__ = [
     "words",
 ]
 
-#: Older names of settings, which scripts, commands and stores may have.
+#: Former names of settings, which may occur in scripts, commands and stores.
 ALIASES = {"wise": "granularity"}
-#: The most learners of one experiment, and so the most seeds: to list and plan these takes half a minute.
+#: Maximum number of learners, and therefore seeds, of one experiment; listing and planning these takes half a minute.
 MOST_LEARNERS = 200_000
-#: How long the name of an axis may be.
+#: Maximum length of an axis label.
 _LONGEST = 50
-#: The first settings in tables; those of other methods follow.
+#: The first settings in tables; other settings follow.
 _FIRST = ("lr", "beta_utility", "sigma", "weight_decay", "granularity", "scaling", "order", "noise", "betas", "eps")
 
 
 def known() -> dict[str, Setting]:
-    """All settings that some method has, in the order of tables."""
+    """Return all settings of all methods, in the order of tables."""
     found: dict[str, Setting] = {}
     for method in METHODS.values():
         for name, setting in method.settings.items():
@@ -42,29 +42,29 @@ def known() -> dict[str, Setting]:
 
 
 def of_methods(name: str) -> list[Setting]:
-    """The settings of that name, of all methods that have one: those of plug-ins may differ from ours."""
+    """Return the settings of that name of all methods; those of plugins may differ from ours."""
     return [method.settings[name] for method in METHODS.values() if name in method.settings]
 
 
 def canonical(name: str) -> str:
-    """The present name of a setting."""
+    """Return the current name of a setting."""
     return ALIASES.get(name, name)
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Names of settings in the order of tables; those that no loaded method has come last."""
+    """Return names of settings in the order of tables; those that no loaded method has come last."""
     order = {name: place for place, name in enumerate(known())}
     return sorted(names, key=lambda name: order.get(name, len(order)))
 
 
 def symbol(name: str) -> str:
-    """What tables call a setting."""
+    """Return the symbol of a setting in tables."""
     setting = known().get(name)
     return setting.symbol or name if setting is not None else name
 
 
 def words(name: str) -> str:
-    """What charts call a setting: the first clause of its help, with the symbol if that is a sign.
+    """Return the label of a setting in charts: the first clause of its help, with the symbol if it is not a word.
 
     Example:
         >>> words("lr"), words("sigma"), words("eps"), words("of_another_plugin")
@@ -79,12 +79,12 @@ def words(name: str) -> str:
 
 
 def is_usual(name: str, value: Any) -> bool:
-    """Whether it is a variant's default, which tables leave out."""
+    """Return whether the value is the variant's default, which tables omit."""
     setting = known().get(name)
     return setting is not None and setting.is_switch and value == setting.default
 
 
 def hyperparameters(settings: Mapping[str, Any]) -> list[str]:
-    """The settings that are searched, in the order of tables; not those that select a variant of the method."""
+    """Return the settings that are searched, in the order of tables, without those that select a variant of the method."""
     every = known()
     return [name for name in ordered(settings) if not (name in every and every[name].is_switch)]
