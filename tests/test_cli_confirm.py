@@ -79,7 +79,7 @@ def test_the_store_may_be_named_in_either_way_but_once(swept, monkeypatch, folde
 def test_seeds_of_the_search_are_refused(swept):
     code, _, err = swept(*CONFIRM, "--seeds", "1,7")
     assert code == 1
-    assert "the settings were chosen on 1 seed of these (1); take others, such as 2 and above" in err
+    assert "the settings were chosen on 1 seed of these (1); use others, such as 2 and above" in err
     assert swept(*CONFIRM, "--seeds", "9,7")[0] == 0
     assert seeds_of(lr=best_lr(swept)["sgd"])[2:] == [9, 7]
 
@@ -88,7 +88,7 @@ def test_nothing_to_confirm_is_told(upgd):
     upgd("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.1", "--seeds", "2", *SMALL)
     code, _, err = upgd(*CONFIRM)
     assert code == 1
-    assert "there is nothing to confirm: every method has one setting only" in err
+    assert "there is nothing to confirm: every method has only one setting" in err
     assert upgd(*CONFIRM, "--store", "nowhere.db")[0] == 1
 
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_run_is_left_out_with_a_word(swept):
         store.add(own)
     code, _, err = swept(*CONFIRM, "--seeds", "1")
     assert code == 0
-    assert err.startswith("upgd: mine is left out: its results were recorded by a loop of your own")
+    assert err.startswith("upgd: mine is skipped: its results were recorded by your own loop")
 
 
 def vars_of(key):

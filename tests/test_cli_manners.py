@@ -58,7 +58,7 @@ def test_steps_that_are_none(upgd, text):
         ),
         ("--network", "9" * 5_000, 1, "network must be linear, conv, conv-authors, or hidden sizes such as 300-150"),
         ("--option", "task_length=99999999999999999999", 1, "task_length must be less than 2⁶³"),
-        ("--device", "meta", 1, "device='meta' cannot be used; it can be 'auto', 'cpu'"),
+        ("--device", "meta", 1, "device='meta' cannot be used; use 'auto', 'cpu'"),
         ("--seeds", "50000000", 2, "--seeds takes 200,000 at most, not 50000000; use fewer"),
         ("--lr", ",".join(str(k) for k in range(1, 200_002)), 1, "seeds × settings are 1 × 200,001 = 200,001 learners"),
     ],
@@ -91,7 +91,7 @@ def test_a_reproduction_has_a_most_of_seeds(upgd):
     code, _, err = upgd(
         "reproduce", "toy-changing-inputs", "--scale", "smoke", "--final-seeds", "50000000", "--dry-run"
     )
-    assert (code, err) == (1, "upgd: final_seeds must be 200,000 at most, not 50000000; use fewer\n")
+    assert (code, err) == (1, "upgd: final_seeds must be at most 200,000, not 50000000; use fewer\n")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_too_little_memory_is_said_in_one_sentence(upgd, monkeypatch, error):
     code, _, err = upgd("bench")
     assert (code, err) == (
         1,
-        "upgd: memory does not suffice; use a smaller --network, fewer --workers or another --device\n",
+        "upgd: out of memory; use a smaller --network, fewer --workers or another --device\n",
     )
     monkeypatch.setattr("upgd.cli._is_about_memory", lambda error: False)
     with pytest.raises(type(error)):  # another error of that class is a bug, and stays visible
@@ -128,7 +128,10 @@ def test_streams_that_are_closed(folder):
     ended = shell("runs 2>&-", folder)
     assert (ended.returncode, ended.stdout.count("\n")) == (0, 1)  # not what is meant for the standard error
     ended = shell("runs delete 1 <&-", folder)
-    assert (ended.returncode, ended.stderr) == (2, "upgd: nobody can be asked here; say --yes to delete.\n")
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "upgd: cannot ask for confirmation without a terminal; use --yes to delete.\n",
+    )
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -147,7 +150,7 @@ def test_seconds_between_snapshots_are_not_negative(upgd, seconds):
 def test_a_word_too_many(upgd):
     code, _, err = upgd("bench", "upgd", "sgd")
     assert (code, err.count("\n")) == (2, 1)
-    assert "there is no use for 'upgd sgd' here" in err
+    assert "unexpected argument 'upgd sgd'" in err
     code, _, err = upgd("best", "upgd", "sgd")
     assert (code, err) == (2, "upgd: there is no store upgd; methods are chosen with --methods upgd,sgd.\n")
 
@@ -157,7 +160,7 @@ def test_no_csv_under_another_name_unless_told_so(upgd, folder, name):
     stored(folder / "upgd.db")
     code, _, err = upgd("export", name)
     assert (code, err.count("\n")) == (2, 1)
-    assert f"{name} must end with .csv or .parquet" in err
+    assert f"{name} must end in .csv or .parquet" in err
     assert not (folder / name).exists()
     assert upgd("export", name, "--format", "csv")[0] == 0
     assert (folder / name).read_text(encoding="utf-8").startswith("problem,")

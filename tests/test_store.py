@@ -64,7 +64,7 @@ def test_what_goes_in_comes_out(path):
 
 
 def test_a_record_has_a_mean_for_every_window():
-    with pytest.raises(ValueError, match="5 steps in windows of 2 have 3 means, not"):
+    with pytest.raises(ValueError, match="5 steps in windows of 2 need 3 means, not"):
         Record(key(steps=5), window=2, loss=np.zeros(2, np.float32))
 
 
@@ -256,7 +256,7 @@ def test_a_full_disk_loses_nothing(path):
         store.add([record(seed=0)])
         pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
         store._connection.execute(f"PRAGMA max_page_count = {pages + 1}")
-        with pytest.raises(StoreError, match=r"no space is left for .*; what was finished is kept: make room"):
+        with pytest.raises(StoreError, match=r"no space is left for .*; finished results are kept: free some space"):
             store.add([record(2_000, seed=s) for s in range(1, 9)])
         assert [r.key.seed for r in store.records()] == [0]
         store._connection.execute("PRAGMA max_page_count = 100000")
@@ -287,14 +287,14 @@ def test_a_damaged_file(path):
     content = bytearray(path.read_bytes())
     content[4096:] = os.urandom(len(content) - 4096)
     path.write_bytes(content)
-    with pytest.raises(StoreError, match="is damaged or no store"), Store.read(path) as store:
+    with pytest.raises(StoreError, match="is damaged or not a store"), Store.read(path) as store:
         store.records()
 
 
 @pytest.mark.parametrize("open_", [Store.read, Store.write])
 def test_a_file_that_is_no_store(path, open_):
     path.write_text("problem,method\n" * 100)
-    with pytest.raises(StoreError, match="is damaged or no store"):
+    with pytest.raises(StoreError, match="is damaged or not a store"):
         open_(path)
     assert path.read_text() == "problem,method\n" * 100
     path.unlink()
@@ -311,7 +311,7 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(path, monkeypatch)
         Store.write(path).close()
     before = path.read_bytes()
     for open_ in (Store.read, Store.write):
-        with pytest.raises(StoreError, match=r"newer version of upgd \(schema 5; this one knows 4\)"):
+        with pytest.raises(StoreError, match=r"newer version of upgd \(schema 5; this version supports 4\)"):
             open_(path)
     assert path.read_bytes() == before
 
@@ -405,9 +405,9 @@ def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
 
 
 def test_what_is_not_there(tmp_path):
-    with pytest.raises(StoreError, match=r"there is no store .*nothing.db; `upgd run`"):
+    with pytest.raises(StoreError, match=r"there is no store .*nothing.db; create it with `upgd run`"):
         Store.read(tmp_path / "nothing.db")
-    with pytest.raises(StoreError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(StoreError, match=r"the folder .*nowhere of the store .* does not exist"):
         Store.write(tmp_path / "nowhere" / "r.db")
     with pytest.raises(StoreError, match="is a folder"):
         Store.write(tmp_path)
@@ -487,6 +487,6 @@ def test_equal_options_have_one_spelling():
 @pytest.mark.parametrize("open_", [Store.read, Store.write])
 def test_a_named_pipe_is_no_store(tmp_path, open_):
     os.mkfifo(tmp_path / "pipe.db")
-    with pytest.raises(StoreError, match=r"pipe.db is no regular file; choose another file for the store"):
+    with pytest.raises(StoreError, match=r"pipe.db is not a regular file; choose another file for the store"):
         open_(tmp_path / "pipe.db")
     assert os.listdir(tmp_path) == ["pipe.db"]

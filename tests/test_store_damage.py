@@ -167,7 +167,7 @@ def test_a_damaged_row_is_named_and_left_out(sound, tmp_path):
     path = tmp_path / "r.db"
     number = damaged_row(sound, path)
     with pytest.warns(
-        DamagedStoreWarning, match=rf"r.db is damaged: row {number} is not as written; .*left out"
+        DamagedStoreWarning, match=rf"r.db is damaged: row {number} is not as written; .*skipped"
     ) as told:
         store = Store.read(path)
     with store, Store.read(sound) as whole:
@@ -215,7 +215,7 @@ def test_repair_copies_what_is_intact(sound, tmp_path):
     told, found = reported(tmp_path / "new.db")
     assert not told
     assert [curves for _, curves in found[2][0]] == [c for i, (_, c) in enumerate(whole[2][0], 1) if i != number]
-    with pytest.raises(StoreError, match=r"new.db exists; repair writes to a new file"):
+    with pytest.raises(StoreError, match=r"new.db exists, but repair needs a new file"):
         repair(tmp_path / "r.db", tmp_path / "new.db")
 
 
@@ -256,7 +256,7 @@ def test_commands_say_it_and_so_does_their_exit_status(sound, tmp_path, monkeypa
     code, out, err = upgd(*command, *files)
     assert code == 3
     assert out or command[0] == "report"
-    assert err.startswith(f"upgd: r.db is damaged: row {number} is not as written; the damaged part is left out.")
+    assert err.startswith(f"upgd: r.db is damaged: row {number} is not as written; the damaged part is skipped.")
     if command[0] == "report":
         assert f"row {number} is not as written" in Path("report.html").read_text()
 

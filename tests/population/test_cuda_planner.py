@@ -308,5 +308,7 @@ def test_what_does_not_fit_on_chip_goes_to_graphs_and_one_line_says_why(caplog) 
         assert choose("auto", network, group, cuda, torch.float32) == ("torch", GraphedBackend)
     assert len(caplog.records) == 1
     assert "it resets hidden units" in caplog.text
-    with pytest.raises(ValueError, match="backend='kernel' cannot be used, because no kernel can be made of redo"):
+    with pytest.raises(
+        ValueError, match="backend='kernel' cannot be used, because no kernel can be generated for redo"
+    ):
         choose("kernel", network, group, cuda, torch.float32)

@@ -197,7 +197,7 @@ def test_what_cannot_become_a_kernel_says_why():
     ((group, _),) = groups([Learner(method="unknown-function", lr=0.1)], [0])
     name, _ = choose("auto", NETWORK, group, torch.device("cpu"), torch.float32)
     assert name == "torch"
-    with pytest.raises(ValueError, match=r"no kernel can be made of unknown-function: its rule calls torch\.erf"):
+    with pytest.raises(ValueError, match=r"no kernel can be generated for unknown-function: its rule calls torch\.erf"):
         choose("kernel", NETWORK, group, torch.device("cpu"), torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between processes."""
+"""The folder of compiled kernels."""
 
 import os
 from pathlib import Path
@@ -7,5 +7,5 @@ __all__ = ["kernels"]
 
 
 def kernels() -> Path:
-    """The folder for generated and compiled kernels in the user's cache; it need not exist."""
+    """Return the folder for generated and compiled kernels in the user's cache; it need not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache", "upgd", "kernels")

@@ -1,4 +1,4 @@
-"""Functions that rules may use, as polynomials that become vector instructions."""
+"""Functions for rules, as polynomials that compile to vector instructions."""
 
 import math
 from typing import Any
@@ -11,19 +11,19 @@ __all__ = ["exp", "flushed", "sign", "tanh"]
 
 _f: Any = np.float32
 _u: Any = np.uint32
-#: What is smaller counts as zero: processors are slow with numbers below the smallest normal float.
+#: Smaller numbers are flushed to zero, because processors are slow with subnormal numbers.
 _SMALL = _f(1e-37)
 
 
 @inlined
 def flushed(x: float) -> float:
-    """The number, or zero instead of one that is next to nothing."""
+    """Return the number, or zero if it is tiny."""
     return x if abs(x) >= _SMALL else _f(0)
 
 
 @inlined
 def exp(x: float) -> float:
-    """eˣ = 2ᵗ, where t = x·log₂e is split into a whole number and a rest in [−½, ½]; 0 below −87, and no more than 2¹²⁷."""
+    """Return eˣ = 2ᵗ, where t = x·log₂e is split into an integer and a rest in [−½, ½]; 0 below −87, and at most 2¹²⁷."""
     t = smaller(larger(_f(math.log2(math.e)) * x, _f(-126)), _f(127))
     whole = np.floor(t + _f(0.5))
     rest = t - whole
@@ -38,11 +38,11 @@ def exp(x: float) -> float:
 
 @inlined
 def tanh(x: float) -> float:
-    """1 − 2/(1 + e²ˣ)."""
+    """Return 1 − 2/(1 + e²ˣ)."""
     return _f(1) - _f(2) / (_f(1) + exp(x + x))
 
 
 @inlined
 def sign(x: float) -> float:
-    """−1, 0 or 1."""
+    """Return −1, 0 or 1."""
     return _f(1) if x > _f(0) else (_f(-1) if x < _f(0) else _f(0))

@@ -1,10 +1,9 @@
-"""What numba needs to be told so that its loops become the machine's widest vector instructions, and compile fast.
+"""The interface to numba and LLVM that makes loops compile fast, to the widest vector instructions of the machine.
 
-Four things stand in the way otherwise: numba computes with 32-bit integers in 64 bits; it cannot look at a float's bits;
-LLVM prefers vectors of 256 bits on processors that have 512; and views of arrays cost time, both to compile and to make.
-So the kernels compute with words, and read and write through pointers, as one would in C: ``p[j]``, and :func:`skip`
-for what lies behind. Whoever calls them keeps the arrays alive. Every loop that matters is vectorised; ``inspect_asm()``
-of a compiled function shows it.
+By default, numba computes with 32-bit integers in 64 bits and cannot access the bits of a float; LLVM prefers 256-bit vectors
+on processors with 512 bits; and array views cost time, both to compile and to create. The kernels therefore compute with
+32-bit words and access memory through pointers, as in C: ``p[j]``, and :func:`skip` for offsets. The caller keeps the arrays
+alive. Every important loop is vectorized, as ``inspect_asm()`` of a compiled function shows.
 """
 
 import hashlib
@@ -58,51 +57,51 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
-#: A place in an array, for numba; for a reader and a type checker, an array that begins there.
+#: A pointer into an array, for numba; for readers and type checkers, an array that starts there.
 Pointer = NDArray[np.float32]
 BytePointer = NDArray[np.uint8]
 
-#: What numba says about the types of its decorators changes from version to version.
+#: numba's annotations of its decorators change between versions.
 _njit: Any = numba.njit
 _pointer_to: Any = types.CPointer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: Only long sums may be reordered, in :func:`compiled_sum`. Elsewhere every rounding is as written (:func:`fused` says where
-#: a product is not rounded): LLVM compiles a loop several times, for cases that it tells apart, and all have to agree.
+#: Only long sums may be reordered, in :func:`compiled_sum`. Elsewhere, rounding is exactly as written (:func:`fused` marks
+#: products that are not rounded): LLVM compiles several versions of a loop for different cases, and all must agree.
 _REORDER = {"contract", "reassoc", "nsz"}
-#: Functions that only other compiled functions call need no way in for Python and C, which would take time to compile.
+#: Functions that are only called by compiled functions need no entry points for Python and C, which take time to compile.
 _INTERNAL = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def compiled(function: Function) -> Function:
-    """A function in machine code, to be called by others of its kind."""
+    """Compile a function to be called by other compiled functions."""
     fast: Function = _njit(error_model="numpy", nogil=True, **_INTERNAL)(function)
     return fast
 
 
 def compiled_sum(function: Function) -> Function:
-    """A compiled function that may add its numbers in any order, but always the same one."""
+    """Compile a function that may add its numbers in any fixed order."""
     fast: Function = _njit(fastmath=_REORDER, error_model="numpy", nogil=True, **_INTERNAL)(function)
     return fast
 
 
 def kept_on_disk(sources: int) -> Callable[[Function], Function]:
-    """Return a decorator that compiles a function for Python to call, without the GIL, and keeps it in numba's cache if there
-    is a folder to write to.
+    """Return a decorator that compiles a function for Python, which releases the GIL, and stores it in numba's cache if a
+    folder is writable.
 
     Args:
         sources: the digest of the sources that it is compiled from, see :func:`digest_of_sources`. It becomes part of the
-            name that numba keeps the function under: numba itself looks only at the file of the function, not at those of
-            the functions that it calls, and unpickles what an earlier version left under the same name, which fails if a
-            class has been renamed since.
+            function's name in numba's cache. numba checks only the file of the cached function, not those of the functions
+            that it calls, and unpickles what an earlier version stored under the same name, which fails if a class has been
+            renamed.
     """
 
     def decorate(function: Function) -> Function:
         function.__qualname__ += f".{sources:x}"
         try:
             fast: Function = _njit(cache=True, nogil=True)(function)
-        except RuntimeError:  # numba found no such folder
+        except RuntimeError:  # numba found no writable folder
             fast = _njit(nogil=True)(function)
         return fast
 
@@ -110,7 +109,7 @@ def kept_on_disk(sources: int) -> Callable[[Function], Function]:
 
 
 def digest_of_sources(*folders: Path) -> int:
-    """Return a number that changes with any of the sources in this folder and in the given ones."""
+    """Return a number that changes with any source file in this folder and in the given ones."""
     digest = hashlib.sha256()
     for folder in (Path(__file__).parent, *folders):
         for path in sorted(folder.glob("*.py")):
@@ -119,19 +118,19 @@ def digest_of_sources(*folders: Path) -> int:
 
 
 def inlined(function: Function) -> Function:
-    """A function that becomes part of the loop that calls it."""
+    """Compile a function that is inlined into the calling loop."""
     fast: Function = _njit(error_model="numpy", inline="always")(function)
     return fast
 
 
 def _intrinsic(function: Callable[..., Any]) -> Any:
-    """Let compiled functions call what ``function`` makes of LLVM's instructions."""
+    """Make LLVM code generated by ``function`` callable from compiled functions."""
     return intrinsic(function)
 
 
 @_intrinsic
 def start_of(_context: Any, array: Any) -> Any:
-    """A pointer to the first number of an array."""
+    """Return a pointer to the first element of an array."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -151,7 +150,7 @@ def floats_at(_context: Any, address: Any) -> Any:
 
 @_intrinsic
 def skip(_context: Any, pointer: Any, count: Any) -> Any:
-    """A pointer to what lies ``count`` numbers further."""
+    """Return the pointer plus ``count`` elements."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.gep(arguments[0], [arguments[1]])
@@ -160,7 +159,7 @@ def skip(_context: Any, pointer: Any, count: Any) -> Any:
 
 
 def _word_operation(name: str) -> Any:
-    """The instruction ``name`` of LLVM on two 32-bit words."""
+    """Return the LLVM instruction ``name`` on two 32-bit words."""
 
     def operation(_context: Any, a: Any, b: Any) -> Any:
         def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -174,12 +173,12 @@ def _word_operation(name: str) -> Any:
 add, minus, times = _word_operation("add"), _word_operation("sub"), _word_operation("mul")
 xor, both, either = _word_operation("xor"), _word_operation("and_"), _word_operation("or_")
 shifted_left, shifted_right = _word_operation("shl"), _word_operation("lshr")
-shifted_down = _word_operation("ashr")  #: right, with the sign
+shifted_down = _word_operation("ashr")  #: arithmetic right shift
 
 
 @_intrinsic
 def bits_of(_context: Any, x: Any) -> Any:
-    """The bits of a float32 as a word."""
+    """Return the bits of a float32 as a word."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(32))
@@ -189,7 +188,7 @@ def bits_of(_context: Any, x: Any) -> Any:
 
 @_intrinsic
 def float_of(_context: Any, x: Any) -> Any:
-    """The float32 that has these bits."""
+    """Return the float32 with these bits."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -199,7 +198,7 @@ def float_of(_context: Any, x: Any) -> Any:
 
 @_intrinsic
 def number(_context: Any, x: Any) -> Any:
-    """The float32 nearest to a word that is read as a signed integer."""
+    """Convert a word, read as a signed integer, to the nearest float32."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.sitofp(arguments[0], ir.FloatType())
@@ -208,7 +207,7 @@ def number(_context: Any, x: Any) -> Any:
 
 
 def _call(builder: Any, name: str, arguments: Any, flags: tuple[str, ...] = ()) -> Any:
-    """Call one of LLVM's functions of float32."""
+    """Call an LLVM function of float32."""
     single = ir.FloatType()
     function = builder.module.declare_intrinsic(name, [single], ir.FunctionType(single, [single] * len(arguments)))
     return builder.call(function, arguments, fastmath=flags)
@@ -216,7 +215,7 @@ def _call(builder: Any, name: str, arguments: Any, flags: tuple[str, ...] = ()) 
 
 @_intrinsic
 def fused(_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """``a·b + c``, rounded once if the processor can."""
+    """Return ``a·b + c``, rounded once if the processor supports it."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return _call(builder, "llvm.fmuladd", arguments)
@@ -225,7 +224,7 @@ def fused(_context: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _extremum(name: str) -> Any:
-    """LLVM's maximum or minimum of two floats. Only this form, told that there is no nan, becomes a vector reduction."""
+    """Return LLVM's maximum or minimum of two floats. Only this form, with the nnan flag, becomes a vector reduction."""
 
     def operation(_context: Any, a: Any, b: Any) -> Any:
         def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -241,7 +240,7 @@ larger, smaller = _extremum("llvm.maximum"), _extremum("llvm.minimum")
 
 @_intrinsic
 def truncated(_context: Any, x: Any) -> Any:
-    """A float32 as a word, without its fraction."""
+    """Convert a float32 to a word, truncating its fraction."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.fptosi(arguments[0], ir.IntType(32))
@@ -251,18 +250,18 @@ def truncated(_context: Any, x: Any) -> Any:
 
 @_intrinsic
 def vectorised(_context: Any) -> Any:
-    """To be called first in a function whose loops shall become vector instructions.
+    """Enable vectorization; call this first in a function with loops to be vectorized.
 
-    Promises LLVM that what the function writes through one pointer it does not reach through another. Otherwise it would
-    look at the addresses on every call and might take a slower way that rounds differently. And asks for vectors of 512
-    bits where the processor has them, which make noise 1.8 times faster.
+    It promises LLVM that memory written through one pointer is not accessed through another. Otherwise, LLVM would compare
+    addresses on every call and might use a slower version with different rounding. It also requests 512-bit vectors where
+    available, which make noise 1.8 times faster.
     """
 
     def code(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         for argument in builder.function.args:
             if isinstance(argument.type, ir.PointerType):
                 argument.add_attribute("noalias")
-        # llvmlite checks names against a list that lacks this one; a set's own method takes any.
+        # llvmlite checks names against a list that lacks this one, so bypass the check.
         set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 
@@ -271,7 +270,7 @@ def vectorised(_context: Any) -> Any:
 
 @_intrinsic
 def apart(_context: Any) -> Any:
-    """To be called first in a function that stays one of its own, and so rounds alike wherever it is called."""
+    """Prevent inlining, so that a function rounds in the same way wherever it is called; call this first."""
 
     def code(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         builder.function.attributes.add("noinline")

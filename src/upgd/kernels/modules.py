@@ -20,7 +20,7 @@ __all__ = ["module_of"]
 
 @functools.cache
 def module_of(text: str) -> ModuleType:
-    """The module with this text, from the cache folder if there is one to write to."""
+    """Return the module with this source, cached on disk if a folder is writable."""
     digest = sha256(text.encode()).hexdigest()[:24]
     path = _written(f"rule_{digest}.py", text)
     spec = importlib.util.spec_from_file_location(f"upgd_kernel_{digest}", path)
@@ -37,11 +37,11 @@ def _written(name: str, text: str) -> Path:
         path = folder / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not path.exists() or path.read_text() != text:  # never run what somebody else has put there
+            if not path.exists() or path.read_text() != text:  # never execute a file with other content
                 with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".partial", delete=False) as file:
                     file.write(text)
                 os.replace(file.name, path)
             return path
         except OSError:
             continue
-    raise OSError("kernels cannot be written anywhere; set XDG_CACHE_HOME to a folder with room")
+    raise OSError("compiled kernels cannot be written to disk; set XDG_CACHE_HOME to a writable folder")

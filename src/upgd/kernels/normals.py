@@ -37,7 +37,7 @@ _NOISE, _PARAMETER = np.uint64(int(Purpose.NOISE)), np.uint64(int(Purpose.PARAME
 _WORD = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
-#: The bits of √½, which a mantissa is kept above: so ln near 1 has no cancellation.
+#: The bits of √½, the lower bound of the mantissa; avoids cancellation of ln near 1.
 _ROOT_HALF = _u(0x3F3504F3)
 _MANTISSA = _u(0x007FFFFF)
 _ROOT_HALF_OF_2_31 = _u(0x3F3504F3 + (31 << 23))
@@ -71,7 +71,7 @@ def _keys(seed: int, index: Any, step: int, purpose: Any) -> tuple[int, int, int
 
 @inlined
 def _radius(word: int) -> float:
-    """√(−2 ln u) for u = (word≫1 | 1)·2⁻³¹: the exponent and a polynomial for the mantissa in [√½, √2)."""
+    """Return √(−2 ln u) for u = (word≫1 | 1)·2⁻³¹, from the exponent and a polynomial for the mantissa in [√½, √2)."""
     bits = minus(bits_of(number(either(shifted_right(word, _u(1)), _u(1)))), _ROOT_HALF_OF_2_31)
     exponent = number(shifted_down(bits, _u(23)))
     m = float_of(add(both(bits, _MANTISSA), _ROOT_HALF)) - _f(1)
@@ -83,13 +83,13 @@ def _radius(word: int) -> float:
     p = fused(p, m, _f(LOGARITHM[5]))
     p = fused(p, m, _f(LOGARITHM[6]))
     p = fused(p, m, _f(LOGARITHM[7]))
-    # A uniform of exactly 1 may give −10⁻⁸ by rounding; its root must not be nan.
+    # A uniform of exactly 1 may give −10⁻⁸ by rounding; its root must not be NaN.
     return _f(math.sqrt(larger(fused(p, m, exponent * _MINUS_2_LN_2), _f(0))))
 
 
 @compiled
 def fill_normals(out: Pointer, first_pair: int, pairs: int, keys: tuple[int, int, int, int]) -> None:
-    """Write the entries 2·first_pair, 2·first_pair + 1, … of a step's noise to the beginning of ``out``."""
+    """Write the entries 2·first_pair, 2·first_pair + 1, … of a step's noise to the start of ``out``."""
     vectorised()
     k0, step0, k2, step2 = keys
     x0 = add(k0, times(_u(first_pair), step0))

@@ -72,7 +72,7 @@ def lines(rule: Rule, wanted: list[int], read: Callable[[Node], str], dialect: D
     """The operations that lead to the wanted ones, as assignments; ``read`` gives the text of an input."""
     needed = reached(rule, wanted)
     uses = [argument for place in needed for argument in _arguments(rule, place)]
-    # A product that is used once, in a sum, becomes part of it.
+    # A product that is used only once, in a sum, is fused with it.
     inside = {
         place: _product(rule, place, uses, set(wanted))
         for place in needed
@@ -104,7 +104,7 @@ def _arguments(rule: Rule, place: int) -> list[int]:
 
 
 def _product(rule: Rule, place: int, uses: list[int], wanted: set[int]) -> int | None:
-    """The argument of a sum that is a product which nobody else needs."""
+    """Return the argument of a sum that is a product without other uses."""
     for argument in rule.nodes[place][1:]:
         if rule.nodes[argument][0] == "mul" and uses.count(argument) == 1 and argument not in wanted:
             return int(argument)

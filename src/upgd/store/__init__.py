@@ -1,11 +1,11 @@
-"""Results in one SQLite file: a row for every finished learner, its curves beside it.
+"""Results in one SQLite file: a row per finished learner, including its curves.
 
-A learner is known by what makes it compute what it computes (:class:`Key`): to add it again changes nothing, to change a
-setting makes another row. There is one writer; any number of readers may look on while it writes. What has been added is on
-the disk: a process killed at any moment, a full disk or a power cut takes away nothing of it.
+A learner is identified by everything that determines its computation (:class:`Key`): adding it again changes nothing, and
+changing a setting makes another row. There is one writer; any number of readers can read while it writes. Added records are
+on disk: a killed process, a full disk or a power failure does not lose them.
 
-Every row carries a checksum of all its columns. Opening a store checks its structure and every row, so that damage is never
-mistaken for results: readers leave damaged rows out and warn (:class:`DamagedStoreWarning`), writers refuse the file.
+Every row has a checksum of all its columns. Opening a store checks its structure and every row, so that damage is never
+mistaken for results: readers skip damaged rows and warn (:class:`DamagedStoreWarning`), writers refuse the file.
 
     >>> key = Key(problem="toy", network="300-150", method="sgd", settings={"lr": 0.01}, seed=0, steps=4)
     >>> record = Record(key, window=2, loss=[0.5, 0.25], device="cpu", backend="torch", seconds=0.1)

@@ -16,7 +16,7 @@ __all__ = ["check_exists", "connect", "connect_to_read", "locked", "open_to_read
 def check_exists(path: Path) -> None:
     if not path.exists():
         raise StoreError(
-            f"there is no store {path}; `upgd run` and `upgd sweep` make one; or name another file (--store, UPGD_STORE)"
+            f"there is no store {path}; create it with `upgd run` or `upgd sweep`, or choose another (--store, UPGD_STORE)"
         )
     _check_is_no_folder(path)
 
@@ -24,13 +24,13 @@ def check_exists(path: Path) -> None:
 def _check_is_no_folder(path: Path) -> None:
     if path.is_dir():
         raise StoreError(f"{path} is a folder; the store must be a file, such as {path / 'upgd.db'}")
-    if path.exists() and not path.is_file():  # SQLite would wait for the other end of a named pipe, for ever
-        raise StoreError(f"{path} is no regular file; choose another file for the store")
+    if path.exists() and not path.is_file():  # SQLite would block on a named pipe
+        raise StoreError(f"{path} is not a regular file; choose another file for the store")
 
 
 def connect(address: str | Path, **options: Any) -> sqlite3.Connection:
     connection: sqlite3.Connection = sqlite3.connect(address, isolation_level=None, **options)
-    # A damaged text shall make its row a damaged row, and not stop the reading of all others.
+    # Decode leniently, so that a damaged text affects only its own row.
     connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
     connection.create_function("checksum_of", -1, lambda *pairs: checksum_of(zip(pairs[::2], pairs[1::2], strict=True)))
     return connection
@@ -41,7 +41,7 @@ def open_to_read(path: str | Path) -> sqlite3.Connection:
     with explained(path):
         connection = connect_to_read(Path(path))
         try:
-            if checked_version(connection, path) == 0:  # an empty file, as a writer has it at first
+            if checked_version(connection, path) == 0:  # an empty file, which a writer has just created
                 connection.close()
                 connection = connect(":memory:")
                 prepare(connection, path)
@@ -52,24 +52,24 @@ def open_to_read(path: str | Path) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path, pragma: str = "") -> sqlite3.Connection:
-    if 0 < path.stat().st_size < 512:  # SQLite takes less than its smallest page for an empty file
-        raise StoreError(f"{path} is damaged or no store (file is too short); put a copy in its place")
+    if 0 < path.stat().st_size < 512:  # SQLite treats files smaller than a page as empty
+        raise StoreError(f"{path} is damaged or not a store (file is too short); restore it from a copy")
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
         return _connected(address, pragma)
     except sqlite3.OperationalError:
         if Path(f"{path}-wal").exists():
             raise
-        # In a folder that cannot be written to, SQLite cannot make the files through which it talks with a writer; there
-        # is no writer then, either.
+        # In a read-only folder, SQLite cannot create the files that it shares with a writer; there can be no writer
+        # either.
         return _connected(f"{address}&immutable=1", pragma)
 
 
 def _connected(address: str, pragma: str) -> sqlite3.Connection:
-    """A connection that has read something; a file that cannot be read leaves none behind.
+    """Return a connection after reading from it; if the file cannot be read, close the connection.
 
-    SQLite shares the state of a file among the connections of a process. One that stays open would hand what it remembers
-    of a damaged file to whoever opens the file that has been put in its place.
+    SQLite shares the state of a file among the connections of a process. A connection that stays open would pass on cached
+    content of a damaged file after the file has been replaced.
     """
     connection = connect(address, uri=True, timeout=30)
     try:
@@ -82,21 +82,23 @@ def _connected(address: str, pragma: str) -> sqlite3.Connection:
 
 
 def locked(path: Path) -> sqlite3.Connection:
-    """Hold the writer's lock until the connection is closed or the process ends, in whatever way.
+    """Hold the writer's lock until the connection is closed or the process ends.
 
-    SQLite locks files on every system, and lets go of them when a process dies. So the lock is an empty database beside the
-    store that the writer has in an exclusive transaction. Symbolic links are followed: all names of a store share its lock.
+    SQLite locks files on every system and releases the locks when a process dies. The lock is therefore an empty database
+    next to the store, held in an exclusive transaction. Symbolic links are resolved, so all names of a store share its lock.
     """
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
-        raise StoreError(f"there is no folder {path.parent} for the store {path.name}; make it, or choose another file")
+        raise StoreError(
+            f"the folder {path.parent} of the store {path.name} does not exist; create it, or choose another"
+        )
     _check_is_no_folder(path)
     if path.is_file():
-        open_to_read(path).close()  # or a file that is no store would get a lock beside it before it is refused
+        open_to_read(path).close()  # otherwise, a file that is not a store would get a lock file before it is refused
         if (names := target.stat().st_nlink) > 1:
             raise StoreError(
-                f"{path} has {names} names (hard links), and writing under two of them at once would damage it; copy the "
-                "file and use the copy, or remove the other names"
+                f"{path} has {names} names (hard links), and writing under two of them at once would damage it; use a copy "
+                "of the file, or remove the other names"
             )
     with explained(path):
         lock = sqlite3.connect(f"{target}.lock", isolation_level=None, timeout=0)

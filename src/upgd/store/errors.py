@@ -9,21 +9,21 @@ __all__ = ["SQLITE_ERRORS", "DamagedStoreWarning", "StoreError", "explained", "i
 
 
 class StoreError(OSError):
-    """Something is wrong with the file of results; the message says what to do."""
+    """The file of results cannot be used; the message names the remedy."""
 
 
 class DamagedStoreWarning(UserWarning):
-    """Part of a store is not as it was written, and is left out of what was read."""
+    """Part of a store is damaged and was skipped."""
 
 
-#: What the module sqlite3 raises. A damaged length asks for more memory than there is; and a message that quotes a damaged
-#: schema may be no text.
+#: Exceptions that sqlite3 raises. A damaged length can request more memory than there is, and a message that quotes a damaged
+#: schema may not be valid text.
 SQLITE_ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)
 
 
 @contextmanager
 def explained(path: str | Path) -> Iterator[None]:
-    """Say in one sentence what SQLite's errors mean for the user."""
+    """Context manager that explains SQLite's errors in one sentence."""
     try:
         yield
     except SQLITE_ERRORS as error:
@@ -35,15 +35,15 @@ def _reason(path: str, name: str, error: Exception) -> str:
     if name.startswith("SQLITE_BUSY") or name.startswith("SQLITE_LOCKED"):
         return f"another process is writing to {path}; wait for it, stop it, or choose another file"
     if name == "SQLITE_FULL":
-        return f"no space is left for {path}; what was finished is kept: make room and run the same again"
+        return f"no space is left for {path}; finished results are kept: free some space and run the same command again"
     if is_damage(error):
         return (
-            f"{path} is damaged or no store ({error}); put a copy in its place, or save what can be read with "
+            f"{path} is damaged or not a store ({error}); restore it from a copy, or save the readable part with "
             f"`upgd store repair {path} NEW.db`"
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
         return f"{path} cannot be opened ({error}); check the permissions of file and folder, or choose another file"
-    return f"{path} cannot be used ({error}); what was finished is kept"
+    return f"{path} cannot be used ({error}); finished results are kept"
 
 
 def is_damage(error: Exception) -> bool:

@@ -15,19 +15,19 @@ from upgd.store.schema import prepare, tables_of, transaction, version_of
 
 __all__ = ["Store", "repair"]
 
-#: How many findings of one kind a message lists.
+#: Number of findings of one kind that a message lists.
 _LISTED = 10
-#: How writers of this process left the files that they closed: one that nobody has touched since need not be checked again
-#: by the next writer, so that adding records one by one does not take longer with every record.
+#: The state of files when a writer of this process closed them. A file that is unchanged since then need not be checked again
+#: by the next writer, so that adding records one by one does not become slower with every record.
 _LEFT: dict[str, tuple[tuple[int, int, int], ...]] = {}
 
 
 class Store:
-    """A file of results. Make one with :meth:`read` or :meth:`write`; both are context managers.
+    """A file of results. Open it with :meth:`read` or :meth:`write`; both return context managers.
 
     Attributes:
         path: the file.
-        damage: what is damaged, in words, according to the last :meth:`check`, which opening the store begins with.
+        damage: descriptions of any damage, from the last :meth:`check`, which opening the store performs.
     """
 
     def __init__(self, path: str | Path, connection: sqlite3.Connection, lock: sqlite3.Connection | None) -> None:
@@ -39,15 +39,15 @@ class Store:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Open a store to look at it; also while somebody writes to it. Nothing in it is changed, however old it is.
+        """Open a store for reading, even while another process writes to it. Nothing is changed, even in an old store.
 
         Warns:
-            DamagedStoreWarning: if the file or some of its rows are damaged. Damaged rows are left out.
+            DamagedStoreWarning: If the file or some of its rows are damaged. Damaged rows are skipped.
         """
         store = cls(path, open_to_read(path), None)
         try:
             if found := store.check():
-                warnings.warn(_damaged(path, found, "the damaged part is left out"), DamagedStoreWarning, stacklevel=1)
+                warnings.warn(_damaged(path, found, "the damaged part is skipped"), DamagedStoreWarning, stacklevel=1)
         except BaseException:
             store.close()
             raise
@@ -55,10 +55,10 @@ class Store:
 
     @classmethod
     def write(cls, path: str | Path) -> Self:
-        """Open a store, or make a new one, to add to it. ``":memory:"`` makes one that is gone with the process.
+        """Open a store for writing, or create it. ``":memory:"`` creates a temporary store in memory.
 
         Raises:
-            StoreError: if it cannot be written to, or is damaged: writing could destroy what can still be read.
+            StoreError: If it cannot be written to, or is damaged, because writing could destroy readable data.
         """
         in_memory = str(path) == ":memory:"
         lock = None if in_memory else locked(Path(path))
@@ -79,7 +79,7 @@ class Store:
         return store
 
     def close(self) -> None:
-        """Let others write."""
+        """Close the store and release the writer's lock."""
         self._connection.close()
         if self._lock is not None:
             _LEFT[os.path.realpath(self.path)] = _stamp(self.path)
@@ -98,14 +98,14 @@ class Store:
 
     @property
     def _runs(self) -> str:
-        """Where to read columns that an index has, too: where something is damaged, that may be the index."""
+        """The table to read indexed columns from; without its indexes if something is damaged, because they may be."""
         return "runs NOT INDEXED" if self.damage else "runs"
 
     def add(self, records: Iterable[Record]) -> int:
-        """Add records in one transaction: all of them or, if something goes wrong, none.
+        """Add records in one transaction: all of them or, in case of an error, none.
 
         Returns:
-            How many were new; those that were there already are left as they are.
+            The number of new records; existing ones are not changed.
         """
         rows: dict[str, dict[str, Any]] = {}
         for row in map(row_of, records):
@@ -123,7 +123,7 @@ class Store:
             return len(rows)
 
     def digests(self) -> set[str]:
-        """The keys of all records."""
+        """Return the digests of all keys."""
         with explained(self.path):
             found = self._connection.execute(f"SELECT id, digest FROM {self._runs}").fetchall()
         return {digest for number, digest in found if number not in self._damaged}
@@ -138,18 +138,18 @@ class Store:
         seeds: Collection[int] | None = None,
         digests: Collection[str] | None = None,
     ) -> list[Record]:
-        """The records that match all that is given, in the order in which they were added; None matches everything."""
+        """Return the records that match all given criteria, in the order in which they were added; None matches all."""
         single = {"problem": problem, "network": network, "steps": steps}
         several = {"method": methods, "seed": seeds, "digest": digests}
         conditions = {f"{name} = ?": value for name, value in single.items() if value is not None}
-        # A list travels as one JSON text: it may be longer than SQLite lets a statement have variables.
+        # A list is passed as one JSON text, because it may exceed SQLite's limit on variables.
         conditions |= {
             f"{name} IN (SELECT value FROM json_each(?))": as_json(list(values))
             for name, values in several.items()
             if values is not None
         }
         with explained(self.path):
-            # Ids first, so that curves are read only of what is wanted, and never sorted.
+            # Select ids first, so that curves are read only for matching rows and never sorted.
             where = f"WHERE id IN (SELECT id FROM {self._runs} WHERE {' AND '.join(conditions) or '1'}) ORDER BY id"
             found = _rows(self._connection, where, tuple(conditions.values()))
             return [record_of(row) for row, intact in found if intact]
@@ -158,13 +158,13 @@ class Store:
         """Check the file's structure and the checksum of every row.
 
         Returns:
-            What is damaged, in words; an empty list if nothing is.
+            Descriptions of the damage; an empty list if there is none.
         """
         findings: list[str] = []
         damaged: list[int] = []
         with explained(self.path):
             try:
-                if tables_of(self._connection):  # and not an empty file, as a writer has it at first
+                if tables_of(self._connection):  # not an empty file, which a writer has just created
                     structure = self._connection.execute(f"PRAGMA integrity_check({_LISTED})").fetchall()
                     findings += [line.replace("*** in database main ***", "") for (line,) in structure if line != "ok"]
                     damaged += [row["id"] for row, intact in _rows(self._connection) if not intact]
@@ -181,7 +181,7 @@ class Store:
         return self.damage
 
     def delete(self, ids: Iterable[int]) -> int:
-        """Remove records for good, and give the space back; how many there were."""
+        """Remove records permanently, free their space, and return their number."""
         with explained(self.path):
             with transaction(self._connection):
                 before = self._connection.total_changes
@@ -192,24 +192,24 @@ class Store:
 
 
 def repair(path: str | Path, target: str | Path) -> tuple[int, list[int]]:
-    """Copy all records of a damaged store that are as they were written into a new store. The damaged one is not changed.
+    """Copy all intact records of a damaged store to a new store. The damaged store is not changed.
 
     Args:
         path: the damaged store.
-        target: the new one; there must be no such file yet.
+        target: the new store; the file must not exist.
 
     Returns:
-        How many records were saved, and the numbers of rows that were not. Of rows on pages that cannot be read, not even
-        the number may be known.
+        The number of saved records, and the ids of the rows that were not saved. The ids of rows on unreadable pages may be
+        unknown.
     """
     check_exists(Path(path))
     if Path(target).exists():
-        raise StoreError(f"{target} exists; repair writes to a new file: choose another name")
+        raise StoreError(f"{target} exists, but repair needs a new file; choose another name")
     saved: list[Record] = []
     lost: list[int] = []
     with explained(path), closing(connect_to_read(Path(path), "PRAGMA writable_schema = ON")) as connection:
         if "runs" not in tables_of(connection):
-            raise StoreError(f"{path} has no table of results; put a copy in its place")
+            raise StoreError(f"{path} has no table of results; restore it from a copy")
         for number in sorted(_numbers(connection)):
             found: list[Record] = []
             with suppress(*SQLITE_ERRORS):
@@ -221,7 +221,7 @@ def repair(path: str | Path, target: str | Path) -> tuple[int, list[int]]:
 
 
 def _numbers(connection: sqlite3.Connection) -> set[int]:
-    """The numbers of all rows that anything knows of: the table, from both of its ends, and its indexes."""
+    """Return the ids of all rows found in the table, read from both ends, and in its indexes."""
     orders = ["NOT INDEXED ORDER BY id", "NOT INDEXED ORDER BY id DESC"]
     with suppress(*SQLITE_ERRORS):
         orders += [
@@ -238,10 +238,10 @@ def _numbers(connection: sqlite3.Connection) -> set[int]:
 def _rows(
     connection: sqlite3.Connection, where: str = "ORDER BY id", values: tuple[Any, ...] = ()
 ) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Rows by column, and whether they are as they were written."""
+    """Yield rows by column, and whether they are intact."""
     there = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info('runs')")}
     summed = "checksum" in there or version_of(connection) >= 3
-    # Columns that the store is too old to have are NULL.
+    # Columns that are missing from an old store are NULL.
     names = [name if name in there else f"NULL AS {name}" for name in (*SUMMED, "checksum")]
     for *columns, checksum in connection.execute(f"SELECT {', '.join(names)} FROM runs {where}", values):
         row = dict(zip(SUMMED, columns, strict=True))
@@ -249,12 +249,12 @@ def _rows(
 
 
 def _stamp(path: str | Path) -> tuple[tuple[int, int, int], ...]:
-    """What a file and its log look like from outside; another one after every change."""
+    """Return size and times of a file and its log, which differ after every change."""
     stamps = []
     for name in (path, f"{path}-wal"):
         with suppress(FileNotFoundError):
             seen = os.stat(name)
-            if seen.st_size:  # a reader leaves an empty log there
+            if seen.st_size:  # readers may leave an empty log
                 stamps.append((seen.st_ino, seen.st_size, seen.st_mtime_ns))
     return tuple(stamps)
 

@@ -18,17 +18,17 @@ Curve = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """What makes a run the run that it is.
+    """Everything that identifies a run.
 
     Attributes:
-        problem: the stream's name.
-        options: the stream's options that were given.
-        network: the network's name.
-        method: the method's name.
-        settings: the method's settings, all of them, defaults included.
-        seed: the learner's seed.
-        steps: how many steps it took.
-        engine: the version of the computation; a new one gives new numbers.
+        problem: the name of the stream.
+        options: the options of the stream that were given.
+        network: the name of the network.
+        method: the name of the method.
+        settings: all settings of the method, including defaults.
+        seed: the seed of the learner.
+        steps: the number of steps.
+        engine: the version of the computation; different versions may give different numbers.
     """
 
     problem: str
@@ -46,31 +46,31 @@ class Key:
 
     @cached_property
     def digest(self) -> str:
-        """The key in 64 letters; equal for equal keys on every machine."""
+        """A hash of the key, 64 characters; equal keys have equal digests on every machine."""
         values = {**{name: getattr(self, name) for name in _KEY_COLUMNS}, "settings": _stored(self.settings)}
         return hashlib.sha256(as_json(values).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What one learner has shown.
+    """The results of one learner.
 
     Attributes:
-        key: what it was.
-        window: how many steps an entry of the curves has; only the last may have fewer.
-        loss, accuracy: means over windows, of predictions made before the update; accuracy is None in regression. NaN from
-            the window on in which the learner diverged.
-        diverged_at: the step (from 0) at which it stopped to be finite; None if it never did.
-        device, backend: where it ran and what computed it.
+        key: identifies the run.
+        window: number of steps per entry of the curves; only the last entry may have fewer.
+        loss, accuracy: means over windows, of predictions made before the update; accuracy is None for regression. NaN from
+            the window in which the learner diverged.
+        diverged_at: the step (from 0) at which it diverged; None if it did not.
+        device, backend: the device and the backend of the computation.
         seconds: its share of the time that its chunk took.
         package, torch: versions.
-        finished: when, in UTC.
-        diagnostics: what looks inside the learner have shown, ``"step"`` and every figure by name, each a list with one
-            entry (a number, a list, or None) for each look; None if nobody looked.
-        plugins: the modules outside of this package that its method, stream, network or data set came from, each with
-            distribution and version, such as ``{"decay_home.method": "decay-home 0.1.0"}``; None if there were none.
-        id: the row in the store; None if it comes from none.
-        source: the store it was read from, where several are compared; not stored.
+        finished: the time of completion, in UTC.
+        diagnostics: ``"step"`` and every diagnostic by name, each a list with one entry (a number, a list, or None) per
+            snapshot; None if no diagnostics were recorded.
+        plugins: third-party modules that define its method, stream, network or data set, each with its distribution and
+            version, such as ``{"decay_home.method": "decay-home 0.1.0"}``; None if there were none.
+        id: the row in the store; None if the record is not from a store.
+        source: the store that it was read from, if several are compared; not stored.
     """
 
     key: Key
@@ -98,30 +98,30 @@ class Record:
         for curve in (self.loss, self.accuracy):
             if curve is not None and curve.shape != (windows,):
                 raise ValueError(
-                    f"{self.key.steps} steps in windows of {self.window} have {windows} means, not {curve.shape}"
+                    f"{self.key.steps} steps in windows of {self.window} need {windows} means, not {curve.shape}"
                 )
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """``(windows,)``: how many steps each window has."""
+        """``(windows,)``: number of steps in each window."""
         lengths = np.full(len(self.loss), self.window, np.int64)
         lengths[-1] = self.key.steps - self.window * (len(self.loss) - 1)
         return lengths
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """``(windows,)``: how many steps had been taken when each window ended."""
+        """``(windows,)``: number of steps at the end of each window."""
         return np.cumsum(self.lengths)
 
 
 _KEY_COLUMNS = tuple(f.name for f in fields(Key))
 _OWN_COLUMNS = tuple(f.name for f in fields(Record) if f.name not in ("key", "id", "source"))
 COLUMNS = (*_KEY_COLUMNS, *_OWN_COLUMNS)
-SUMMED = tuple(sorted(("id", "digest", *COLUMNS)))  # what a checksum covers
+SUMMED = tuple(sorted(("id", "digest", *COLUMNS)))  # the columns that a checksum covers
 
 
 def row_of(record: Record) -> dict[str, Any]:
-    """All columns of a record but its number and checksum, in the types in which SQLite gives them back."""
+    """Return all columns of a record except its id and checksum, with the types that SQLite returns."""
     key = record.key
     values: dict[str, Any] = {name: getattr(key, name) for name in _KEY_COLUMNS}
     values |= {name: getattr(record, name) for name in _OWN_COLUMNS}
@@ -134,9 +134,9 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def checksum_of(columns: Iterable[tuple[str, Any]]) -> bytes:
-    """Of the columns of a row, in the order of their names.
+    """Return the checksum of the columns of a row, in the order of their names.
 
-    Those that are NULL do not count, so that a column can be added to rows that are there.
+    NULL columns are skipped, so that columns can be added to existing rows.
     """
     head: list[Any] = []
     blobs: list[bytes] = []
@@ -150,7 +150,7 @@ def checksum_of(columns: Iterable[tuple[str, Any]]) -> bytes:
 
 
 def is_plausible(row: Mapping[str, Any]) -> bool:
-    """Whether a row from before there were checksums makes a record, and has the key that its digest was made of."""
+    """Return whether a row without a checksum is a valid record whose key matches its digest."""
     try:
         record = record_of(row)
         datetime.fromisoformat(record.finished)
@@ -170,12 +170,12 @@ def record_of(row: Mapping[str, Any]) -> Record:
     return Record(key, **values)
 
 
-#: The present name of a setting, by the one that stores have.
+#: Current names of settings, by their names in stores.
 _PRESENT = {"wise": "granularity"}
 
 
 def _stored(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by the names that stores have always had, so that an old result is found under its key."""
+    """Return settings by the names used in stores, so that old results are found under their keys."""
     names = {present: old for old, present in _PRESENT.items()}
     return {names.get(name, name): value for name, value in settings.items()}
 
@@ -189,7 +189,7 @@ def _curve(blob: bytes | None) -> Curve | None:
 
 
 def _plain(value: Any) -> Any:
-    """1.0 and 1 are equal, and have one spelling."""
+    """Convert equal numbers, such as 1.0 and 1, to one representation."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -204,6 +204,6 @@ def _package_version() -> str:
 
 
 def _torch_version() -> str:
-    import torch  # here, because those who only read results can do without
+    import torch  # imported late, because reading results does not need it
 
     return str(torch.__version__)

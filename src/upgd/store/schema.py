@@ -10,10 +10,10 @@ from upgd.store.errors import StoreError
 
 __all__ = ["APPLICATION", "MIGRATIONS", "checked_version", "prepare", "tables_of", "transaction", "version_of"]
 
-#: What is behind the file's first bytes: an SQLite file of this package ("upgd").
+#: Identifies an SQLite file of this package, in its header ("upgd").
 APPLICATION = 0x75706764
-#: Statement lists that bring a store from version i to version i + 1. Never change one that was released: append. Readers
-#: take an old store as it is, without columns that came later: a record must be able to do without them, too.
+#: Statements that migrate a store from version i to version i + 1. Never change a released one; append. Readers accept an old
+#: store unchanged, without the columns that were added later, so records must work without these columns.
 MIGRATIONS: list[str] = [
     """
     CREATE TABLE runs (
@@ -59,7 +59,7 @@ MIGRATIONS: list[str] = [
 
 
 def prepare(connection: sqlite3.Connection, path: str | Path) -> None:
-    """Make a new file a store and an old store a new one."""
+    """Initialize a new file as a store, and migrate an old store."""
     version = checked_version(connection, path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -75,7 +75,7 @@ def prepare(connection: sqlite3.Connection, path: str | Path) -> None:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a script: sqlite3's own executescript would commit before it begins."""
+    """Return the statements of a script; sqlite3's executescript would commit first."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -93,17 +93,17 @@ def checked_version(connection: sqlite3.Connection, path: str | Path) -> int:
         raise StoreError(f"{path} is an SQLite file of another program; choose another file")
     version = version_of(connection)
     if version < 1:
-        raise StoreError(f"{path} is damaged: it does not say which schema it has; put a copy in its place")
+        raise StoreError(f"{path} is damaged: it has no schema version; restore it from a copy")
     if version > len(MIGRATIONS):
         raise StoreError(
-            f"{path} was written by a newer version of upgd (schema {version}; this one knows {len(MIGRATIONS)}); "
+            f"{path} was written by a newer version of upgd (schema {version}; this version supports {len(MIGRATIONS)}); "
             "upgrade upgd, or choose another file"
         )
     return version
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Which schema a store has; 0 if it does not say."""
+    """Return the schema version of a store; 0 if it has none."""
     (version,) = connection.execute("SELECT max(version) FROM migrations").fetchone()
     return version if isinstance(version, int) else 0
 
@@ -119,6 +119,6 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # a full disk has ended it already
+        if connection.in_transaction:  # a full disk has already ended it
             connection.execute("ROLLBACK")
         raise

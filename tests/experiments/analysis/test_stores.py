@@ -108,7 +108,7 @@ def test_tables_take_stores_by_name(command, monkeypatch):
     monkeypatch.setenv("UPGD_STORE", "b.db")
     assert command("table", "a.db", "--json")[1] == command("table", "--store", "a.db", "--json")[1]
     code, _, err = command("table", "a.db", "b.db", "--problem", "nothing")
-    assert (code, "a.db and b.db have no results of that kind" in err) == (1, True)
+    assert (code, "a.db and b.db have no matching results" in err) == (1, True)
 
 
 def test_a_loop_of_ones_own_is_recorded():
@@ -255,7 +255,7 @@ def test_looks_are_a_frame_where_there_is_pandas(monkeypatch):
     assert results.looks() == results.columns(looks=True)
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda columns: ("frame", columns)))
     assert results.looks() == ("frame", results.columns(looks=True))
-    with pytest.raises(ValueError, match="ask for one of them"):
+    with pytest.raises(ValueError, match="choose one of them"):
         results.columns(curves=True, looks=True)
 
 

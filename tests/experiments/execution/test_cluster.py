@@ -58,7 +58,7 @@ def test_slices_make_a_whole(look_every):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1 .*; start one with .* `RAY_AUTH_MODE=token ray"),
+        ("127.0.0.1:1", "no Ray cluster responds at 127.0.0.1:1 .*; start one with .* `RAY_AUTH_MODE=token ray"),
         ("somewhere", "the address of a Ray cluster is HOST:PORT, .* not 'somewhere'"),
     ],
 )
@@ -139,7 +139,7 @@ def test_no_open_cluster_is_started_unless_told_so(no_tokens, monkeypatch, caplo
     assert ray.started == ["local"]
     assert caplog.messages == []
     on_ray("auto")
-    assert "the Ray cluster at auto asks for no token" in caplog.messages[0]
+    assert "the Ray cluster at auto requires no token" in caplog.messages[0]
 
 
 def test_a_cluster_of_ones_own_is_closed_by_default(no_tokens, monkeypatch):
@@ -162,7 +162,7 @@ def importing(name, module):
 def test_insecure_without_a_cluster_is_refused(upgd):
     code, _, err = upgd("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.1", "--seeds", "1", "--insecure")
     assert (code, err.count("\n")) == (2, 1)
-    assert "--insecure is about a Ray cluster; leave it out, or name the cluster with --ray" in err
+    assert "--insecure applies to a Ray cluster only; remove it, or name the cluster with --ray" in err
 
 
 class Cluster:

@@ -141,7 +141,7 @@ def test_what_may_take_weeks_says_so_first(upgd):
 def test_no_worker_is_a_mistake(upgd, mode):
     code, said = upgd("reproduce toy-changing-inputs --scale smoke --workers 0" + mode)
     assert code == 2
-    assert "--workers must be 1 or more, not 0" in said.err
+    assert "--workers must be at least 1, not 0" in said.err
 
 
 def test_without_a_name_it_lists(upgd):

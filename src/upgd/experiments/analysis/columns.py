@@ -11,7 +11,7 @@ from upgd.store import Record
 
 __all__ = ["columns_of", "framed", "moments_of", "summary_of", "windows_of"]
 
-#: The metrics that are columns of a frame where they were recorded.
+#: Metrics that are columns of a frame if they were recorded.
 _DERIVED = tuple(metric for metric in METRICS if metric not in ("loss", "accuracy"))
 
 
@@ -19,7 +19,7 @@ def _column(metric: Metric) -> str:
     return metric.replace("-", "_")
 
 
-#: The names that columns have besides those of settings.
+#: Names of columns other than those of settings.
 _COLUMNS = {
     *map(_column, _DERIVED),
     *("source", "problem", "network", "steps", "method", "seed", "step", "loss", "accuracy", "diverged_at", "device"),
@@ -61,7 +61,7 @@ def windows_of(record: Record) -> list[dict[str, Any]]:
 
 
 def moments_of(record: Record) -> list[dict[str, Any]]:
-    """A row for each look inside a learner."""
+    """Return one row per diagnostics snapshot of a learner."""
     found = record.diagnostics or {"step": []}
     identity = _identity(record)
     rows: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ def _identity(record: Record) -> dict[str, Any]:
     if isinstance(betas := settings.get("betas"), list | tuple) and len(betas) == 2:
         del settings["betas"]
         settings["beta1"], settings["beta2"] = betas
-    # A setting of somebody's own method may have the name of a column.
+    # A setting of a custom method may have the name of a column.
     settings = {f"setting_{name}" if name in _COLUMNS else name: value for name, value in settings.items()}
     return {
         **({"source": record.source} if record.source else {}),

@@ -21,10 +21,10 @@ __all__ = ["Results", "Table"]
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """Finished learners, of one experiment or of many.
+    """Finished learners of one or several experiments.
 
     Attributes:
-        records: one for each learner, with its curves.
+        records: One record per learner, with its curves.
     """
 
     records: Sequence[Record]
@@ -37,31 +37,31 @@ class Results:
         return f"<{len(self):,} learners: {problems}>" if problems else "<no learners>"
 
     def frame(self) -> Any:
-        """One row for each learner: what it was, and its mean loss and accuracy over all steps and over the outer quarters.
+        """Return one row per learner: its key, and its mean loss and accuracy over all steps and the first and last quarter.
 
-        There is a column for each further metric that was recorded, such as ``forgetting`` and ``dormant_units``.
+        Each further metric that was recorded, such as ``forgetting`` and ``dormant_units``, has a column.
 
         Returns:
-            A pandas DataFrame where pandas is installed; else a dictionary of columns.
+            A pandas DataFrame if pandas is installed, otherwise a dictionary of columns.
         """
         return framed(self.columns())
 
     def curves(self) -> Any:
-        """One row for each window of each learner: ``step`` is where it ends. In the form of :meth:`frame`."""
+        """Return one row per window of each learner; ``step`` is its end. The type is that of :meth:`frame`."""
         return framed(self.columns(curves=True))
 
     def looks(self) -> Any:
-        """One row for each look inside each learner (``look_every``): ``step`` is when. In the form of :meth:`frame`.
+        """Return one row per diagnostics snapshot of each learner (``look_every``). The type is that of :meth:`frame`.
 
-        Every figure has a column; one that is a list, such as a histogram, has a column for each of its entries
+        Every diagnostic has a column; a list, such as a histogram, has a column for each of its entries
         (``gate_histogram/0[3]``).
         """
         return framed(self.columns(looks=True))
 
     def columns(self, *, curves: bool = False, looks: bool = False) -> dict[str, list[Any]]:
-        """What :meth:`frame`, or :meth:`curves`, or :meth:`looks`, has, as plain lists."""
+        """Return the columns of :meth:`frame`, :meth:`curves` or :meth:`looks` as plain lists."""
         if curves and looks:
-            raise ValueError("curves and looks have rows of their own; ask for one of them")
+            raise ValueError("curves and looks have different rows; choose one of them")
         if curves:
             return columns_of([row for record in self.records for row in windows_of(record)])
         if looks:
@@ -77,7 +77,7 @@ class Results:
         steps: int | None = None,
         seeds: Collection[int] | None = None,
     ) -> "Results":
-        """The learners that match all that is given; None matches everything."""
+        """Return the learners that match all given criteria; None matches all."""
         names = [methods] if isinstance(methods, str) else methods
         return Results(
             [
@@ -92,33 +92,33 @@ class Results:
         )
 
     def comparisons(self, metric: Metric | None = None) -> list[Comparison]:
-        """The learners sorted into what can be compared: same problem, network and steps.
+        """Group the learners into comparisons: same problem, network and steps.
 
         Args:
-            metric: what tables and figures of them show, such as ``"forgetting"``; by default online accuracy, in regression
-                online loss. :mod:`upgd.experiments.analysis.metrics` has all.
+            metric: The metric of tables and figures, such as ``"forgetting"``; see
+                :mod:`upgd.experiments.analysis.metrics`. Default: online accuracy, or online loss for regression.
         """
         return comparisons(self.records, metric)
 
     def best(self, metric: Metric | None = None) -> list[Best]:
-        """The best setting of every method, and of every variant of it, in every comparison.
+        """Return the best setting of every method, and of every variant of it, in every comparison.
 
-        :mod:`upgd.experiments.analysis.compare` has the rules; :mod:`upgd.experiments.analysis.variants` says what a
-        variant is. Settings are chosen by online accuracy or loss, whatever else the ``metric`` is.
+        See :mod:`upgd.experiments.analysis.compare` for the rules and :mod:`upgd.experiments.analysis.variants` for variants.
+        Settings are chosen by online accuracy or loss, regardless of ``metric``.
         """
         return [one for comparison in self.comparisons(metric) for one in best_of_variants(comparison).values()]
 
     def table(self, *, all_settings: bool = False, against: str | None = None, metric: Metric | None = None) -> "Table":
-        """Mean ± standard error over seeds of every method and variant at its best setting, or of all settings.
+        """Return the mean ± standard error over seeds of every method and variant at its best setting, or of all settings.
 
-        A best setting that has fresh seeds is shown on these alone. *p* is that of a paired *t*-test, corrected for the
-        number of tests by Holm's procedure. :mod:`upgd.experiments.analysis.compare` has the rules.
+        Best settings with fresh seeds are shown on these only. *p* is that of a paired *t*-test, corrected for the number of
+        tests by Holm's procedure. See :mod:`upgd.experiments.analysis.compare` for the rules.
 
         Args:
-            all_settings: all settings, and not only the best of each; nothing is corrected then.
-            against: the method, or the label of a variant (``"UPGD, local"``), with which the others are compared; by
-                default the best.
-            metric: what to show; see :meth:`comparisons`.
+            all_settings: Show all settings, not only the best of each method; p-values are not corrected then.
+            against: The method, or the label of a variant (``"UPGD, local"``), to compare the others with. Default: the
+                best.
+            metric: The metric to show; see :meth:`comparisons`.
         """
         lines: list[dict[str, Any]] = []
         for comparison in self.comparisons(metric):
@@ -128,12 +128,12 @@ class Results:
         return Table(lines)
 
     def pairs(self, *, metric: Metric | None = None) -> "PairTable":
-        """Every method and variant, at its best setting, against every other: differences over common seeds.
+        """Compare every method and variant, at its best setting, with every other: differences over common seeds.
 
         *p* is corrected for the number of pairs by Holm's procedure.
 
         Args:
-            metric: what to compare; see :meth:`comparisons`.
+            metric: The metric to compare; see :meth:`comparisons`.
         """
         return PairTable(
             [
@@ -154,30 +154,30 @@ class Results:
         title: str | None = None,
         metric: Metric | None = None,
     ) -> "Axes":
-        """The online curves of methods and variants at their best settings, of the first comparison, with bands.
+        """Plot the online curves of methods and variants at their best settings, of the first comparison, with bands.
 
-        The figure follows matplotlib's rcParams wherever these differ from matplotlib's own defaults.
+        The figure follows matplotlib's rcParams where they differ from matplotlib's defaults.
 
         Args:
-            ax: where to draw; by default a new figure.
-            methods: which methods, or labels of variants (``"UPGD, local"``), in which order; by default all.
-            legend: True draws a legend, False nothing; by default every curve's name stands at its end.
+            ax: The axes to draw into. Default: a new figure.
+            methods: Methods, or labels of variants (``"UPGD, local"``), in the order given. Default: all.
+            legend: True draws a legend, False nothing. Default: None, which writes every curve's name at its end.
             band: ``"ci"``, the 95 % confidence interval of the mean; ``"sd"``, one standard deviation of the seeds to either
-                side; ``"range"``, from the smallest to the largest; None or False, nothing. From three seeds on.
-            title: by default the problem's name.
-            metric: what to draw; see :meth:`comparisons`.
+                side; ``"range"``, from the smallest to the largest; None or False, nothing. Requires at least three seeds.
+            title: Default: the problem's name.
+            metric: The metric to plot; see :meth:`comparisons`.
         """
         from upgd.experiments.analysis import figures
 
         if not self.records:
-            raise ValueError("there is nothing to plot: no learner is in these results")
+            raise ValueError("there is nothing to plot: these results contain no learners")
         comparison = self.comparisons(metric)[0]
         entries = None if methods is None else _chosen(comparison, [methods] if isinstance(methods, str) else methods)
         return figures.curves(comparison, entries, ax=ax, legend=legend, band=band, title=title)
 
 
 def _chosen(comparison: Comparison, methods: Sequence[str]) -> list[Entry]:
-    """The best settings of these methods or variants, in this order."""
+    """Return the best settings of these methods or variants, in this order."""
     best = best_of_variants(comparison)
     found: list[Entry] = []
     for name in methods:

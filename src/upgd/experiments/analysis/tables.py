@@ -16,10 +16,10 @@ __all__ = ["CAVEAT", "PairTable", "Table", "pair_line", "table_line"]
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Lines with the same columns; prints as text, shows as HTML in a notebook.
+    """Lines with the same columns. Prints as text, and shows as HTML in a notebook.
 
     Attributes:
-        lines: a dictionary each, with all numbers unrounded.
+        lines: One dictionary per line, with unrounded numbers.
     """
 
     lines: Sequence[Mapping[str, Any]]
@@ -28,10 +28,10 @@ class Table:
         return self.text()
 
     def __repr__(self) -> str:
-        return self.text(terminal_width())  # at the prompt
+        return self.text(terminal_width())  # for the interactive prompt
 
     def text(self, width: int | None = None) -> str:
-        """The table in lines of at most ``width``, with what there is room for; None: all of it, however wide."""
+        """Return the table as text of at most ``width`` columns, omitting what does not fit; None for no limit."""
         parts: list[str] = []
         missing: dict[str, None] = {}
         for title, cells in self._parts():
@@ -44,7 +44,7 @@ class Table:
         return "\n\n".join(parts) or "(nothing)"
 
     def notes(self) -> list[str]:
-        """What to keep in mind with these numbers."""
+        """Return caveats about these numbers."""
         tested = any(line["evaluation"] == "search" and line["p_holm"] is not None for line in self.lines)
         lacking = {
             line["metric"]: line["steps"]
@@ -59,7 +59,7 @@ class Table:
         return tables + "".join(f"<p>{note_html(note)}</p>" for note in self.notes())
 
     def _parts(self) -> list[tuple[str, list[list[str]]]]:
-        """For each comparison, a title and rows of cells; the first row has the columns' names."""
+        """Return a title and rows of cells for each comparison; the first row holds the names of the columns."""
         parts: dict[str, list[Mapping[str, Any]]] = {}
         for line in self.lines:
             options = "".join(f", {name} {value_text(value)}" for name, value in line["options"].items())
@@ -75,7 +75,7 @@ class Table:
 
 
 class PairTable(Table):
-    """Pairs of methods: how far apart they are, and how likely that is by chance."""
+    """Pairs of methods: their differences and p-values."""
 
     def _cells(self, lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         spec = number_format(line["difference"] for line in lines)
@@ -92,14 +92,14 @@ class PairTable(Table):
         return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
 
 
-#: What a test says after a search on the same seeds.
+#: A caveat for tests on the same seeds as the search.
 CAVEAT = (
     "The settings were chosen on the seeds that are compared, which favours methods with many settings and makes p too "
     "small; `upgd confirm` runs the best settings on fresh seeds."
 )
 
 
-#: What the column of differences is called: to a reference, to the best.
+#: Names of the column of differences: to a reference, to the best.
 _DIFFERENCE = ("to the reference", "to the best")
 
 
@@ -138,7 +138,7 @@ def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def _html(rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in rows[0])
-    # Where a page has no room for columns, it can show their names beside the cells.
+    # Pages without room for columns show their names next to the cells.
     names = [f' data-label="{html.escape(name)}"' for name in rows[0]]
     body = "".join(
         "<tr>" + "".join(f"<td{name}>{html.escape(cell)}</td>" for name, cell in zip(names, row, strict=True)) + "</tr>"
@@ -174,7 +174,7 @@ def pair_line(comparison: Comparison, pair: Pair, evaluation: Evaluation) -> dic
 
 
 def table_line(comparison: Comparison, row: Row, against: str | None, best: Best | None = None) -> dict[str, Any]:
-    """A line of a table; for the ``best`` setting of a method it says how it was found."""
+    """Return a line of a table; for the ``best`` setting of a method, it includes how it was found."""
     return {
         **_where(comparison, row.evaluation),
         "source": row.entry.source or None,

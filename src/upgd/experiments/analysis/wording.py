@@ -24,28 +24,28 @@ __all__ = [
     "value_text",
 ]
 
-#: What the mark of :func:`settings_text` means.
-AT_EDGE = "* the smallest or largest value that was tried: a wider grid may find better"
+#: The meaning of the mark of :func:`settings_text`.
+AT_EDGE = "* the smallest or largest value tried: a wider grid may be better"
 
 
 def note_html(text: str) -> str:
-    """A note for a page: what stands between backticks is code."""
+    """Format a note as HTML; text between backticks is code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 
 def settings_text(settings: Mapping[str, Any], edges: Collection[str] = ()) -> str:
-    """Settings in a few letters; what a method does unless told otherwise is left out. Those at an ``edge`` are marked."""
+    """Format settings briefly, omitting defaults of variants; those in ``edges`` are marked."""
     names = [name for name in ordered(settings) if not is_usual(name, settings[name])]
     return ", ".join(f"{symbol(name)} {value_text(settings[name])}{'*' * (name in edges)}" for name in names)
 
 
 def short_names(names: Iterable[str]) -> str:
-    """Settings' names as the tables have them."""
+    """Return the names of settings as in tables."""
     return " and ".join(map(symbol, names))
 
 
 def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = None) -> str:
-    """The best settings in words, comparison by comparison, in lines of at most ``width``."""
+    """Describe the best settings of each comparison, in lines of at most ``width``."""
     parts: dict[str, list[str]] = {}
     for comparison, one in chosen:
         seeds = plural(len(one.seeds), "seed")
@@ -58,9 +58,9 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
             f"    {score}; {plural(one.tried, 'setting')} tried, {one.flat:.0%} within 1 % of the best",
         ]
         if one.diverged_settings:
-            lines[-1] += f", {one.diverged_settings} with learners that diverged"
+            lines[-1] += f", {one.diverged_settings} with diverged learners"
         if one.left_out:
-            lines.append(f"    {plural(one.left_out, 'setting')} left out, without a seed in common with these")
+            lines.append(f"    {plural(one.left_out, 'setting')} skipped, without a common seed")
         if one.fresh_seeds:
             fresh = mean_score(one.shown, comparison.chosen_by)
             lines.append(
@@ -72,9 +72,9 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
             scores = ", ".join(
                 f"{value_text(value)} → {'diverged' if s != s else f'{s:.4f}'}" for value, s in near.items()
             )
-            lines.append(f"    next to it: {symbol(name)} {scores}")
+            lines.append(f"    neighbours: {symbol(name)} {scores}")
         if one.edges:
-            lines.append(f"    {short_names(one.edges)} at the edge of what was tried: a wider grid may find better")
+            lines.append(f"    {short_names(one.edges)} at the edge of the grid: a wider grid may be better")
         parts.setdefault(comparison.title, []).extend(lines)
     return "\n\n".join(
         "\n".join(wrapped(line, width, indent="      ") for line in [title, *lines]) for title, lines in parts.items()
@@ -82,13 +82,13 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
 
 
 def mean_score(entry: Entry, metric: Metric) -> float | None:
-    """The metric's mean over seeds; None where no seed has it."""
+    """Return the mean of the metric over seeds; None if no seed has it."""
     areas = [score for record in entry.records.values() if not math.isnan(score := area(record, metric))]
     return sum(areas) / len(areas) if areas else None
 
 
 def plugins_text(plugins: Mapping[str, str]) -> str:
-    """Modules and versions in one line: ``decay_home.method (decay-home 0.1.0)``."""
+    """Format modules and versions as one line: ``decay_home.method (decay-home 0.1.0)``."""
     return ", ".join(f"{module} ({version})" if version else module for module, version in plugins.items())
 
 

@@ -76,7 +76,7 @@ def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: t
     try:
         program = _program(group)
     except CannotTrace as why:
-        return f"no kernel can be made of {group.method.name}: {why}"
+        return f"no kernel can be generated for {group.method.name}: {why}"
     layers = dense_layers(network, group.kind.gated)
     if isinstance(layers, str):
         return layers

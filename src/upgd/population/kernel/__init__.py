@@ -1,4 +1,4 @@
-"""The fast backend on the CPU: one learner per core at a time, with loops that numba compiles to vector instructions.
+"""The fast CPU backend: one learner per core at a time, in loops that numba compiles to vector instructions.
 
 From the outside in: ``backend.py`` brings learners and samples to the kernels, ``network.py`` says which networks they run,
 ``learner.py`` takes one learner through its samples, ``sample.py`` has what a sample says and ``updates.py`` what the

@@ -1,4 +1,4 @@
-"""The kernel backend: learners as rows of arrays, each taken through a block of samples by one thread."""
+"""The kernel backend: learners are rows of arrays, each advanced through a block of samples by one thread."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,20 +15,20 @@ from upgd.streams.contract import Chunk
 
 __all__ = ["BY_HAND", "KernelBackend", "unsupported"]
 
-#: The rules whose kernels are written by hand, as the kernels count them.
+#: The numbers of the rules with hand-written kernels.
 BY_HAND = {"plain": PLAIN, "utility": UTILITY, "adamw": ADAMW}
 _NOISES = {"none": 0, "white": 1, "anticorrelated": 2}
-#: The kernels' name of a setting, and its value for methods that lack it.
+#: The kernels' name of each setting, and its value for methods without it.
 _NAMES = {"beta": "beta_utility"}
 _OTHERWISE = {"c": 1.0}
 
 
 def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the kernels cannot run this, to be read after "because"; ``None`` if they can."""
+    """Return the reason why the kernels cannot run this, worded to follow "because"; ``None`` if they can."""
     if kind.rule not in BY_HAND:
         return f"there is no kernel for the rule {kind.rule!r}"
     if not kind.is_common:
-        return "it neither normalizes inputs nor gates single layers"
+        return "it supports neither input normalization nor gates in some layers only"
     if device.type != "cpu":
         return f"it runs on the CPU, not on {device}"
     if dtype != torch.float32:
@@ -40,8 +40,8 @@ def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: tor
 class KernelBackend:
     """See :class:`upgd.population.backend.Backend`.
 
-    Learners are divided among ``torch.get_num_threads()`` threads. A learner is computed by one thread, in one order, so its
-    numbers depend neither on their number nor on other learners.
+    Learners are distributed over ``torch.get_num_threads()`` threads. Each learner is computed by one thread in a fixed
+    order, so its results are independent of the number of threads and of other learners.
     """
 
     fills_device = True
@@ -68,7 +68,7 @@ class KernelBackend:
         adamw = group.kind.rule == "adamw"
         learners, count = len(group), self._plan.parameter_count
         self._parameters = torch.zeros(learners, count)
-        #: Utility, or AdamW's first moment; what a rule does not need is empty.
+        #: Utility, or AdamW's first moment; empty if the rule does not use it.
         self._trace = torch.zeros(learners, count if weight_wise or adamw else 0)
         self._second_moment = torch.zeros(learners, count if adamw else 0)
         self._features = torch.zeros(learners, self._plan.units)
@@ -85,7 +85,7 @@ class KernelBackend:
             self._state["parameters"][name].copy_(values)
 
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
-        """Learn from every sample of the chunk, in order, and add to the tally."""
+        """Learn from every sample of the chunk, in order, and update the tally."""
         alive = [i for i, step in enumerate(tally.diverged_at.tolist()) if step < 0]
         threads = min(torch.get_num_threads(), len(alive))
         if threads <= 1:
@@ -93,19 +93,19 @@ class KernelBackend:
                 self._advance(i, chunk, loss, tally)
             return
         with ThreadPoolExecutor(threads) as pool:
-            # Exhausting the results lets an error of any learner come up here.
+            # Consume the results, so that an exception in any thread is raised here.
             list(pool.map(lambda i: self._advance(i, chunk, loss, tally), alive))
 
     def parameters(self) -> dict[str, Tensor]:
-        """The learners' parameters now."""
+        """Return the learners' current parameters."""
         return dict(self._state["parameters"])
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on; the names are those of the interface."""
+        """Return everything needed to resume; the names are those of the interface."""
         return {f"{part}.{name}": t.clone() for part, named in self._state.items() for name, t in named.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Resume from the result of :meth:`state`."""
         for part, named in self._state.items():
             for name, tensor in named.items():
                 tensor.copy_(state[f"{part}.{name}"])
@@ -134,7 +134,7 @@ class KernelBackend:
         tally.diverged_at[i] = diverged_at
 
     def _named(self, values: Tensor) -> dict[str, Tensor]:
-        """Views of all parameters' values by name."""
+        """Return views of all parameters' values by name."""
         return {
             name: values[:, begin : begin + int(np.prod(shape))].view(len(values), *shape)
             for name, (begin, shape) in self._plan.parameters.items()
@@ -145,7 +145,7 @@ class KernelBackend:
         return {name: self._features[:, layer[6] : layer[6] + layer[0]] for name, layer in hidden}
 
     def _find_extremes(self) -> None:
-        """The largest and smallest utility of every row, which the kernels otherwise keep up to date."""
+        """Compute the largest and smallest utility of every row, which the kernels otherwise keep up to date."""
         largest, smallest = self._extremes.unbind(1)
         for rows, columns, weight, bias, row, *_ in self._plan.layers.tolist():
             of_rows = self._trace[:, weight : weight + rows * columns].view(-1, rows, columns)
@@ -171,7 +171,7 @@ def _recipe(group: Group, i: int) -> Recipe:
 
 
 def _samples(chunk: Chunk, row: int, loss: Loss) -> Samples:
-    """What the learners of this row of the chunk see; always of the same types, so that the kernels compile once."""
+    """Return the samples for this row of the chunk, always with the same types, so that the kernels compile only once."""
     dense, values = np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32)
     source, permutation = np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.int64)
     index = classes = np.zeros(0, np.int64)

@@ -1,7 +1,7 @@
-"""Convolutions and max pooling of one learner: stride 1, no padding, images that are square or not.
+"""Convolutions and max pooling of one learner: stride 1, no padding, rectangular images.
 
 A convolution is a matrix product with the *patches* of its input: row (c, a, b) of the patches holds, for every position
-(y, x) of the output, the input's value at channel c, row y + a, column x + b. So inner loops run over positions.
+(y, x) of the output, the input's value at channel c, row y + a, column x + b. Inner loops run over positions.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ _f: Any = np.float32
 
 @compiled
 def to_patches(x: Pointer, channels: int, height: int, width: int, kernel: int, patches: Pointer) -> None:
-    """Lay out the patches, ``(channels·kernel², positions)``."""
+    """Write the patches, ``(channels·kernel², positions)``."""
     vectorised()
     rows, columns = height - kernel + 1, width - kernel + 1
     number = 0
@@ -44,7 +44,7 @@ def to_patches(x: Pointer, channels: int, height: int, width: int, kernel: int, 
 
 @compiled
 def add_patches(patches: Pointer, channels: int, height: int, width: int, kernel: int, out: Pointer) -> None:
-    """The reverse: every value of the patches is added to the place that it came from."""
+    """Add every value of the patches to the place that it came from, the transpose of :func:`to_patches`."""
     vectorised()
     rows, columns = height - kernel + 1, width - kernel + 1
     for i in range(channels * height * width):
@@ -63,7 +63,7 @@ def add_patches(patches: Pointer, channels: int, height: int, width: int, kernel
 
 @compiled
 def convolve(filters: Pointer, count: int, columns: int, patches: Pointer, positions: int, out: Pointer) -> None:
-    """``out[f, p] = Σ_c filters[f, c]·patches[c, p]``."""
+    """Compute ``out[f, p] = Σ_c filters[f, c]·patches[c, p]``."""
     vectorised()
     for f in range(count):
         o, w = skip(out, f * positions), skip(filters, f * columns)
@@ -79,7 +79,7 @@ def convolve(filters: Pointer, count: int, columns: int, patches: Pointer, posit
 def weighted_sums(
     filters: Pointer, count: int, columns: int, d: Pointer, positions: int, squared: bool, out: Pointer
 ) -> None:
-    """``out[c, p] = Σ_f filters[f, c]·d[f, p]``, or with the squares of the filters: back to the patches."""
+    """Compute ``out[c, p] = Σ_f filters[f, c]·d[f, p]``, or with squared filters: back to the patches."""
     vectorised()
     for c in range(columns):
         o = skip(out, c * positions)
@@ -95,7 +95,7 @@ def weighted_sums(
 
 @compiled
 def patch_products(d: Pointer, count: int, positions: int, patches: Pointer, columns: int, out: Pointer) -> None:
-    """``out[f, c] = Σ_p d[f, p]·patches[c, p]``: the gradient of the filters."""
+    """Compute ``out[f, c] = Σ_p d[f, p]·patches[c, p]``: the gradient of the filters."""
     for f in range(count):
         for c in range(columns):
             out[f * columns + c] = dot(skip(d, f * positions), skip(patches, c * positions), positions)
@@ -113,7 +113,7 @@ def _dot_with_squares(w: Pointer, x: Pointer, count: int) -> float:
 
 @compiled
 def patch_square_products(s: Pointer, count: int, positions: int, patches: Pointer, columns: int, out: Pointer) -> None:
-    """``out[f, c] = Σ_p s[f, p]·patches[c, p]²``: the curvature of the filters."""
+    """Compute ``out[f, c] = Σ_p s[f, p]·patches[c, p]²``: the curvature of the filters."""
     for f in range(count):
         for c in range(columns):
             out[f * columns + c] = _dot_with_squares(skip(s, f * positions), skip(patches, c * positions), positions)
@@ -121,7 +121,7 @@ def patch_square_products(s: Pointer, count: int, positions: int, patches: Point
 
 @compiled
 def _largest_at(image: Pointer, width: int, y: int, x: int, size: int) -> int:
-    """Where the largest of size × size values is, the first if several are."""
+    """Return the index of the largest of size × size values, the first in case of ties."""
     best = y * width + x
     for a in range(size):
         for b in range(size):
@@ -133,7 +133,7 @@ def _largest_at(image: Pointer, width: int, y: int, x: int, size: int) -> int:
 
 @compiled
 def pool(maps: Pointer, count: int, height: int, width: int, size: int, out: Pointer) -> None:
-    """The largest of every size × size values; what is left over at the border is dropped."""
+    """Take the maximum of every size × size window; incomplete windows at the border are dropped."""
     number = 0
     for f in range(count):
         image = skip(maps, f * height * width)
@@ -145,7 +145,7 @@ def pool(maps: Pointer, count: int, height: int, width: int, size: int, out: Poi
 
 @compiled
 def unpool(pooled: Pointer, count: int, height: int, width: int, size: int, maps: Pointer, out: Pointer) -> None:
-    """Derivatives go back to where the largest values were; the others had no influence."""
+    """Send derivatives back to the positions of the maxima; other positions get zero."""
     for i in range(count * height * width):
         out[i] = _f(0)
     number = 0

@@ -1,4 +1,4 @@
-"""The kernel backend for methods without a kernel written by hand: their rules, compiled."""
+"""The kernel backend for methods without a hand-written kernel: runs kernels generated from their rules."""
 
 from collections.abc import Mapping
 
@@ -17,14 +17,14 @@ __all__ = ["GeneratedBackend", "cannot_generate"]
 
 
 def cannot_generate(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why no kernel can be made for this, to be read after "because"; ``None`` if one can."""
+    """Return why no kernel can be generated for this, worded to follow "because"; ``None`` if one can."""
     kind = group.kind
     if device.type != "cpu":
         return f"it runs on the CPU, not on {device}"
     if dtype != torch.float32:
         return f"it computes in torch.float32, not in {dtype}"
     if kind.normalize or kind.gated != "all":
-        return "it neither normalizes inputs nor gates single layers"
+        return "it supports neither input normalization nor gates in some layers only"
     links = chain(network)
     return links if isinstance(links, str) else generated.unsupported(group.method)
 
@@ -62,7 +62,7 @@ class GeneratedBackend(KernelBackend):
                     self._state[part][name].copy_(values)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Resume from the result of :meth:`state`."""
         for part, named in self._state.items():
             for name, tensor in named.items():
                 tensor.copy_(state[f"{part}.{name}"])

@@ -1,9 +1,9 @@
 """The passes over one parameter tensor of one learner.
 
-A tensor is a matrix whose gradient is never written down, since it is a product: the weight in row i and column j has the
-gradient ``d[i]·h[j]`` (the delta of the unit, the input that the weight sees) and the curvature ``s[i]·h2[j]``. A
-bias vector is such a matrix, too: one row, with d = s = 1, h = the deltas of its layer, h2 = their curvatures. So are the
-filters of a convolution, except that each has its own h and h2, the gradient and the curvature themselves.
+A tensor is a matrix whose gradient is never stored, because it is a product: the weight in row i and column j has the
+gradient ``d[i]·h[j]`` (the delta of the unit times the input of the weight) and the curvature ``s[i]·h2[j]``. A bias vector
+is also such a matrix: one row, with d = s = 1, h = the deltas of its layer, h2 = their curvatures. So are the filters of a
+convolution, except that each has its own h and h2, the gradient and the curvature themselves.
 """
 
 import math
@@ -48,20 +48,20 @@ _f: Any = np.float32
 _u: Any = np.uint32
 Keys = tuple[int, int, int, int]
 
-#: So many normals are made at once: long enough for vectors, short enough for the nearest cache.
+#: Number of normals to generate at once: enough for vectorization, few enough for the L1 cache.
 BLOCK = 2048
-#: What is smaller counts as zero: processors are slow with numbers below the smallest normal float.
+#: Smaller numbers are flushed to zero, because processors are slow with subnormal numbers.
 _SMALL = _f(1e-37)
 
 
 class Tensor(NamedTuple):
-    """A parameter tensor: its shape, where it begins among all parameters and all rows, its gradient and curvature."""
+    """A parameter tensor: its shape, its offsets among all parameters and all rows, its gradient and curvature."""
 
     rows: int
     columns: int
     begin: int
     row: int
-    stride: int  #: from one row's h to the next one's: 0 if all have the same
+    stride: int  #: distance between the h of consecutive rows; 0 if they share one
     h: Pointer
     h2: Pointer
     d: Pointer
@@ -69,18 +69,18 @@ class Tensor(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """How to make the noise of a step."""
+    """Parameters of the noise of a step."""
 
     kind: int  #: 0 none, 1 white, 2 anticorrelated
     keys: Keys  #: of this step
-    before: Keys  #: of the step before
-    buffer: Pointer  #: room for a block, or a row if that is longer, and two more; zeros if there is no noise
-    spare: Pointer  #: as much, if anticorrelated
+    before: Keys  #: of the previous step
+    buffer: Pointer  #: space for a block, or for a row if that is longer, and two more; zeros without noise
+    spare: Pointer  #: the same size, for anticorrelated noise
 
 
 @compiled_sum
 def dot(w: Pointer, x: Pointer, count: int) -> float:
-    """The sum of products. The same code wherever a forward pass is made, so that all of them round alike."""
+    """Return the sum of products. All forward passes use this function, so they round in the same way."""
     apart()
     vectorised()
     total = _f(0)
@@ -91,7 +91,7 @@ def dot(w: Pointer, x: Pointer, count: int) -> float:
 
 @compiled
 def back_through(weights: Pointer, rows: int, columns: int, d: Pointer, out: Pointer) -> None:
-    """``out[j] = Σᵢ weights[i, j]·d[i]``: derivatives back through a layer."""
+    """Compute ``out[j] = Σᵢ weights[i, j]·d[i]``: derivatives back through a layer."""
     vectorised()
     for j in range(columns):
         out[j] = _f(0)
@@ -105,7 +105,7 @@ def back_through(weights: Pointer, rows: int, columns: int, d: Pointer, out: Poi
 
 @compiled
 def curvature_back_through(weights: Pointer, rows: int, columns: int, s: Pointer, out: Pointer) -> None:
-    """``out[j] = Σᵢ weights[i, j]²·s[i]``: curvature back through a layer."""
+    """Compute ``out[j] = Σᵢ weights[i, j]²·s[i]``: curvature back through a layer."""
     vectorised()
     for j in range(columns):
         out[j] = _f(0)
@@ -127,7 +127,7 @@ def _flushed(x: float) -> float:
 
 @inlined
 def _traced(u: float, w: float, h: float, h2: float, beta: float, slope: float, bend: float) -> float:
-    """``β·u + (1−β)·(½·h·w² − g·w)``, where slope and bend know of 1 − β."""
+    """Return ``β·u + (1−β)·(½·h·w² − g·w)``, where slope and bend include the factor 1 − β."""
     return _flushed(fused(fused(bend * h2, w, -slope * h), w, beta * u))
 
 
@@ -143,14 +143,14 @@ def trace(
     largest: Pointer,
     smallest: Pointer,
 ) -> float:
-    """``u ← β·u + (1−β)·m``, the largest and smallest u of every row; returns the largest of all.
+    """Update ``u ← β·u + (1−β)·m`` and the largest and smallest u of every row; return the largest of all.
 
-    A row whose delta is zero (a ReLU unit that is off) is *idle*: its utility only decays, which changes its largest and
-    smallest by the same factor. It is not touched here; :func:`protect`, which must read it anyway, lets it decay.
+    A row with zero delta (an inactive ReLU unit) is *idle*: its utility only decays, which changes its largest and smallest
+    by the same factor. It is skipped here; :func:`protect`, which reads it anyway, applies the decay.
 
     Args:
         first_order: 1 − β.
-        second_order: (1 − β)/2, or 0 to leave curvature out.
+        second_order: (1 − β)/2, or 0 without curvature.
         idle, largest, smallest: per row of all tensors.
     """
     vectorised()
@@ -187,7 +187,7 @@ def trace_norms(
     second_order: float,
     norms: Pointer,
 ) -> None:
-    """``u ← β·u + (1−β)·m``, and the Euclidean norm of u for every row; arguments as for :func:`trace`."""
+    """Update ``u ← β·u + (1−β)·m`` and compute the norm of u for every row; see :func:`trace` for the arguments."""
     vectorised()
     for i in range(tensor.rows):
         slope, bend = first_order * tensor.d[i], second_order * tensor.s[i]
@@ -204,7 +204,7 @@ def trace_norms(
 
 @compiled
 def _make(noise: Noise, first: int, count: int) -> None:
-    """Write the noise of the entries first, …, first + count − 1 to the buffer, from its place ``first % 2``."""
+    """Write the noise of the entries first, …, first + count − 1 to the buffer, starting at ``first % 2``."""
     vectorised()
     if noise.kind:
         pairs = (first % 2 + count + 1) // 2
@@ -232,23 +232,23 @@ def protect(
     next_dot: Pointer,
     look_ahead: bool,
 ) -> None:
-    """The gated update ``w ← w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū) + wd·w]``, and the products with the next sample.
+    """Apply ``w ← w − lr·[c·g·(1 − p·ū) + σ·ξ·(1 − q·ū) + wd·w]``, and compute the products with the next sample.
 
     Args:
         decay: lr·wd.
         gradient: lr·c and p.
         search: lr·σ and q.
-        idle, smallest: of :func:`trace`.
-        inverse: per row of all tensors 1/scale, so that ū = sigmoid(u·inverse).
-        next_x: if ``look_ahead``, the next sample; ``next_dot`` gets its products with the new rows.
+        idle, smallest: see :func:`trace`.
+        inverse: per row of all tensors, 1/scale, so that ū = sigmoid(u·inverse).
+        next_x: if ``look_ahead``, the next sample; its products with the new rows are written to ``next_dot``.
     """
     vectorised()
     columns = tensor.columns
     at_once = max(1, BLOCK // columns)
-    # With ū = ½ + y:  1 − p·ū = (1 − p/2) − p·y, and the same for q.
+    # With ū = ½ + y:  1 − p·ū = (1 − p/2) − p·y, and likewise for q.
     noise_flat, noise_bent = search[0] * (_f(1) - _f(0.5) * search[1]), search[0] * search[1]
-    both = gradient[1] == _f(1) and search[1] == _f(1)  # UPGD itself: (1 − ū) is common to gradient and noise
-    # From the end to the beginning: what the first pass saw last is still in the cache.
+    both = gradient[1] == _f(1) and search[1] == _f(1)  # UPGD: gradient and noise share the factor 1 − ū
+    # From the end to the start, because the end is still in the cache after the first pass.
     for block in range((tensor.rows - 1) // at_once, -1, -1):
         begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
         first = tensor.begin + begin * columns
@@ -264,7 +264,7 @@ def protect(
             scale = inverse[tensor.row + i]
             slope = gradient[0] * tensor.d[i]
             slope_flat, slope_bent = slope * (_f(1) - _f(0.5) * gradient[1]), slope * gradient[1]
-            near = smallest[tensor.row + i] * scale >= _f(-1)  # |û/scale| ≤ 1, as nearly always
+            near = smallest[tensor.row + i] * scale >= _f(-1)  # |û/scale| ≤ 1, the usual case
             if near and both:
                 for j in range(columns):
                     open_ = _f(0.5) - _sigmoid_above_half(u[j] * scale)
@@ -287,7 +287,7 @@ def protect(
 
 @inlined
 def _sigmoid_above_half(x: float) -> float:
-    """sigmoid(x) − ½ for |x| ≤ 1."""
+    """Return sigmoid(x) − ½ for |x| ≤ 1."""
     xx = x * x
     y = _f(-1.69512563e-4)
     y = fused(y, xx, _f(2.05409685e-3))
@@ -298,7 +298,7 @@ def _sigmoid_above_half(x: float) -> float:
 
 @inlined
 def _sigmoid(x: float) -> float:
-    """1/(1 + 2ᵗ) for t = −x·log₂e, which is split into a whole number and a rest in [−½, ½]."""
+    """Return 1/(1 + 2ᵗ) for t = −x·log₂e, which is split into an integer and a rest in [−½, ½]."""
     t = smaller(_f(-math.log2(math.e)) * x, _f(100))
     whole = np.floor(t + _f(0.5))
     rest = t - whole
@@ -324,7 +324,7 @@ def descend(
     next_dot: Pointer,
     look_ahead: bool,
 ) -> None:
-    """The update with factors per row, ``w ← w − slope[i]·h − scatter[i]·ξ − decay·w``; arguments as for :func:`protect`."""
+    """Apply ``w ← w − slope[i]·h − scatter[i]·ξ − decay·w``, with factors per row; see :func:`protect` for the arguments."""
     vectorised()
     columns = tensor.columns
     at_once = max(1, BLOCK // columns)
@@ -358,7 +358,7 @@ def adamw(
     next_dot: Pointer,
     look_ahead: bool,
 ) -> None:
-    """AdamW, and the products with the next sample. The decay is part of the step; see :func:`upgd.rules.update`.
+    """Apply AdamW, and compute the products with the next sample. The decay is part of the step; see rules.update.
 
     Args:
         settings: β₁, 1 − β₁, β₂, 1 − β₂, 1/√(1 − β₂ᵗ), ε, lr/(1 − β₁ᵗ), lr·wd.

@@ -1,8 +1,8 @@
-"""How a network, a learner and its samples are laid out in memory.
+"""Memory layout of a network, a learner and its samples.
 
-Everything that belongs to units (activations, derivatives) lies in vectors over all units: the inputs, then each layer's
-outputs. Everything that belongs to parameters lies in vectors over all parameters, in the order of
-``network.parameters()``, as the noise counts them; a *row* is a row of a weight matrix, a filter, or a bias vector.
+Everything per unit (activations, derivatives) is stored in vectors over all units: the inputs, then each layer's outputs.
+Everything per parameter is stored in vectors over all parameters in the order of ``network.parameters()``, which is also the
+order of the noise. A *row* is a row of a weight matrix, a filter, or a bias vector.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ PLAIN, UTILITY, ADAMW = 0, 1, 2
 
 
 class Recipe(NamedTuple):
-    """What a learner does: the choices of ``Kind`` as numbers, and its settings."""
+    """The specification of a learner: the fields of ``Kind`` as numbers, and its settings."""
 
     rule: int
     feature_wise: bool
@@ -49,82 +49,82 @@ class Recipe(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """What a learner sees. ``dense`` is empty if ``source`` is not; ``permutation`` may be; one of the targets is."""
+    """The samples of a learner. Either ``dense`` or ``source`` is empty, as is one of the targets; ``permutation`` may be."""
 
     dense: Floats
     source: Bytes
-    image: Integers  #: which one of ``source``
+    image: Integers  #: indices into ``source``
     permutation: Integers
     task: Integers
-    scaled: Floats  #: what each of the 256 values of a pixel means
+    scaled: Floats  #: the scaled value of each of the 256 pixel values
     classes: Integers
     values: Floats
 
 
 class Layer(NamedTuple):
-    """A Linear layer or a convolution, and what follows it. A network is an array of these as numbers, a row per layer.
+    """A Linear layer or a convolution, and the layers that follow it. A network is an array with one row per layer.
 
-    A Linear layer is one position, and its inputs are what came before; the last eight belong to convolutions.
+    A Linear layer has one position, and its inputs are the preceding outputs. The last eight fields are for convolutions.
     """
 
     rows: int  #: units, or filters
-    columns: int  #: what enters each
-    weight: int  #: where its weights begin among the parameters
-    bias: int  #: where its biases begin; −1: there are none
-    row: int  #: where its rows begin among all rows; the bias, one row, comes last
-    inputs: int  #: where its inputs begin among the units
-    outputs: int  #: where its outputs begin, behind the activation: all positions of the first filter, …
+    columns: int  #: inputs of each
+    weight: int  #: offset of its weights among the parameters
+    bias: int  #: offset of its biases; −1 if there are none
+    row: int  #: offset of its rows among all rows; the bias, one row, comes last
+    inputs: int  #: offset of its inputs among the units
+    outputs: int  #: offset of its outputs after the activation: all positions of the first filter, …
     activation: int  #: 0 piecewise linear with the given slope below zero, 1 tanh
     positions: int
     channels: int
     height: int
     width: int
-    kernel: int  #: 0: this is a Linear layer
-    pool: int  #: the size of the max pooling behind the activation; 0: none
-    patches: int  #: where its patches are in the workspace
-    filters: int  #: where the gradients of its filters and biases are, and then their curvatures
+    kernel: int  #: 0 for a Linear layer
+    pool: int  #: the size of the max pooling after the activation; 0 for none
+    patches: int  #: offset of its patches in the workspace
+    filters: int  #: offset of the gradients of its filters and biases, followed by their curvatures
     slope: float
 
 
 class Memory(NamedTuple):
-    """What a learner keeps from step to step."""
+    """The state of a learner."""
 
     parameters: Pointer
-    trace: Pointer  #: per parameter: the utility; AdamW's first moment
-    second_moment: Pointer  #: per parameter, AdamW's
+    trace: Pointer  #: per parameter: the utility, or AdamW's first moment
+    second_moment: Pointer  #: per parameter: AdamW's second moment
     features: Pointer  #: per unit: the utility of features
     largest: Pointer  #: per row: the largest utility
-    smallest: Pointer  #: … and the smallest
+    smallest: Pointer  #: per row: the smallest utility
 
 
 class Scratch(NamedTuple):
-    """What a step needs and the next one may overwrite."""
+    """Temporary storage of a step."""
 
     h: Pointer  #: per unit: activations
     h2: Pointer  #: their squares
     gradient: Pointer  #: of the loss with respect to them
-    curvature: Pointer  #: likewise
-    d: Pointer  #: gradient of the loss with respect to what enters the activation
-    s: Pointer  #: its curvature
+    curvature: Pointer  #: of the loss with respect to them
+    d: Pointer  #: gradient of the loss with respect to the pre-activation
+    s: Pointer  #: curvature of the loss with respect to the pre-activation
     gate: Pointer  #: ū of features
     slope: Pointer
     scatter: Pointer
     next_x: Pointer
-    first_dot: Pointer  #: the products of the first layer's rows and the inputs
+    first_dot: Pointer  #: products of the first layer's rows with the inputs
     inverse: Pointer  #: per row: 1/scale
     ones: Pointer  #: per row
     idle: BytePointer  #: per row
     noise: Pointer
     spare: Pointer
-    workspace: Pointer  #: of convolutions; it begins with room for the derivatives of patches
+    workspace: Pointer  #: for convolutions; starts with space for the derivatives of patches
 
 
-#: How many vectors over units, and over rows, a Scratch has.
+#: Number of vectors over units, and over rows, in a Scratch.
 _PER_UNIT = 11
 
 
 def scratch_floats(units: int, rows: int, longest: int, workspace: int) -> int:
-    """How many floats :func:`advance` needs to work with."""
+    """Return the number of floats that :func:`advance` needs as temporary storage."""
     return _PER_UNIT * units + 2 * rows + 2 * (max(longest, BLOCK) + 2) + workspace
 
 

@@ -1,4 +1,4 @@
-"""One learner's way through a block of samples, sample after sample: the function that Python calls."""
+"""The function that Python calls: advance one learner through a block of samples."""
 
 from pathlib import Path
 from typing import Any
@@ -43,18 +43,18 @@ def advance(
     floats: Floats,
     bytes_: Bytes,
 ) -> int:
-    """Learn from all samples, the first of which is at step ``start`` of the stream.
+    """Learn from all samples; the first one is at step ``start`` of the stream.
 
     Args:
         plan, slopes: the layers, see :class:`Layer`.
-        parameters, traces, second_moment, features, extremes: what the learner keeps, see :class:`Memory`; the last,
-            ``(2, rows)``, has the largest and smallest utilities.
-        recipe, samples: what the learner does and sees.
-        loss_sum, correct: one number each, which is added to.
-        floats, bytes_: ``scratch_floats(…)`` zeros, and one byte for each row.
+        parameters, traces, second_moment, features, extremes: the learner's state, see :class:`Memory`; the last,
+            ``(2, rows)``, holds the largest and smallest utilities.
+        recipe, samples: the learner's specification and samples.
+        loss_sum, correct: one number each, incremented in place.
+        floats, bytes_: ``scratch_floats(…)`` zeros, and one byte per row.
 
     Returns:
-        The step whose loss was not finite, where learning stopped; or −1.
+        The step whose loss was not finite, at which learning stopped; −1 if there was none.
     """
     units, rows = features.size, extremes.shape[1]
     memory = Memory(

@@ -1,4 +1,4 @@
-"""Which networks the kernels run, and where everything of them lies: convolutions, then Linear layers."""
+"""The networks that the kernels support, convolutions followed by Linear layers, and their memory layout."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ __all__ = ["Link", "NetworkLayout", "chain", "plan"]
 
 @dataclass
 class Link:
-    """A layer with weights, and what follows it."""
+    """A layer with weights, and the layers that follow it."""
 
     layer: net.Dense | net.Convolution
     activation: net.Activation | None = None
@@ -22,12 +22,12 @@ class Link:
 
 @dataclass(frozen=True)
 class NetworkLayout:
-    """Where everything of a network is; see :class:`upgd.population.kernel.layout.Layer`."""
+    """The memory layout of a network; see :class:`upgd.population.kernel.layout.Layer`."""
 
     layers: Integers  #: one row per layer
-    slopes: Floats  #: of the activation behind each layer, below zero
+    slopes: Floats  #: negative slope of the activation after each layer
     weights: list[str]  #: their names
-    parameters: dict[str, tuple[int, tuple[int, ...]]]  #: where each begins, and its shape
+    parameters: dict[str, tuple[int, tuple[int, ...]]]  #: offset and shape of each
     parameter_count: int
     rows: int
     units: int
@@ -35,7 +35,7 @@ class NetworkLayout:
 
 
 def chain(network: nn.Module) -> list[Link] | str:
-    """The layers with weights, in order; or why the kernels cannot run them, to be read after "because"."""
+    """Return the layers with weights, in order; or why the kernels cannot run them, worded to follow "because"."""
     try:
         read = net.read(network)
     except net.NotAChain as reason:
@@ -46,14 +46,14 @@ def chain(network: nn.Module) -> list[Link] | str:
         if isinstance(layer, net.Dense) or (isinstance(layer, net.Convolution) and read.image and _plain(layer)):
             links.append(Link(layer))
         elif isinstance(layer, net.Flatten):
-            continue  # units lie in one vector as they are
+            continue  # units are stored in one vector anyway
         elif isinstance(layer, net.Activation) and last and not last.activation and not last.pool and layer.slope >= 0:
             last.activation = layer
         elif isinstance(layer, net.MaxPool) and last and not last.pool and _pool(layer):
             last.pool = _pool(layer)
         else:
             return (
-                "it runs Linear layers, and the convolutions of a ConvNet, with one activation between two of them, and "
+                "it supports Linear layers, and the convolutions of a ConvNet, with one activation between two of them, but "
                 f"the network's layer {layer.name!r} is a {net.torch_name(layer)}"
             )
     return links
@@ -65,14 +65,14 @@ def _plain(layer: net.Convolution) -> bool:
 
 
 def _pool(layer: net.MaxPool) -> int:
-    """The size of a max pooling of squares that touch; 0 for anything else."""
+    """Return the size of a max pooling of adjacent square windows; 0 for anything else."""
     size = layer.kernel_size[0]
     usual = layer.kernel_size == layer.stride == (size, size)
     return size if usual and (layer.padding, layer.dilation, layer.ceil_mode) == ((0, 0), (1, 1), False) else 0
 
 
 def plan(network: nn.Module) -> NetworkLayout:
-    """Lay out a network that :func:`chain` can read."""
+    """Return the layout of a network that :func:`chain` accepts."""
     links = chain(network)
     assert not isinstance(links, str), links
     parameters: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -110,7 +110,7 @@ def plan(network: nn.Module) -> NetworkLayout:
         slopes.append(slope)
         row += rows + 1
         inputs = following
-    workspace = max(patches[2:], default=0)  # the derivatives of the first convolution's inputs are never needed
+    workspace = max(patches[2:], default=0)  # derivatives with respect to the network's inputs are not needed
     for layer in table:
         rows, columns, positions, kernel = layer[0], layer[1], layer[8], layer[12]
         if kernel:

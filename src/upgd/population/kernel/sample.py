@@ -1,4 +1,4 @@
-"""What a sample says: forward through the network, the loss, and back."""
+"""Derivatives for a sample: forward pass, loss and backward pass."""
 
 import math
 from typing import Any
@@ -49,7 +49,7 @@ def _activated(a: float, layer: Layer) -> float:
 
 @compiled
 def forward(plan: Integers, slopes: Floats, parameters: Pointer, scratch: Scratch) -> None:
-    """The activations of all layers; the products of a first Linear layer with the inputs are known already."""
+    """Compute the activations of all layers; the products of a first Linear layer with the inputs are already known."""
     for at in range(len(plan)):
         layer = layer_at(plan, slopes, at)
         x, out = skip(scratch.h, layer.inputs), skip(scratch.h, layer.outputs)
@@ -73,7 +73,7 @@ def forward(plan: Integers, slopes: Floats, parameters: Pointer, scratch: Scratc
 
 @compiled
 def judge(samples: Samples, at: int, outputs: Pointer, count: int, d: Pointer, s: Pointer) -> tuple[float, bool]:
-    """The loss and whether the largest output is the target's; its derivatives go to d and s."""
+    """Return the loss and whether the largest output is the target's; write the derivatives to d and s."""
     if samples.values.size:
         total, each = _f(0), _f(2 / count)
         for i in range(count):
@@ -100,7 +100,7 @@ def judge(samples: Samples, at: int, outputs: Pointer, count: int, d: Pointer, s
 def _back_to_inputs(
     layer: Layer, parameters: Pointer, squared: bool, d: Pointer, out: Pointer, scratch: Scratch
 ) -> None:
-    """From the gradient (``squared``: the curvature) of what enters a layer's activation to that of its inputs."""
+    """Propagate the gradient (``squared``: the curvature) from a layer's pre-activation to its inputs."""
     weights, d, out = skip(parameters, layer.weight), skip(d, layer.outputs), skip(out, layer.inputs)
     if layer.kernel:
         patches = scratch.workspace
@@ -121,7 +121,7 @@ def _back_through_pool(layer: Layer, derivative: Pointer, scratch: Scratch) -> N
 
 @compiled
 def backward(plan: Integers, slopes: Floats, parameters: Pointer, second_order: bool, scratch: Scratch) -> None:
-    """The derivatives of all units, from the outputs' on, and of filters."""
+    """Compute the derivatives of all units, starting at the outputs, and of filters."""
     for at in range(len(plan) - 1, -1, -1):
         layer = layer_at(plan, slopes, at)
         if at < len(plan) - 1:
@@ -149,7 +149,7 @@ def backward(plan: Integers, slopes: Floats, parameters: Pointer, second_order: 
 
 @compiled
 def _look_at_filters(layer: Layer, second_order: bool, scratch: Scratch) -> None:
-    """Gradient and curvature of a convolution's filters, and behind them of its biases."""
+    """Compute gradient and curvature of a convolution's filters, followed by those of its biases."""
     rows, columns, positions = layer.rows, layer.columns, layer.positions
     d, s = skip(scratch.d, layer.outputs), skip(scratch.s, layer.outputs)
     patches, gradient = skip(scratch.workspace, layer.patches), skip(scratch.workspace, layer.filters)

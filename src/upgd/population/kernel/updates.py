@@ -1,4 +1,4 @@
-"""What a learner does about it: the rules, over all its parameter tensors."""
+"""The update rules, over all parameter tensors of a learner."""
 
 import math
 from typing import Any
@@ -12,14 +12,14 @@ from upgd.population.kernel.layout import Memory, Recipe, Scratch, layer_at
 __all__ = ["adamw_step", "feature_gates", "unit_wise_step", "weight_wise_step"]
 
 _f: Any = np.float32
-#: The smallest scale of an unbiased utility, global and local; see :func:`upgd.rules.local_scale`.
+#: Lower bounds of the scale of an unbiased utility, global and local; see :func:`upgd.rules.local_scale`.
 _TINY = float(np.finfo(np.float32).tiny)
 _TINY_NORM = math.sqrt(_TINY)
 
 
 @compiled
 def _tensor(plan: Integers, slopes: Floats, number: int, scratch: Scratch) -> Tensor:
-    """Parameter tensor ``number``: weights of layer 0, biases of layer 0, weights of layer 1, …; no rows if not there."""
+    """Return parameter tensor ``number``: weights of layer 0, biases of layer 0, weights of layer 1, …; no rows if absent."""
     layer = layer_at(plan, slopes, number // 2)
     rows, columns, ones = layer.rows, layer.columns, scratch.ones
     d, s = skip(scratch.d, layer.outputs), skip(scratch.s, layer.outputs)
@@ -37,7 +37,7 @@ def _tensor(plan: Integers, slopes: Floats, number: int, scratch: Scratch) -> Te
 
 @compiled
 def _inverse(scale: float, smallest: float) -> float:
-    """1/scale, where there is a smallest scale."""
+    """Return 1/scale, with a lower bound of the scale."""
     return _f(min(1 / max(np.float64(scale), smallest), 3e38))
 
 
@@ -89,7 +89,7 @@ def weight_wise_step(
 
 @compiled
 def feature_gates(plan: Integers, slopes: Floats, memory: Memory, recipe: Recipe, step: int, scratch: Scratch) -> None:
-    """The utility of every hidden unit and its gate."""
+    """Compute the utility of every hidden unit and its gate."""
     unbias = 1 - recipe.beta**step
     beta, first_order = _f(recipe.beta), _f(1 - recipe.beta)
     second_order = _f(0.5 * (1 - recipe.beta)) if recipe.second_order else _f(0)
@@ -125,13 +125,13 @@ def unit_wise_step(
     look_ahead: bool,
     scratch: Scratch,
 ) -> None:
-    """The plain rule and the feature-wise one: all parameters that enter a unit have the same factors."""
+    """The plain and the feature-wise rule: all incoming parameters of a unit have the same factors."""
     last = len(plan) - 1
     decay = _f(recipe.lr * recipe.weight_decay)
     silence = Noise(0, noise.keys, noise.before, noise.buffer, noise.spare)
     for at in range(last, -1, -1):
         layer = layer_at(plan, slopes, at)
-        bare = recipe.feature_wise and at == last  # plain gradient descent: no gate and no noise
+        bare = recipe.feature_wise and at == last  # plain gradient descent without gate and noise
         gated = recipe.feature_wise and not bare
         for i in range(layer.rows):
             gate = scratch.gate[layer.outputs + i] if gated else _f(0)
@@ -141,7 +141,7 @@ def unit_wise_step(
             scratch.scatter[i] = _f(recipe.lr * recipe.sigma) * (_f(1) - _f(recipe.q) * gate)
         of_layer = silence if bare else noise
         weights, bias = _tensor(plan, slopes, 2 * at, scratch), _tensor(plan, slopes, 2 * at + 1, scratch)
-        # Each bias is a row of its own, so that it can have its own factors; a Linear layer's know of its delta.
+        # Each bias is a separate row, so that it can have its own factors; in a Linear layer, they include its delta.
         h, stride = (bias.h, 1) if layer.kernel else (scratch.ones, 0)
         biases = Tensor(bias.rows * bias.columns, 1, bias.begin, 0, stride, h, h, scratch.ones, scratch.ones)
         for tensor in (biases, weights):
