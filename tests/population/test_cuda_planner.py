@@ -220,7 +220,6 @@ def test_the_cpu_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"method": "weight-clipping"}, "weight-clipping: its rule uses the bound"),
         ({"method": "redo"}, "redo: it resets hidden units"),
         ({"method": "upgd", "scaling": "local", "profile": "authors"}, r"its rule uses \.sum of a tensor"),
     ],

@@ -101,6 +101,9 @@ def test_rules_are_right(cluster, settings):
         (2, {"method": "s-si", "lr": 0.02, "kappa": 0.1}),
         (1, {"method": "s-rwalk", "lr": 0.02, "kappa": 0.1}),
         (8, {"method": "shrink-and-perturb", "lr": 0.02, "sigma": 0.1, "weight_decay": 0.1}),
+        (2, {"method": "weight-clipping", "lr": 0.05, "clip": 0.8}),
+        (4, {"method": "weight-clipping", "lr": 0.02, "clip": 0.9, "optimizer": "adam", "eps": 1e-2}),
+        (1, {"method": "shrink-and-perturb-init", "lr": 0.02, "sigma": 0.5, "weight_decay": 0.1}),
     ],
     ids=lambda case: case if isinstance(case, int) else case["method"],
 )

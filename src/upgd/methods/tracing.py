@@ -245,8 +245,6 @@ def traced_parts(method: Method) -> tuple[Rule, Rule]:
     """Trace a method's rule with gates and hidden units, and without them, as used in layers without gates and, if the method
     uses hidden units, in the output layer. Both rules share the list of operations and scalars, with the same numbers.
     The first phase stores its state if the values to reduce follow from it alone."""
-    if method.needs("bound"):
-        raise CannotTrace("its rule uses the bound of the initial distribution")
     if not method.uses_units and "gated" not in method.settings:
         (rule,) = _rules(method, True, stores=True)
         return rule, rule

@@ -30,14 +30,14 @@ template <int l> INLINE float row_bend(int row) {
 }
 template <class B> INLINE Entry entry_of(const float (&words)[WORDS][2][4], const Lanes<B>& lanes, float d, float bend, int r, int k) {
   Entry e;
-  e.w = words[0][r][k]; e.g = d * lanes.v[k];
+  e.w = words[0][r][k]; e.g = d * lanes.v[k]; e.bound = Layer<B::LAYER>::BOUND;
   if constexpr (CURVATURE) e.curvature = bend * lanes.bend[k];
   for (int n = 1; n < WORDS; ++n) e.s[n - 1] = words[n][r][k];
   return e;
 }
 template <class L> INLINE Entry bias_entry(const float* words, int unit) {
   Entry e;
-  e.w = words[0]; e.g = memory[L::D + unit];
+  e.w = words[0]; e.g = memory[L::D + unit]; e.bound = L::BOUND;
   if constexpr (CURVATURE) e.curvature = memory[L::C + unit];
   for (int n = 1; n < WORDS; ++n) e.s[n - 1] = words[n * L::BIASES];
   return e;

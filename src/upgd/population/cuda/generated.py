@@ -45,6 +45,7 @@ _INPUTS = {
     "g": "e.g",
     "curvature": "e.curvature",
     "noise": "e.noise",
+    "bound": "e.bound",
     "state": "e.s[{0}]",
     "reduced": "e.r[{0}]",
     "gate_gradient": "e.gate_gradient",
@@ -65,7 +66,7 @@ INLINE float exponential(float x) {{  // what x·log₂e has lost in rounding is
   return ex2(t) * fmaf(0.693147181f, rest, 1.f);
 }}
 struct Entry {{
-  float w, g, curvature, noise, s[{states}], r[{reductions}];
+  float w, g, curvature, noise, bound, s[{states}], r[{reductions}];
   float unit_s[{unit_states}], unit_o[{unit_reductions}], unit_r[{unit_reductions}];
   INLINE void see(const Entry& other) {{  // what is the same in a row or in a lane
     for (int n = 0; n < REDUCTIONS; ++n) r[n] = other.r[n];

@@ -526,7 +526,8 @@ def _layer(layer: LayerPlan, plan: ChipPlan) -> str:
         "VECTORS": not layer.turned and all(n % 4 == 0 for n in (dense.inputs, layer.weight, total)),
     }
     bools = ", ".join(f"{name} = {_bool(value)}" for name, value in switches.items())
-    slope = f"static constexpr float SLOPE = {dense.slope!r}f;"
+    # Initial weights and biases are uniform on [−BOUND, BOUND].
+    slope = f"static constexpr float SLOPE = {dense.slope!r}f, BOUND = {dense.inputs**-0.5!r}f;"
     return f"template <> struct Layer<{number}> {{ {_ints(numbers)} static constexpr bool {bools}; {slope} }};"
 
 
