@@ -140,7 +140,7 @@ def start_of(_context: Any, array: Any) -> Any:
 
 @_intrinsic
 def floats_at(_context: Any, address: Any) -> Any:
-    """A pointer to the floats at an address."""
+    """Return a pointer to the floats at an address."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.PointerType(ir.FloatType()))

@@ -1,7 +1,7 @@
-"""From the text of a kernel to a module.
+"""Turn the source of a kernel into a module.
 
-numba keeps compiled code beside the source file, and Triton reads the source of its kernels, so the text is written to the
-cache folder of the package, under its digest; the next process finds it there.
+numba stores compiled code next to the source file, and Triton reads the source of its kernels, so the text is written to the
+package's cache folder, under its digest, where later processes find it.
 """
 
 import functools

@@ -46,19 +46,19 @@ _MINUS_2_LN_2 = _f(-2 * math.log(2))
 
 @compiled
 def step_keys(seed: int, step: int) -> tuple[int, int, int, int]:
-    """The four keys of a learner's noise at a step; see :func:`upgd.noise.learner_keys`."""
+    """Return the four keys of a learner's noise at a step; see :func:`upgd.noise.learner_keys`."""
     return _keys(seed, np.uint64(0), step, _NOISE)
 
 
 @compiled
 def parameter_keys(seed: int, step: int, number: int) -> tuple[int, int, int, int]:
-    """The four keys of a parameter's noise at a step; see :func:`upgd.noise.parameter_keys`."""
+    """Return the four keys of a parameter's noise at a step; see :func:`upgd.noise.parameter_keys`."""
     return _keys(seed, np.uint64(number), step, _PARAMETER)
 
 
 @compiled
 def _keys(seed: int, index: Any, step: int, purpose: Any) -> tuple[int, int, int, int]:
-    """Philox 4×32-10; the second and the fourth word are made odd."""
+    """Return Philox 4×32-10 with the second and the fourth word made odd."""
     c0, c1, c2, c3 = index, np.uint64(step) & _WORD, np.uint64(step) >> _HALF, purpose
     k0, k1 = np.uint64(seed) & _WORD, np.uint64(seed) >> _HALF
     for _ in range(10):

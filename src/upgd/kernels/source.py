@@ -1,4 +1,4 @@
-"""A rule printed as assignments, in the words of a language: numba's for the CPU, Triton's for a GPU."""
+"""Print a rule as assignments in a kernel language: numba's for the CPU, Triton's for a GPU."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -7,18 +7,18 @@ from upgd.methods.tracing import Node, Rule
 
 __all__ = ["INPUTS", "NUMBA", "TRITON", "Dialect", "indented", "lines", "reached", "simplified"]
 
-#: The kinds of nodes that are no operations.
+#: Kinds of nodes that are not operations.
 INPUTS = ("w", "g", "curvature", "noise", "bound", "state", "reduced", "scalar", "constant")
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a language writes operations.
+    """The syntax of a kernel language.
 
     Attributes:
-        forms: of every operation, with the places of its arguments.
-        constant: of a number.
-        fused: of a·b + c where a product that is used once meets a sum; empty where the compiler finds it by itself.
+        forms: templates of all operations, with placeholders for their arguments.
+        constant: the template of a number.
+        fused: the template of a·b + c, for a product that is used once, in a sum; empty if the compiler fuses by itself.
     """
 
     forms: Mapping[str, str]
@@ -69,7 +69,7 @@ TRITON = Dialect(
 
 
 def lines(rule: Rule, wanted: list[int], read: Callable[[Node], str], dialect: Dialect) -> list[str]:
-    """The operations that lead to the wanted ones, as assignments; ``read`` gives the text of an input."""
+    """Return the operations needed for the wanted values, as assignments; ``read`` returns the text of an input."""
     needed = reached(rule, wanted)
     uses = [argument for place in needed for argument in _arguments(rule, place)]
     # A product that is used only once, in a sum, is fused with it.
@@ -87,7 +87,7 @@ def lines(rule: Rule, wanted: list[int], read: Callable[[Node], str], dialect: D
 
 
 def reached(rule: Rule, wanted: list[int]) -> set[int]:
-    """The places of all that the wanted values are computed from, and their own."""
+    """Return the indices of the wanted values and of everything that they are computed from."""
     needed: set[int] = set()
     waiting = list(wanted)
     while waiting:
@@ -127,19 +127,19 @@ def _expression(rule: Rule, place: int, product: int | None, read: Callable[[Nod
 
 
 def indented(text: list[str], by: int) -> str:
-    """Lines of a function's body; ``pass`` if there are none."""
+    """Indent the lines of a function's body; ``pass`` if there are none."""
     return "\n".join(" " * by + line for line in text) if text else " " * by + "pass"
 
 
 def simplified(rule: Rule, known: Mapping[int, float], *, noise: bool) -> Rule:
-    """The rule where some scalars are known, by their number, and perhaps there is no noise.
+    """Simplify a rule in which some scalars, by number, are known, and optionally without noise.
 
-    A term that is multiplied by zero vanishes with all that it needs, as it does where the optimizers work without kernels.
+    A term that is multiplied by zero is removed together with its inputs, as in the optimizers without kernels.
     """
     nodes: list[Node] = []
     places: dict[Node, int] = {}
     moved: list[int] = []
-    uniform: set[int] = set()  #: what is the same for all entries of a block
+    uniform: set[int] = set()  #: values that are the same for all entries of a block
 
     def record(node: Node) -> int:
         if node not in places:
@@ -160,11 +160,11 @@ def simplified(rule: Rule, known: Mapping[int, float], *, noise: bool) -> Rule:
         else:
             arguments = [moved[place] for place in node[1:]]
             if kind == "div" and arguments[1] in uniform and arguments[0] not in uniform:
-                # What is the same for all entries is inverted once, before the loop.
+                # Values that are the same for all entries are inverted once, before the loop.
                 kind, arguments[1] = "mul", record(("div", record(("constant", 1.0)), arguments[1]))
                 uniform.add(arguments[1])
             if kind == "mul" and (arguments[0] in uniform) != (arguments[1] in uniform):
-                # So are factors that are the same for all entries multiplied with each other.
+                # Likewise, factors that are the same for all entries are multiplied with each other first.
                 entry, factor = sorted(arguments, key=uniform.__contains__)
                 if nodes[entry][0] == "mul" and (inner := uniform.intersection(nodes[entry][1:])):
                     (own,) = inner
@@ -185,7 +185,7 @@ def simplified(rule: Rule, known: Mapping[int, float], *, noise: bool) -> Rule:
 
 
 def _folded(kind: str, arguments: list[int], nodes: list[Node]) -> Node | int:
-    """An operation, or the place of what it comes to."""
+    """Return an operation, or the index of its result if it can be folded."""
     values = [nodes[place][1] if nodes[place][0] == "constant" else None for place in arguments]
     if kind == "neg" and values[0] is not None:
         return ("constant", -values[0])

@@ -1,4 +1,4 @@
-"""What an optimizer's step is made of, whoever computes it."""
+"""The inputs of an optimizer's step, shared by the CPU and GPU engines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ Reductions = tuple[tuple[str, str, str], ...]
 
 @dataclass
 class Part:
-    """One parameter group's part in a step: tensors that lie in one piece, each in row-major order.
+    """One parameter group's part in a step: contiguous tensors in row-major order.
 
     Attributes:
-        rule: what to compute. Its reductions are those of the step, or none.
+        rule: the rule. Its reductions are those of the step, or none.
         noise: 0 for none, 1 for white, 2 for anticorrelated noise.
-        values: the numbers that the rule finds in ``h``; the learning rate may be a tensor.
+        values: the numbers in ``h``; the learning rate may be a tensor.
         sign: −1 to maximize.
         states: the tensors of each state that the rule uses, in the order of :func:`states_of`.
-        curvatures, steps: empty where the rule needs none.
-        numbers: the parameters' places among all parameters of the optimizer.
+        curvatures, steps: empty if the rule does not use them.
+        numbers: the indices of the parameters among all parameters of the optimizer.
     """
 
     rule: Rule
@@ -58,17 +58,17 @@ class Engine(Protocol):
 
         Args:
             parts: the parameter groups.
-            reductions: what to reduce; over the learner means over all parts.
-            seed: of the noise.
-            grad_scale: what gradients are to be divided by.
-            found_inf: a step with anything but 0 here does nothing.
-            everywhere: takes a maximum over the learner to that over all processes.
+            reductions: the reductions; over the learner means over all parts.
+            seed: the seed of the noise.
+            grad_scale: gradients are divided by this value.
+            found_inf: if not 0, the step does nothing.
+            everywhere: reduces a maximum over the learner to that over all processes.
         """
         ...
 
 
 def states_of(rule: Rule) -> list[int]:
-    """The numbers of the states that a rule reads or writes."""
+    """Return the numbers of the states that a rule reads or writes."""
     new = [place for place in rule.new_state if place is not None]
     needed = reached(rule, [rule.new_weight, *new, *rule.observed])
     read = {rule.nodes[place][1] for place in needed if rule.nodes[place][0] == "state"}
@@ -76,7 +76,7 @@ def states_of(rule: Rule) -> list[int]:
 
 
 def scalars_of(rule: Rule) -> list[int]:
-    """The numbers of the scalars that a rule needs."""
+    """Return the numbers of the scalars that a rule needs."""
     new = [place for place in rule.new_state if place is not None]
     needed = reached(rule, [rule.new_weight, *new, *rule.observed])
     return sorted({rule.nodes[place][1] for place in needed if rule.nodes[place][0] == "scalar"})

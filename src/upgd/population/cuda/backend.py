@@ -1,4 +1,4 @@
-"""The kernel backend on a GPU: one learner per cluster of multiprocessors, on chip for a whole block of steps."""
+"""The kernel backend on a GPU: one learner per cluster of multiprocessors, kept on chip for a whole block of steps."""
 
 import ctypes
 import functools
@@ -22,7 +22,7 @@ from upgd.streams.contract import Chunk
 
 __all__ = ["CudaBackend", "missing", "unsupported"]
 
-#: Clusters of thread blocks came with this compute capability (Hopper).
+#: Compute capability (Hopper) that introduced clusters of thread blocks.
 _CAPABILITY = (9, 0)
 _LAYERS = 12
 
@@ -68,7 +68,7 @@ class _Arguments(ctypes.Structure):
 
 
 def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the kernel cannot run this, to be read after "because"; ``None`` if it can."""
+    """Return why the kernel cannot run this, worded to follow "because"; ``None`` if it can."""
     if device.type != "cuda":
         return f"it runs on a CUDA device, not on {device}"
     if dtype != torch.float32:
@@ -83,7 +83,7 @@ def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: t
     if reason := missing(device):
         return reason
     if len(layers) > _LAYERS or layers[-1].outputs > THREADS:
-        return f"it runs up to {_LAYERS} layers and {THREADS} outputs"
+        return f"it supports up to {_LAYERS} layers and {THREADS} outputs"
     if not _plans(tuple(layers), group.kind, program, _indexed(device)):
         words = 1 + len(group.method.state)
         numbers = words * sum(d.inputs * d.outputs for d in layers)
@@ -92,28 +92,28 @@ def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: t
 
 
 def _program(group: Group) -> Program | None:
-    """What the rule becomes on chip; ``None`` where there is a kernel written by hand."""
+    """Return the generated rule; ``None`` if there is a hand-written kernel."""
     kind = group.kind
     by_hand = kind.rule in ("plain", "utility") and kind.granularity == "weight" and kind.order == 1 and not kind.others
     return None if by_hand else program(group.method)
 
 
 def missing(device: torch.device) -> str | None:
-    """Why the kernel cannot run any learner on this CUDA device; ``None`` if it can."""
+    """Return why the kernel cannot run any learner on this CUDA device; ``None`` if it can."""
     if torch.cuda.get_device_capability(device) < _CAPABILITY:
-        return f"it needs compute capability 9.0 (Hopper), and {torch.cuda.get_device_name(device)} has less"
+        return f"it needs compute capability 9.0 (Hopper), but {torch.cuda.get_device_name(device)} has less"
     return compiler.missing()
 
 
 class CudaBackend:
     """See :class:`upgd.population.backend.Backend`.
 
-    Utilities are kept as u / scale (see onchip.cu); the scales are 1 again at every 100th step, so a state that is saved
-    there goes on bit for bit.
+    Utilities are stored as u / scale (see onchip.cu). The scales are reset to 1 at every 100th step, so resuming from a state
+    saved there is bitwise exact.
     """
 
     fills_device = True
-    #: How many clusters it may take; None: all that there are.
+    #: Number of clusters that it may use; None for all.
     clusters: int | None = None
 
     def __init__(
@@ -136,7 +136,7 @@ class CudaBackend:
         self._scalars = () if program is None else traced_parts(group.method)[0].scalars
         self._values = {name: value.to(self._device).unsqueeze(1) for name, value in group.values.items()}
         self._shapes = {name: p.shape for name, p in network.named_parameters()}
-        #: The names of all words of an entry but the first.
+        #: The names of all words of an entry except the first.
         self._state_names = tuple(group.method.state)
         learners, made = len(group), self._plan
         self._words = torch.zeros(learners, made.words, made.parameters, device=self._device)
@@ -150,13 +150,13 @@ class CudaBackend:
         self._units = torch.zeros(learners, len(self._unit_names), made.hidden, device=self._device)
         self._inputs = torch.zeros(learners, 2, layers[0].inputs, device=self._device)
         self._inputs[:, 1] = 1
-        self._input_shape: torch.Size | None = None  #: known from the first sample on
+        self._input_shape: torch.Size | None = None  #: known after the first sample
         self._settings = torch.from_numpy(_settings(group).view(np.uint8)).to(self._device)
         self._told = torch.zeros(len(group), dtype=torch.int32, device=self._device)
         self._telling = 0
 
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
-        """Learn from every sample of the chunk, in order, and add to the tally."""
+        """Learn from every sample of the chunk, in order, and update the tally."""
         with torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
             kernel = _kernel(self._plan, loss, chunk.index is not None, self._device)
@@ -185,7 +185,7 @@ class CudaBackend:
                 "correct": tally.correct,
                 "diverged_at": tally.diverged_at,
             }
-            # Types, shapes and ranges of what the stream gave have been checked when it was asked.
+            # The engine has checked types, shapes and ranges of the chunk.
             kept = {name: t.contiguous() for name, t in tensors.items() if t is not None}
             arguments = _Arguments(
                 telling=self._telling,
@@ -197,11 +197,11 @@ class CudaBackend:
             kernel.launch(len(begins) - 1, arguments, stream.cuda_stream)
 
     def parameters(self) -> dict[str, Tensor]:
-        """The learners' parameters now."""
+        """Return the learners' current parameters."""
         return self._views(self._words[:, 0])
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on; the names are those of the interface."""
+        """Return everything needed to resume; the names are those of the interface."""
         parts = ("parameters", *self._state_names)
         state = {
             f"{part}.{name}": view.clone()
@@ -216,7 +216,7 @@ class CudaBackend:
         return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Resume from the result of :meth:`state`."""
         for number, part in enumerate(("parameters", *self._state_names)):
             for name, view in self._views(self._words[:, number]).items():
                 view.copy_(state[f"{part}.{name}"])
@@ -230,12 +230,12 @@ class CudaBackend:
         self._scales.fill_(1)
 
     def _word(self, number: int) -> Tensor:
-        """A word of all entries; by hand, utilities are kept as u / scale."""
+        """Return a word of all entries; in hand-written kernels, utilities are stored as u / scale."""
         word = self._words[:, number]
         return word * self._scales.unsqueeze(1) if number and self._plan.program is None else word
 
     def _table(self, chunk: Chunk) -> Tensor | None:
-        """The numbers of learners and steps that a generated rule needs, ``(learners, steps, numbers)``."""
+        """Return the scalars of a generated rule for all learners and steps, ``(learners, steps, numbers)``."""
         if self._plan.program is None:
             return None
         steps = torch.arange(chunk.start + 1, chunk.start + chunk.length + 1, dtype=torch.float64, device=self._device)
@@ -244,13 +244,13 @@ class CudaBackend:
         return torch.stack([evaluate(scalar, known, like).to(torch.float32) for scalar in self._scalars], -1)
 
     def _unit_views(self, number: int) -> dict[str, Tensor]:
-        """A number of every hidden unit, by the weight that enters it."""
+        """Return a number of every hidden unit, by incoming weight."""
         weights = [name for name, shape in self._shapes.items() if len(shape) == 2][:-1]
         pieces = torch.split(self._units[:, number], [self._shapes[name][0] for name in weights], 1)
         return dict(zip(weights, pieces, strict=True))
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
-        """One vector per learner, taken apart into parameters."""
+        """Split one vector per learner into parameters."""
         pieces = torch.split(flat, [shape.numel() for shape in self._shapes.values()], 1)
         return {
             name: piece.view(len(flat), *shape)
@@ -267,7 +267,7 @@ def _kernel(chosen: ChipPlan, loss: Loss, indexed: bool, device: torch.device) -
 
 @functools.cache
 def parts() -> Mapping[str, str]:
-    """The texts of the kernel's files by name."""
+    """Return the texts of the kernel's files by name."""
     folder = resources.files("upgd.population.cuda")
     return {part: folder.joinpath(part).read_text(encoding="utf-8") for part in _PARTS}
 
@@ -276,10 +276,10 @@ def parts() -> Mapping[str, str]:
 def _plans(
     layers: tuple[Dense, ...], kind: Kind, program: Program | None, device: torch.device
 ) -> tuple[tuple[ChipPlan, int], ...]:
-    """The cluster sizes that would do, with the number of clusters that the device runs at once."""
+    """Return the possible cluster sizes, with the number of clusters that the device runs at once."""
     limit = driver.shared_bytes(device)
     plans = [p for cluster in CLUSTERS if (p := plan(layers, kind, cluster, limit, program))]
-    # A kernel leaves no registers for a second block on its multiprocessor; one that only asks must ask for as much.
+    # A kernel leaves no registers for a second block on its multiprocessor, so a probe must request as much shared memory.
     active = [
         (p, driver.active_clusters(device, p.cluster, THREADS, max(p.shared_bytes, limit // 2 + 1024))) for p in plans
     ]
@@ -288,14 +288,14 @@ def _plans(
 
 @functools.lru_cache(maxsize=64)
 def _schedule(learners: int, steps: int, clusters: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Remembered on the device: putting it there would have to wait for the kernels before."""
+    """Cached on the device, because copying it would wait for running kernels."""
     segments, begins = schedule(learners, steps, clusters)
     return torch.from_numpy(segments).to(device), torch.from_numpy(begins).to(device)
 
 
 @functools.cache
 def _pixels(white: int, device: torch.device) -> Tensor:
-    """What a byte of an image means; rounded as in :meth:`upgd.streams.Chunk.inputs`."""
+    """Return the scaled value of each byte of an image; rounded as in :meth:`upgd.streams.Chunk.inputs`."""
     values = torch.arange(256, dtype=torch.float32).mul_(2).sub_(white).div_(torch.tensor(float(white)))
     return values.to(device)
 
@@ -323,5 +323,5 @@ def _input_shape(chunk: Chunk) -> torch.Size:
 
 
 def _indexed(device: torch.device) -> torch.device:
-    """The device with its number, so that caches know it."""
+    """Return the device with an explicit index, for use as a cache key."""
     return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""CUDA C++ to machine code at run time, kept on disk: by NVRTC, which torch's CUDA packages bring, or else by nvcc."""
+"""Compile CUDA C++ at run time, cached on disk: with NVRTC, part of torch's CUDA packages, or else with nvcc."""
 
 import ctypes
 import functools
@@ -24,42 +24,42 @@ _OPTIONS = ("--std=c++17",)
 
 
 def compiled(source: str, architecture: str) -> bytes:
-    """The machine code (a cubin) of a CUDA C++ text, from the cache if it has been compiled before.
+    """Return the machine code (a cubin) of CUDA C++ source, from the cache if possible.
 
     Args:
-        source: the text; it may include nothing.
+        source: the source, without includes.
         architecture: such as ``sm_90``.
     """
     key = hashlib.sha256("\n".join((architecture, str(_version()), *_OPTIONS, source)).encode()).hexdigest()
     path = kernels() / f"{key[:32]}.cubin"
     if path.exists():
         return path.read_bytes()
-    log.info("compiling a kernel for %s, once; it will be kept in %s", architecture, path.parent)
+    log.info("compiling a kernel for %s, once; it will be stored in %s", architecture, path.parent)
     code = _by_nvrtc(source, architecture) if _nvrtc() is not None else _by_nvcc(source, architecture)
     _keep(path, code)
     return code
 
 
 def missing() -> str | None:
-    """Why nothing can be compiled here; ``None`` if it can."""
+    """Return why nothing can be compiled here; ``None`` if it can."""
     if _nvrtc() is None and shutil.which("nvcc") is None:
-        return "neither NVRTC (it comes with torch for CUDA) nor nvcc is found"
+        return "neither NVRTC (part of torch for CUDA) nor nvcc was found"
     return None
 
 
 def _keep(path: Path, code: bytes) -> None:
-    """Write a file that is there as a whole or not at all; a folder that cannot be written to is no mistake."""
+    """Write a file atomically; errors, such as a read-only folder, are only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(code)
         os.replace(file.name, path)
     except OSError as error:
-        log.info("the compiled kernel cannot be kept: %s", error)
+        log.info("the compiled kernel cannot be stored: %s", error)
 
 
 def name() -> str:
-    """What compiles here, such as "NVRTC 12.8"."""
+    """Return the name of the compiler, such as "NVRTC 12.8"."""
     version = _version()
     return "nvcc" if version is None else f"NVRTC {version[0]}.{version[1]}"
 

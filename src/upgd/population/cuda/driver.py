@@ -1,4 +1,4 @@
-"""The few functions of the CUDA driver that are needed to run a kernel on clusters, which torch does not offer."""
+"""The functions of the CUDA driver for launching kernels on clusters, which torch does not provide."""
 
 import ctypes
 import functools
@@ -14,7 +14,7 @@ _NON_PORTABLE_CLUSTER_SIZE = 14
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_…
 _SHARED_PER_BLOCK_OPTIN = 97  # CU_DEVICE_ATTRIBUTE_…
 
-#: A kernel that does nothing, to ask how many clusters of a size fit.
+#: An empty kernel, for querying how many clusters of a size fit.
 _PROBE = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry probe() { ret; }\n\0"
 
 
@@ -48,7 +48,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 @functools.cache
 def shared_bytes(device: torch.device) -> int:
-    """How much shared memory a block of threads can have."""
+    """Return the shared memory available to a thread block, in bytes."""
     value = ctypes.c_int()
     with torch.cuda.device(device):
         torch.cuda.current_stream().query()
@@ -58,24 +58,24 @@ def shared_bytes(device: torch.device) -> int:
 
 @functools.cache
 def active_clusters(device: torch.device, cluster: int, threads: int, shared: int) -> int:
-    """How many clusters of so many blocks the device runs at once; 0 if none."""
+    """Return how many clusters of this number of blocks the device runs at once; 0 if none."""
     with torch.cuda.device(device):
         torch.cuda.current_stream().query()
         return Kernel(_PROBE, b"probe", cluster, threads, shared).active
 
 
 class Kernel:
-    """A kernel that is launched on clusters, in the current context.
+    """A kernel launched on clusters, in the current context.
 
     Args:
         code: a cubin or PTX.
-        name: of the function.
+        name: the name of the function.
         cluster: blocks per cluster.
         threads: threads per block.
         shared: bytes of shared memory per block.
 
     Attributes:
-        active: how many clusters the device runs at once.
+        active: number of clusters that the device runs at once.
     """
 
     def __init__(self, code: bytes, name: bytes, cluster: int, threads: int, shared: int) -> None:
@@ -90,7 +90,7 @@ class Kernel:
         self.active = self._count_active()
 
     def launch(self, clusters: int, arguments: ctypes.Structure, stream: int) -> None:
-        """Start so many clusters on a stream; ``arguments`` is the kernel's one parameter."""
+        """Launch this number of clusters on a stream; ``arguments`` is the kernel's only parameter."""
         configuration = self._configuration(clusters, stream)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         _call("cuLaunchKernelEx", ctypes.byref(configuration), self._function, parameters, None)
@@ -101,6 +101,6 @@ class Kernel:
 
     def _count_active(self) -> int:
         count = ctypes.c_int()
-        # Asked with one cluster's grid: the answer is about the device, not about the grid.
+        # Query with the grid of one cluster: the answer depends on the device, not on the grid.
         _call("cuOccupancyMaxActiveClusters", ctypes.byref(count), self._function, ctypes.byref(self._configuration(1)))
         return count.value

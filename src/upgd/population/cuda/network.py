@@ -1,4 +1,4 @@
-"""Which networks the planner takes: Linear layers with one activation between two of them."""
+"""The networks that the planner supports: Linear layers with one activation between two of them."""
 
 from torch import nn
 
@@ -12,11 +12,11 @@ _ACTIVATIONS = {"relu": "RELU", "leaky_relu": "LEAKY", "tanh": "TANH", "identity
 
 
 def dense_layers(network: nn.Module, gated: str = "all") -> list[Dense] | str:
-    """The layers in order; or why the network cannot be read so, to go on after "because".
+    """Return the layers in order; or why the network is not supported, worded to follow "because".
 
     Args:
         network: the network.
-        gated: which layers have gates; see :func:`upgd.population.torch_backend.gated_parameters`.
+        gated: the layers with gates; see :func:`upgd.population.torch_backend.gated_parameters`.
     """
     try:
         chain = net.read(network)
@@ -37,7 +37,7 @@ def dense_layers(network: nn.Module, gated: str = "all") -> list[Dense] | str:
             behind_dense = False
         elif not isinstance(layer, net.Flatten):
             return (
-                "it runs Linear layers with one activation between two of them, and "
+                "it supports Linear layers with one activation between two of them, but "
                 f"the network's layer {layer.name!r} is a {net.torch_name(layer)}"
             )
     return layers
