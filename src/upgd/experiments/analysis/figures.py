@@ -1,4 +1,4 @@
-"""Curves that can be read without a legend, in print, and by the colour-blind."""
+"""Figures of curves that are readable without a legend, in print, and for colour-blind readers."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Band", "Look", "curves", "panels", "save", "write"]
 
-#: What is drawn around a mean: its 95 % confidence interval, one standard deviation of the seeds, all of them, or nothing.
+#: The band around a mean: its 95 % confidence interval, one standard deviation of the seeds, their range, or none.
 Band = Literal["ci", "sd", "range"] | None
 
 _INK, FAINT = "#333333", "#e6e6e6"
-#: What figures look like where the user's rcParams are matplotlib's own defaults. Font sizes are for a font.size of 10.
+#: Styles that replace those rcParams that have matplotlib's default values. Font sizes are for a font.size of 10.
 _HOUSE: dict[str, Any] = {
     "figure.figsize": (7.2, 4.2),
     "lines.linewidth": 2,
@@ -56,9 +56,9 @@ _HOUSE: dict[str, Any] = {
     "text.color": "#666666",
 }
 _POINTS = 80
-#: How far apart two labels are at least, as a share of the height of the panel.
+#: Minimum distance between two labels, as a fraction of the panel's height.
 _LABEL_DISTANCE = 0.062
-#: From a curve's end to the left of its name.
+#: Distance from the end of a curve to its name.
 _LEADER: dict[str, Any] = {
     "arrowstyle": "-",
     "linewidth": 0.8,
@@ -67,9 +67,9 @@ _LEADER: dict[str, Any] = {
     "shrinkB": 1,
     "relpos": (0, 0.5),
 }
-#: Two seeds say next to nothing about the spread; their band would cover everything.
+#: Minimum number of seeds for a band; with two, it would cover everything.
 _LEAST_FOR_A_BAND = 3
-#: How variants of a method are drawn, from plotly's words to matplotlib's.
+#: Line styles of variants, from plotly's names to matplotlib's.
 STYLES: dict[str, Any] = {
     "solid": "-",
     "dash": (0, (4, 1.5)),
@@ -80,7 +80,7 @@ STYLES: dict[str, Any] = {
 
 
 class Look(NamedTuple):
-    """What a curve is called and looks like."""
+    """The name and style of a curve."""
 
     name: str
     colour: str
@@ -88,7 +88,7 @@ class Look(NamedTuple):
 
 
 def check() -> None:
-    """Say what is missing for figures: to be called before anybody computes for one."""
+    """Raise ModuleNotFoundError if matplotlib is missing; call it before computing anything for a figure."""
     if find_spec("matplotlib") is None:
         raise ModuleNotFoundError("figures need matplotlib: pip install 'upgd[report]'", name="matplotlib")
 
@@ -105,19 +105,19 @@ def curves(
     legend: bool | None = None,
     band: Band | bool = "ci",
 ) -> "Axes":
-    """Draw online curves: the mean over seeds, with a band around it from three seeds on.
+    """Draw online curves: the mean over seeds, with a band if there are at least three seeds.
 
     Sizes, colours, grid and spines follow matplotlib's rcParams wherever these differ from matplotlib's own defaults.
 
     Args:
         comparison: the learners of one problem.
-        entries: which of them; by default every method and variant at its best setting, on fresh seeds where it has some.
-        ax: where; by default a new figure.
-        title: by default the problem's name.
-        looks: what the entries' curves are called and look like; by default as their methods.
-        limits: of the vertical axis; by default what the curves need.
-        points: a curve has at most so many; each is then the mean of several windows.
-        legend: True draws a legend, False nothing; by default every curve's name stands at its end.
+        entries: the entries to draw. Default: every method and variant at its best setting, on fresh seeds if it has some.
+        ax: the axes. Default: a new figure.
+        title: the title. Default: the problem's name.
+        looks: names and styles of the curves. Default: those of their methods.
+        limits: limits of the vertical axis. Default: those of the curves.
+        points: maximum number of points per curve; each is then the mean of several windows.
+        legend: True draws a legend, False nothing. Default: None, which writes every curve's name at its end.
         band: ``"ci"``, the 95 % confidence interval of the mean; ``"sd"``, one standard deviation of the seeds to either
             side; ``"range"``, from the smallest to the largest; None or False, nothing.
     """
@@ -171,11 +171,11 @@ def panels(
     legend: bool | None = None,
     band: Band | bool = "ci",
 ) -> "Figure":
-    """A figure with the curves of several comparisons, one below the other.
+    """Draw the curves of several comparisons in one figure, one below the other.
 
     Args:
-        comparisons: what to draw.
-        title: of the figure; by default each panel has its problem's name.
+        comparisons: the comparisons to draw.
+        title: the title of the figure. Default: each panel has its problem's name.
         legend, band: see :func:`curves`.
     """
     check()
@@ -193,11 +193,11 @@ def panels(
 
 
 def save(figure: "Figure | Axes", path: str | os.PathLike[str]) -> list[Path]:
-    """Write a figure, or the one that axes are in, as PNG, SVG and PDF; the same figure gives the same files.
+    """Write a figure, or the figure of axes, as PNG, SVG and PDF; the same figure gives the same files.
 
     Args:
-        figure: what ``result.plot()`` gives, or a figure.
-        path: where; an ending ``.png``, ``.svg`` or ``.pdf`` may be left out, all three are written.
+        figure: a figure, or the result of ``result.plot()``.
+        path: the output path; a suffix ``.png``, ``.svg`` or ``.pdf`` is ignored, because all three are written.
     """
     from matplotlib.figure import Figure
 
@@ -237,7 +237,7 @@ def _checked_band(band: Band | bool) -> Band:
 
 
 def _style() -> dict[str, Any]:
-    """What the user's rcParams say; our own look where they say what matplotlib says to everybody."""
+    """Return the user's rcParams, with our style where they have matplotlib's default values."""
     from matplotlib import rcParams, rcParamsDefault
 
     sizes = ("xtick.labelsize", "ytick.labelsize", "axes.labelsize", "axes.titlesize")
@@ -248,19 +248,19 @@ def _style() -> dict[str, Any]:
     if "text.color" in own and "axes.titlecolor" not in own:
         style["axes.titlecolor"] = style["text.color"]  # as matplotlib does
     if own & {"grid.color", "grid.linewidth"}:
-        style["axes.grid"] = given["axes.grid"]  # our grid is faint; theirs need not be
+        style["axes.grid"] = given["axes.grid"]  # our grid is faint; the user's need not be
     return style
 
 
 def _size(points: float) -> float:
-    """A font size that grows with the user's."""
+    """Return a font size that scales with the user's."""
     from matplotlib import rcParams, rcParamsDefault
 
     return points * float(rcParams["font.size"]) / float(rcParamsDefault["font.size"])
 
 
 def _reach(values: NDArray[Any], metric: Metric, band: Band) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """The mean, and both ends of the band."""
+    """Return the mean and both ends of the band."""
     mean, low, high = interval(values, metric)
     if band == "range":
         return mean, values.min(0), values.max(0)
@@ -337,7 +337,7 @@ def _steps(step: float) -> str:
 
 
 def _label(ax: "Axes", ends: Sequence[tuple[Look, float]]) -> None:
-    """Write every curve's name at its end, moved apart where ends are close."""
+    """Write every curve's name at its end, spread apart if ends are close."""
     if not ends:
         return
     to_axes = ax.transData + ax.transAxes.inverted()
@@ -359,11 +359,11 @@ def _label(ax: "Axes", ends: Sequence[tuple[Look, float]]) -> None:
 
 
 def readable(colour: str, background: Any = "white") -> str:
-    """The colour, as much darker or lighter as text on the background needs (a contrast of 4.5 to 1, as WCAG has it)."""
+    """Darken or lighten a colour so that text is readable on the background (a contrast of 4.5 to 1, as in WCAG)."""
     from matplotlib.colors import to_hex, to_rgb, to_rgba
 
     rgb, behind = np.array(to_rgb(colour)), np.array(to_rgba(background))
-    ground = luminance(behind[:3] * behind[3] + 1 - behind[3]) + 0.05  # what is transparent lies on white
+    ground = luminance(behind[:3] * behind[3] + 1 - behind[3]) + 0.05  # transparent backgrounds are on white
     end = np.zeros(3) if ground >= 0.05 * 4.5 else np.ones(3)
     for _ in range(200):
         low, high = sorted((luminance(rgb) + 0.05, ground))
@@ -374,13 +374,13 @@ def readable(colour: str, background: Any = "white") -> str:
 
 
 def luminance(rgb: NDArray[np.float64]) -> float:
-    """How bright a colour is, from 0 to 1, as WCAG has it."""
+    """Return the relative luminance of a colour, from 0 to 1, as defined by WCAG."""
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 def apart(heights: Sequence[float], distance: float) -> list[float]:
-    """Heights near the given ones, in the same order, no two too close: groups that touch are spread around their mean.
+    """Return heights close to the given ones, in the same order, with a minimum distance: touching groups are spread out.
 
     As long as there is room, all of them are between 0 and 1.
     """
@@ -403,7 +403,7 @@ def apart(heights: Sequence[float], distance: float) -> list[float]:
 
 
 def _centre(heights: Sequence[float], distance: float) -> float:
-    """Where a group's middle is: at the mean of its heights, or as near to that as keeps the group inside."""
+    """Return the centre of a group: the mean of its heights, or as close to it as keeps the group inside."""
     half = min(0.5, (len(heights) - 1) / 2 * distance)
     return min(max(sum(heights) / len(heights), half), 1 - half)
 
@@ -425,7 +425,7 @@ def _looks(entries: Sequence[Entry]) -> list[Look]:
 
 
 def _name(entry: Entry, others: Sequence[Entry]) -> str:
-    """The variant's name; and where others have the same, what sets this one apart."""
+    """Return the variant's name; if others have the same name, with the settings that differ."""
     own = variant(entry)
     same = [other for other in others if variant(other) == own]
     differing = [key for key in entry.settings if any(_differs(entry, other, key) for other in same)]

@@ -1,4 +1,4 @@
-"""The best settings known from public sources: places to start a search, not results of this package."""
+"""The best settings known from public sources: starting points of a search, not results of this package."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ Values = tuple[Any, ...]
 
 _UPGD_MNIST = {"lr": 0.01, "sigma": 0.1, "beta_utility": 0.9999, "weight_decay": 0.01}
 
-#: Best settings known from public sources: a place to start, not a result of this package. Where a source gives σ as a
-#: range, for half the noise, the larger value is here.
+#: Best settings known from public sources: a starting point, not a result of this package. If a source gives σ as a range,
+#: for half the noise, the larger value is used.
 BEST_KNOWN: dict[str, dict[str, dict[str, Any]]] = {
     "input-permuted-mnist": {
         "sgdw": {"lr": 0.001, "weight_decay": 0.001},
@@ -37,15 +37,15 @@ BEST_KNOWN: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-#: Public sources tell of weights only. Where their best is a bad place to start for features, one that searches of 100 000
-#: steps with this package found.
+#: Public sources cover weights only. If their best setting is a poor starting point for features, a setting found by searches
+#: of 100,000 steps with this package is used.
 FEATURES: dict[str, dict[str, dict[str, Any]]] = {
     "output-permuted-emnist": {
         "upgd": {"lr": 0.01, "sigma": 0.001, "beta_utility": 0.9999, "weight_decay": 0.001},
     },
 }
 
-#: The settings published with Elsayed and Mahmood (2024, arXiv 2404.00781), for the problems that this package has.
+#: The settings published with Elsayed and Mahmood (2024, arXiv 2404.00781), for the problems in this package.
 PUBLISHED: dict[str, dict[str, dict[str, Any]]] = {
     "input-permuted-mnist": {
         "upgd": _UPGD_MNIST,
@@ -72,7 +72,7 @@ PUBLISHED: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def published(problem: str, method: str) -> dict[str, Any]:
-    """The published setting of a method on a problem, or a ValueError that says which there are.
+    """Return the published setting of a method on a problem, or raise ValueError with the available ones.
 
     Example:
         >>> published("output-permuted-emnist", "s-ewc")["kappa"]
@@ -88,7 +88,7 @@ def published(problem: str, method: str) -> dict[str, Any]:
 
 
 def known(problem: str, method: str, granularity: str | None = None) -> list[dict[str, Any]]:
-    """The settings to search around, if there are any: the best that is known, and another for features where there is one.
+    """Return the settings to search around, if any: the best known one, and possibly another one for features.
 
     Example:
         >>> [settings["beta_utility"] for settings in known("output-permuted-emnist", "upgd", "feature")]
@@ -99,7 +99,7 @@ def known(problem: str, method: str, granularity: str | None = None) -> list[dic
 
 
 def values_known(problem: str) -> dict[str, Values]:
-    """The β and σ of all best known settings, which the paper's grid may lack: what one method is given, all are.
+    """Return β and σ of all best known settings, which the paper's grid may lack; all methods get the same values.
 
     Example:
         >>> values_known("output-permuted-emnist")["sigma"]

@@ -1,4 +1,4 @@
-"""Every experiment of the paper as data: which curves each figure has, and three scales to run them at."""
+"""Every experiment of the paper as data: the curves of each figure, and three scales to run them at."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,11 +26,11 @@ GRIDS: dict[GridName, str] = {
     "tiny": "two learning rates",
 }
 
-#: The study that is no sweep: it measures approximations, see :mod:`upgd.experiments.paper.utility_quality`.
+#: The study that is not a sweep: it measures approximations, see :mod:`upgd.experiments.paper.utility_quality`.
 UTILITY_QUALITY = "utility-quality"
 
 
-#: Of curves that share a panel with another one of the same method.
+#: Colours of curves that share a panel with another curve of the same method.
 _COLOURS = {
     "linear layer": "#999933",
     "SGD, half steps": "#999933",
@@ -41,12 +41,12 @@ _COLOURS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """One curve: a method with its switches on a problem, whose hyperparameters are to be searched.
+    """One curve: a method with its switches on a problem, whose hyperparameters are searched.
 
     Attributes:
-        problem, network, method: as in :class:`upgd.experiments.Experiment`.
-        fixed: settings that belong to the figure and not to the search: name, values to try.
-        label: by default the method's name.
+        problem, network, method: see :class:`upgd.experiments.Experiment`.
+        fixed: settings that belong to the figure rather than to the search: name, values to try.
+        label: the name of the curve. Default: the method's label.
     """
 
     problem: str
@@ -57,13 +57,13 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """What the curve is called in its panel."""
+        """The name of the curve in its panel."""
         order = ", 2nd order" if ("order", (2,)) in self.fixed else ""
         return (self.label or label(self.method)) + order
 
     @property
     def colour(self) -> str | None:
-        """A colour of its own, where the method's is taken."""
+        """The curve's own colour, if that of the method is taken."""
         return _COLOURS.get(self.label)
 
 
@@ -81,9 +81,9 @@ class Study:
     """A figure of the paper, or two that share their learners.
 
     Attributes:
-        name, title, about: what it is called, and what it shows.
-        panels: its parts.
-        options: of its problems.
+        name, title, about: its name, title and description.
+        panels: its panels.
+        options: options of its problems.
     """
 
     name: str
@@ -93,31 +93,31 @@ class Study:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def arms(self, panels: Iterable[str] = ()) -> list[Arm]:
-        """The curves of some panels, or of all; none twice."""
+        """Return the curves of some panels, or of all, without duplicates."""
         wanted = set(panels)
         return list(
             dict.fromkeys(arm for panel in self.panels if not wanted or panel.key in wanted for arm in panel.arms)
         )
 
     def problems(self) -> list[str]:
-        """The problems of its curves; none twice."""
+        """Return the problems of its curves, without duplicates."""
         return list(dict.fromkeys(arm.problem for arm in self.arms()))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of an experiment is run.
+    """The scale of an experiment.
 
     Attributes:
-        sweep_seeds: learners for each setting that is tried.
-        shortlist: how many of the best settings are tried again, with seeds that the search has not seen; 0: none.
-        shortlist_seeds: learners for each of them; they choose the best.
-        final_seeds: learners for each best setting, with yet other seeds; None: as many as the paper.
-        grid: which settings are tried.
-        steps: by the beginning of a problem's name; else the paper's.
-        options: of the problem.
-        network: instead of the paper's.
-        data: data sets that stand in for others.
+        sweep_seeds: number of seeds per setting in the search.
+        shortlist: number of best settings that are run again on fresh seeds; 0 for none.
+        shortlist_seeds: number of seeds for each of them, which choose the best.
+        final_seeds: number of seeds for each best setting, different from the others; None for as many as in the paper.
+        grid: the settings to try.
+        steps: number of steps by prefix of a problem's name; otherwise as in the paper.
+        options: options of the problem.
+        network: replaces the paper's network.
+        data: substitutes for data sets.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Scale:
     shortlist_seeds: int = 3
 
     def length(self, problem: str) -> int:
-        """How many steps a learner takes."""
+        """Return the number of steps of a learner."""
         known = [steps for beginning, steps in self.steps.items() if problem.startswith(beginning)]
         return known[0] if known else defaults.defaults(problem).steps
 
@@ -161,7 +161,7 @@ SCALES = {
 
 
 def settings_of(arm: Arm, grid: GridName, centres: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """The settings to try for an arm; a climb has come to more ``centres`` than the known setting."""
+    """Return the settings to try for an arm; ``centres`` are those of a climb, in addition to the known setting."""
     fixed = dict(arm.fixed)
     values: dict[str, tuple[Any, ...]] = {
         name: tuple(value for value in choices if value in fixed[name]) or fixed[name] if name in fixed else choices
@@ -201,7 +201,7 @@ _COARSE: dict[str, tuple[Any, ...]] = {
     "betas": ((0.9, 0.999),),
     "eps": (1e-8,),
 }
-#: AdamW needs smaller learning rates than the others, and no momentum on streams that change: see its best known settings.
+#: AdamW needs smaller learning rates than the others, and no momentum on changing streams: see its best known settings.
 _COARSE_OF: dict[str, dict[str, tuple[Any, ...]]] = {
     "adamw": {
         "lr": (0.01, 0.001, 0.0001),
@@ -222,7 +222,7 @@ def _star(values: Mapping[str, tuple[Any, ...]], known: Mapping[str, Any]) -> It
         centre["eps"] = known.get("eps", 1e-8)
     for name, choices in values.items():
         if centre[name] not in choices and name not in ("beta_utility", "sigma"):
-            centre[name] = choices[0]  # the figure does not have the known value, as without weight decay
+            centre[name] = choices[0]  # the figure fixes another value, for example no weight decay
     seen = [centre]
     for name, choices in values.items():
         seen += [centre | {name: choice} for choice in listed(name, choices) if choice != centre[name]]
@@ -246,7 +246,7 @@ _DECAYS = (0.1, 0.01, 0.001, 0.0001)
 def _panels(
     problem: str, baselines: Iterable[Arm], keys: Iterable[str] = _WISE, network: str | None = None, **fixed: Any
 ) -> tuple[Panel, ...]:
-    """The usual four: baselines and both UPGDs, weight- or feature-wise, global or local."""
+    """Return the usual four panels: baselines and both UPGDs, weight- or feature-wise, global or local."""
     panels = []
     for key in keys:
         granularity, scaling = key.split("-")
@@ -266,7 +266,7 @@ def _panels(
 
 
 def _toys(problem: str, title: str, about: str) -> tuple[Study, Study]:
-    """The problem with a = 1, as in the paper's text, and with a = ½, as in the labels of its figures and in its code."""
+    """Return the studies with a = 1, as in the paper's text, and with a = ½, as in the labels of its figures and its code."""
     baselines = [_arm(problem, method) for method in ("sgd", "pgd", "shrink-and-perturb")]
     baselines.append(_arm(problem, "sgd", network="linear", label="linear layer"))
     panels = _panels(problem, baselines, order=(1, 2), weight_decay=0.0)

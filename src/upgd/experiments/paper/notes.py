@@ -1,4 +1,4 @@
-"""What a person has to say about a reproduction, with the numbers filled in.
+"""Hand-written notes about a reproduction, with the numbers filled in.
 
 Notes name a number instead of stating it, so that it cannot be another one than in the table below:
 
@@ -32,7 +32,7 @@ class _NotComputed(Exception):
 
 
 def filled(text: str, found: Reproduction) -> str:
-    """The text with numbers instead of their names, without the paragraphs of which numbers are not computed yet.
+    """Replace names by numbers in the text, and omit paragraphs with numbers that are not computed yet.
 
     Raises:
         ValueError: a name is not that of a number.

@@ -1,4 +1,4 @@
-"""A reproduction as figures and a page: no number on it is typed by hand.
+"""Write a reproduction as figures and a page; all numbers on it are generated.
 
 What a person has to say about it stands in ``NAME.notes.md`` beside the page, and is copied into it; see :mod:`.notes`.
 """
@@ -56,9 +56,9 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
     """Write the page, and its figures as PNG, SVG and PDF.
 
     Args:
-        found: what came out.
-        folder: where to, made if it is not there.
-        command: what was typed to make it.
+        found: the results of the reproduction.
+        folder: the output folder, created if necessary.
+        command: the command that writes the page.
 
     Returns:
         The page's path.
@@ -89,7 +89,7 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
 
 
 def draw(found: Reproduction) -> "dict[str, Figure]":
-    """A figure for each panel that has something to show, by the panel's key."""
+    """Return a figure for each panel with results, by the panel's key."""
     figures.check()
     from matplotlib.figure import Figure
 
@@ -113,7 +113,7 @@ def draw(found: Reproduction) -> "dict[str, Figure]":
 
 
 def draw_survival(found: Reproduction) -> "dict[str, Figure]":
-    """For each panel of which runs of the search diverged, the share that had not, over time; by the panel's key."""
+    """Return a figure of the fraction of runs that have not diverged over time, for panels with diverged runs, by key."""
     figures.check()
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
@@ -143,14 +143,14 @@ def draw_survival(found: Reproduction) -> "dict[str, Figure]":
 
 
 def _look(arm: Arm) -> figures.Look:
-    """Within a panel only the order of the utility sets variants apart, or its scaling where UPS is searched."""
+    """Return the look of a curve; within a panel, variants differ only in the order of the utility, or in scaling for UPS."""
     second, local = ("order", (2,)) in arm.fixed, arm.label.endswith(", local")
     dash = "dashdot" if second and local else "dot" if second and arm.label else "dash" if second or local else "solid"
     return figures.Look(arm.name, arm.colour or colour(arm.method), dash)
 
 
 def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str, tuple[float, float] | None]:
-    """The same vertical axis for all panels of a problem."""
+    """Return the limits of the vertical axis, the same for all panels of a problem."""
     ranges: dict[str, list[float]] = {}
     for comparison, own in panels:
         heights = ranges.setdefault(comparison.problem, [])
@@ -166,7 +166,7 @@ def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str,
 
 
 def _panel(found: Reproduction, panel: Panel) -> str:
-    """A panel's figure, its table, every method against every other, and who diverged."""
+    """Return a panel's figure, its table, the comparisons of all pairs of methods, and its divergences."""
     comparison, findings = found.panel(panel)
     if comparison is None:
         return f"## {panel.title}\n\nNot computed."
@@ -208,7 +208,7 @@ def _row(number: int, name: str, row: Row, tried: str, edges: Collection[str] = 
 
 
 def _tried(found: Reproduction, panel: Panel) -> dict[str, str]:
-    """How many settings a row was chosen from, by its name; and of how many, where some are missing."""
+    """Return the number of settings that each row was chosen from, by name, and out of how many if some are missing."""
     tried = {}
     for arm in panel.arms:
         if (finding := found.findings.get(arm)) is None:
@@ -225,7 +225,7 @@ def _of(there: int, wanted: int) -> str:
 
 
 def _matrix(found: Reproduction, panel: Panel) -> str:
-    """Every method minus every one below it."""
+    """Return the table of differences between each method and those below it."""
     names = [name for name, _ in found.rows(panel)]
     cells = {(one.first, one.second): _cell(one) for one in against_all(found, panel)}
     head = ["row − column", *map(str, range(2, len(names) + 1))]
@@ -248,7 +248,7 @@ def _cell(one: Against) -> str:
 
 
 def _who_diverged(found: Reproduction, panel: Panel) -> str:
-    """How many runs of the search diverged, and the figure of when they did."""
+    """Return the number of diverged runs of the search, with a figure of when they diverged."""
     counts = {arm.name: survivors(found, arm) for arm in panel.arms if arm in found.findings}
     total, lost = sum(map(len, counts.values())), sum(int((own >= 0).sum()) for own in counts.values())
     if not lost:
@@ -259,7 +259,7 @@ def _who_diverged(found: Reproduction, panel: Panel) -> str:
 
 
 def _computed(found: Reproduction) -> str:
-    """How much of each panel there is, and never more than that."""
+    """Return a sentence about how much of each panel has been computed."""
     parts = []
     for panel in found.plan.panels:
         arms = [arm for arm in panel.arms if arm in found.plan.arms()]
@@ -283,7 +283,7 @@ def _computed(found: Reproduction) -> str:
 
 
 def _final_runs(found: Reproduction, arm: Arm) -> tuple[int, int]:
-    """How many final runs of an arm there are, and how many there should be."""
+    """Return the number of final runs of an arm, and how many there should be."""
     finding, wanted = found.findings.get(arm), len(found.plan.seeds(arm))
     if finding is None:
         return 0, wanted
@@ -296,7 +296,7 @@ def _number(value: float) -> str:
 
 
 def _scale(plan: Plan) -> str:
-    """How much was run, and how much the paper ran."""
+    """Return a sentence that compares the scale with that of the paper."""
     if plan.scale.network is not None:
         return f"Scale: {plan.scale.words}."
     lengths: dict[str, None] = {}
@@ -346,7 +346,7 @@ def _shortlist(plan: Plan) -> str:
 
 
 def _at_edge(found: Reproduction) -> str:
-    """The curves whose chosen setting has a value at the edge: first those of all panels, then those of some."""
+    """Return the curves whose chosen setting is at the edge of the grid: first those of all panels, then those of some."""
     curves: dict[str, list[str]] = {}
     for finding in found.findings.values():
         if finding.best.edges:
@@ -361,7 +361,7 @@ def _inside_a_sentence(title: str) -> str:
 
 
 def _shorter_search(plan: Plan) -> str:
-    """How long the runs of the search were, if some were shorter than those in the tables; by problem if that differs."""
+    """Return a sentence about the length of the search runs, if some were shorter than those in the tables."""
     problems: dict[tuple[int, int], dict[str, None]] = {}
     for arm in plan.arms():
         lengths = (plan.place(arm, searching=True).steps, plan.place(arm).steps)
@@ -377,7 +377,7 @@ def _shorter_search(plan: Plan) -> str:
 
 
 def _data(problems: Sequence[str]) -> list[str]:
-    """The data sets, with what identifies them."""
+    """Return the data sets with their checksums."""
     from upgd.streams import make
 
     lines = {}

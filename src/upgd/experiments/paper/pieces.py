@@ -27,16 +27,16 @@ def piece(
     progress: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Reproduction, bool]:
-    """Carry out a plan, or as much of it as there is time for.
+    """Carry out a plan, or as much of it as the time limit allows.
 
     Args:
         plan: see :func:`~upgd.experiments.paper.reproduce.plan`.
         folder: where the results of all pieces lie; made if it is not there. They are taken up first, and written again when
             the time is over, when everything is done, and on Ctrl-C.
         options: how to compute: ``Options(store=Path("upgd.db"), device="cuda", stop_after=500, job_size=256)``.
-        resume_from: other folders whose results are taken up, too.
-        progress: whether to show how far it is.
-        say: told what comes next.
+        resume_from: other folders whose results are reused.
+        progress: whether to show progress.
+        say: called with a description of the next stage.
 
     Returns:
         What was found, and whether that is everything.
@@ -58,7 +58,7 @@ def piece(
 
 
 def take_up(folders: Iterable[str | os.PathLike[str]], problems: Sequence[str]) -> list[Record]:
-    """The results of these problems in folders; of a learner that several have, the one with the longest curves.
+    """Return the results of these problems in folders; of duplicate learners, those with the longest curves.
 
     Raises:
         ValueError: a file is damaged.
@@ -93,7 +93,7 @@ def as_shipped(plan: Plan, compute: Compute) -> Compute:
 
 
 def save(found: Reproduction, folder: str | os.PathLike[str]) -> None:
-    """Add what a reproduction has found to the files in a folder, one for each problem."""
+    """Add the results of a reproduction to the files in a folder, one per problem."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     by_problem: dict[str, list[Record]] = {}
@@ -104,7 +104,7 @@ def save(found: Reproduction, folder: str | os.PathLike[str]) -> None:
 
 
 def together(plan: Plan, store: Path, folders: Iterable[str | os.PathLike[str]]) -> Store:
-    """A store in memory with what a store, if there is one, and folders have of a plan's problems."""
+    """Return a store in memory with the results of a plan's problems from a store, if it exists, and from folders."""
     both = Store.write(":memory:")
     if store.exists():
         with Store.read(store) as opened:
@@ -114,7 +114,7 @@ def together(plan: Plan, store: Path, folders: Iterable[str | os.PathLike[str]])
 
 
 def shipped(plan: Plan, folder: str | os.PathLike[str]) -> Reproduction:
-    """What the files in a folder say about a plan: the numbers of its page, for everybody who has the folder."""
+    """Return the results of a plan in the files of a folder, as shown on its page."""
     with Store.write(":memory:") as store:
         store.add(take_up([folder], plan.problems()))
         return reproduce(plan, as_shipped(plan, stored(store)))

@@ -1,4 +1,4 @@
-"""The paper's experiments, from the first step to the page: search, shortlist, final runs.
+"""The paper's experiments from start to finish: search, shortlist, final runs.
 
 The search tries all settings with few seeds. The best few of each curve are tried again on fresh seeds, which choose one of
 them: a single seed flatters whatever it chooses. The final runs have yet other seeds. Everything is computed through a store:
@@ -25,15 +25,15 @@ from upgd.store import Record, Store
 
 __all__ = ["Finding", "Place", "Plan", "Reproduction", "left", "plan", "reproduce", "stored", "study_named"]
 
-#: Computes what an experiment lacks and gives its results; some may be missing.
+#: Computes what is missing of an experiment and returns its results, which may be incomplete.
 Compute = Callable[[Experiment], Results]
 
-#: The hyperparameters of which a search can be told to try only some values.
+#: Hyperparameters whose values can be restricted in a search.
 _NUMBERS = ("lr", "beta_utility", "sigma", "weight_decay", "eps")
 
 
 class Place(NamedTuple):
-    """Where learners run: what they can be compared in."""
+    """The problem, network and length of learners, which must agree for a comparison."""
 
     problem: str
     network: str
@@ -45,17 +45,17 @@ class Plan:
     """A study at a scale.
 
     Attributes:
-        study, scale: what, and how much of it.
-        panels: which of the study's panels.
-        grid: which settings are tried.
-        only: of these hyperparameters only these values.
-        sweep_seeds, final_seeds: how many learners for each setting that is tried, and for each best one.
-        shortlist, shortlist_seeds: how many of the best settings are tried again, with how many learners each; 0: none.
-        steps: how long each learner runs; None: as the scale says.
-        sweep_steps: how long the learners of a problem run in the search, if that is less; as long where nothing is said.
-        data: data sets that stand in for others.
-        methods: of these methods alone; empty: of all.
-        centres: where a climb has come to, by curve.
+        study, scale: the study and its scale.
+        panels: the panels of the study.
+        grid: the settings to try.
+        only: restricts these hyperparameters to these values.
+        sweep_seeds, final_seeds: number of seeds per setting in the search, and per best setting.
+        shortlist, shortlist_seeds: number of best settings to run again, and of seeds for each; 0 for none.
+        steps: number of steps per learner; None for that of the scale.
+        sweep_steps: number of steps in the search by problem, if fewer than ``steps``.
+        data: substitutes for data sets.
+        methods: restricts the study to these methods; empty for all.
+        centres: the centres of a climb so far, by curve.
     """
 
     study: Study
@@ -74,16 +74,16 @@ class Plan:
     centres: Mapping[Arm, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 
     def arms(self) -> list[Arm]:
-        """All curves, none twice."""
+        """All curves, without duplicates."""
         arms = self.study.arms(panel.key for panel in self.panels)
         return [arm for arm in arms if not self.methods or arm.method in self.methods]
 
     def problems(self) -> list[str]:
-        """The problems that learners run on; none twice."""
+        """The problems of the learners, without duplicates."""
         return list(dict.fromkeys(self.place(arm).problem for arm in self.arms()))
 
     def settings(self, arm: Arm) -> list[dict[str, Any]]:
-        """The settings to try for an arm."""
+        """Return the settings to try for an arm."""
         tried = settings_of(arm, self.grid, self.centres.get(arm, ()))
         wanted = [
             settings
@@ -96,7 +96,7 @@ class Plan:
         return wanted
 
     def sweep(self, arms: Iterable[Arm] | None = None) -> list[Experiment]:
-        """The search, of all curves or of some."""
+        """Return the search of all curves or of some."""
         return self._experiments(
             {
                 arm: [
@@ -110,7 +110,7 @@ class Plan:
         )
 
     def climbed(self, best: Mapping[Arm, Mapping[str, Any]]) -> "Plan | None":
-        """The plan that also looks around the best settings so far; None if there is nothing that has not been tried."""
+        """Return the plan that also searches around the best settings so far; None if all of that has been tried."""
         if self.grid != "climb":
             return None
         around = {arm: (*self.centres.get(arm, ()), settings) for arm, settings in best.items()}
@@ -118,11 +118,11 @@ class Plan:
         return further if any(len(further.settings(arm)) > len(self.settings(arm)) for arm in best) else None
 
     def papers(self, arm: Arm) -> list[dict[str, Any]]:
-        """Those of the settings to try that are in the paper's own grid, where this one is larger; else none."""
+        """Return the settings to try that are in the paper's grid, if this grid is larger; otherwise none."""
         return settings_of(arm, "paper") if self.grid == "extended" else []
 
     def again(self, candidates: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> list[Experiment]:
-        """The runs of the shortlist, on seeds that the search has not seen."""
+        """Return the runs of the shortlist, on seeds that the search did not use."""
         seeds = range(self.sweep_seeds, self.sweep_seeds + self.shortlist_seeds)
         return self._experiments(
             {
@@ -132,7 +132,7 @@ class Plan:
         )
 
     def final(self, chosen: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> list[Experiment]:
-        """The runs of the best settings."""
+        """Return the runs of the best settings."""
         return self._experiments(
             {
                 arm: [Learner(method=arm.method, seed=seed, **one) for one in settings for seed in self.seeds(arm)]
@@ -141,13 +141,13 @@ class Plan:
         )
 
     def seeds(self, arm: Arm) -> range:
-        """The seeds of an arm's final runs: none that the search or the shortlist has seen."""
+        """Return the seeds of an arm's final runs, which neither the search nor the shortlist uses."""
         count = self.final_seeds or defaults.defaults(arm.problem).seeds
         first = self.sweep_seeds + (self.shortlist_seeds if self.shortlist else 0)
         return range(first, first + count)
 
     def place(self, arm: Arm, *, searching: bool = False) -> Place:
-        """Where an arm runs, in the end or in the search."""
+        """Return the place of an arm in the final runs or in the search."""
         problem, network = arm.problem, arm.network
         kind, _, data = problem.rpartition("-")
         stand_ins = {**self.scale.data, **self.data}
@@ -162,7 +162,7 @@ class Plan:
         return Place(problem, network, steps)
 
     def _experiments(self, learners: Mapping[Arm, Sequence[Learner]], *, searching: bool = False) -> list[Experiment]:
-        """Arms that run on the same problem and network together: a device is used well when it is full."""
+        """Group arms with the same problem and network into experiments, which fills devices better."""
         together: dict[Place, list[Learner]] = {}
         for arm, own in learners.items():
             together.setdefault(self.place(arm, searching=searching), []).extend(own)
@@ -172,14 +172,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came out for one curve.
+    """The result of one curve.
 
     Attributes:
         arm: the curve.
         comparison: its problem, network and steps.
-        best: what was chosen, and what the search says about it.
+        best: the chosen setting, with its results in the search.
         entry: the final runs; None if there are none yet.
-        papers: the same for the best setting inside the paper's grid, where a larger one was searched and has a better one.
+        papers: the same for the best setting in the paper's grid, if a larger grid was searched and has a better one.
     """
 
     arm: Arm
@@ -191,13 +191,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What a plan has found.
+    """The results of a plan.
 
     Attributes:
-        plan: what was to be done.
-        findings: what came out for each curve that has something.
+        plan: the plan.
+        findings: the results of each curve that has any.
         records: of the search and of the final runs.
-        unsearched: how many learners of the search there should be but are not.
+        unsearched: number of missing learners of the search.
     """
 
     plan: Plan
@@ -207,7 +207,7 @@ class Reproduction:
 
     @property
     def missing(self) -> int:
-        """How many final runs there should be but are not."""
+        """The number of missing final runs."""
         wanted = sum(len(self.plan.seeds(arm)) for arm in self.plan.arms())
         there = 0
         for arm, finding in self.findings.items():
@@ -218,7 +218,7 @@ class Reproduction:
         return wanted - there
 
     def panel(self, panel: Panel) -> tuple[Comparison | None, list[Finding]]:
-        """What a panel shows; None if there is nothing, or nothing but curves that all panels of the study share."""
+        """Return the contents of a panel; None if there are none, or only curves that all panels of the study share."""
         found = [self.findings[arm] for arm in panel.arms if arm in self.findings and self.findings[arm].entry]
         wanted = [arm for arm in self.plan.arms() if arm in panel.arms]
         own = [arm for arm in wanted if not all(arm in other.arms for other in self.plan.study.panels)]
@@ -228,8 +228,8 @@ class Reproduction:
         return (replace(found[0].comparison, entries=entries) if found else None), found
 
     def rows(self, panel: Panel) -> list[tuple[str, Row]]:
-        """A panel's table: its curves by name, the best first. The best inside the paper's grid has a row of its own where
-        something else is best of all."""
+        """Return a panel's table: its curves by name, best first. The best setting in the paper's grid has a separate row if
+        another setting is better."""
         comparison, found = self.panel(panel)
         if comparison is None:
             return []
@@ -243,7 +243,7 @@ class Reproduction:
 
 
 def study_named(name: str) -> Study:
-    """A study of the catalogue."""
+    """Return a study of the catalogue."""
     if name not in STUDIES:
         near = get_close_matches(name, STUDIES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(STUDIES)}"
@@ -267,7 +267,7 @@ def plan(
     data: Mapping[str, str] | None = None,
     methods: Sequence[str] = (),
 ) -> Plan:
-    """What to do for a study; whatever is not given is the scale's.
+    """Return the plan of a study; omitted arguments have the values of the scale.
 
     ``sweep_steps`` is a number for all problems of the study, or numbers for some of them by name:
     ``{"output-permuted-cifar10": 300_000}``. A problem keeps its name where other data stand in for its own.
@@ -351,8 +351,8 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
 
     Args:
         plan: see :func:`plan`.
-        compute: who computes, such as ``functools.partial(upgd.experiments.run, store="upgd.db")``.
-        say: told what comes next.
+        compute: computes experiments, such as ``functools.partial(upgd.experiments.run, store="upgd.db")``.
+        say: called with a description of the next stage.
     """
     swept = _computed(plan.sweep(), compute, say, "search")
     further: Plan | None = plan
@@ -383,7 +383,7 @@ Settings = dict[str, Any]
 
 
 def _pools(plan: Plan, arm: Arm, search: Comparison) -> list[list[Settings]]:
-    """What a setting may be chosen from, the best first: all that was tried, and what of it is in the paper's grid."""
+    """Return the pools that a setting is chosen from, best first: all that was tried, and the part in the paper's grid."""
     tried = [_settings(entry) for entry in ranked(search, arm.method)]
     papers = plan.papers(arm)
     inside = [one for one in tried if any(all(one[n] == value for n, value in own.items()) for own in papers)]
@@ -391,7 +391,7 @@ def _pools(plan: Plan, arm: Arm, search: Comparison) -> list[list[Settings]]:
 
 
 def _chosen(plan: Plan, arm: Arm, pool: Sequence[Settings], retried: Sequence[Record]) -> Settings:
-    """The best of a pool: by the shortlist's runs as soon as there are some, by the search before that."""
+    """Return the best of a pool: by the runs of the shortlist once there are some, before that by the search."""
     again = _compared(plan.again({arm: pool[: plan.shortlist]}), retried) if plan.shortlist else None
     return pool[0] if again is None else _settings(best(again, arm.method).entry)
 
@@ -405,7 +405,7 @@ def _distinct(settings: Iterable[Settings]) -> list[Settings]:
 
 
 def _finding(plan: Plan, arm: Arm, search: Comparison, chosen: Sequence[Settings], final: Sequence[Record]) -> Finding:
-    """What came out for the best setting of all and, if that is another one, the best inside the paper's grid."""
+    """Return the result of the best setting and, if it differs, of the best one in the paper's grid."""
     first, *others = chosen
     runs = _compared(plan.final({arm: [first]}), final)
     stored = next(entry.settings for entry in search.of(arm.method) if _settings(entry) == first)
@@ -419,7 +419,7 @@ def _finding(plan: Plan, arm: Arm, search: Comparison, chosen: Sequence[Settings
 
 
 def _untried(further: Plan, plan: Plan) -> list[Experiment]:
-    """What a plan's search has and another's has not."""
+    """Return the experiments of a plan's search that are not in another's."""
     tried = {digest for experiment in plan.sweep() for digest in whole(experiment).digests}
     left = ((experiment, whole(experiment).without(tried).learners) for experiment in further.sweep())
     return [Listed(e.problem, e.network, e.steps, e.options, learners) for e, learners in left if learners]
@@ -439,7 +439,7 @@ def _computed(
 
 
 def _compared(experiments: Sequence[Experiment], records: Sequence[Record]) -> Comparison | None:
-    """Those of the records that are of one arm's experiment; None if there are none."""
+    """Return the records of one arm's experiment as a comparison; None if there are none."""
     (experiment,) = experiments
     wanted = whole(experiment).digests
     own = [record for record in records if record.key.digest in wanted]
@@ -451,7 +451,7 @@ def _settings(entry: Entry) -> dict[str, Any]:
 
 
 def stored(store: Store) -> Compute:
-    """Computes nothing: gives what a store has."""
+    """Return a function that computes nothing and returns the results in a store."""
 
     def compute(experiment: Experiment) -> Results:
         return Results(store.records(problem=experiment.problem, digests=whole(experiment).digests))
@@ -460,8 +460,8 @@ def stored(store: Store) -> Compute:
 
 
 def left(plan: Plan, store: Store, workers: int, device: str) -> tuple[list[Job], list[Job]]:
-    """What a store lacks: the jobs of the search, and of the final runs. As long as the search is not finished, the first
-    setting that it tries stands in for the best one: that takes as long."""
+    """Return what a store lacks: the jobs of the search, and of the final runs. While the search is unfinished, its first
+    setting replaces the best one, which takes as long."""
 
     def lacking(experiments: Iterable[Experiment]) -> list[Job]:
         return [job for experiment in experiments for job in pending(experiment, store, workers, device)]

@@ -1,4 +1,4 @@
-"""What a panel's numbers say: every method against every other, what the grid cannot tell apart, and who diverged when."""
+"""Statistics of a panel: comparisons of all pairs of methods, the resolution of the grid, and survival curves."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from upgd.experiments.paper.reproduce import Reproduction
 
 __all__ = ["LEVEL", "Against", "against_all", "resolution", "survival", "survivors"]
 
-#: What pages say about :func:`resolution`.
+#: The explanation of :func:`resolution` on pages.
 LEVEL = (
     "Two methods are level (=) if the difference is not significant, or no larger than what a finer grid promises the one "
     "that is behind: the height of parabolas through its best setting and the neighbours of that in the search. This is "
@@ -30,7 +30,7 @@ class Against:
     """Two curves of a panel.
 
     Attributes:
-        first, second: their names; the first is not behind in the table.
+        first, second: their names; the first is not below the second in the table.
         pair: the paired difference, its interval and the corrected p.
         level: see :data:`LEVEL`.
     """
@@ -42,7 +42,7 @@ class Against:
 
 
 def resolution(best: Best) -> float:
-    """How much better a setting between those that were tried may be.
+    """Return how much better a setting between those that were tried may be.
 
     For each hyperparameter with steps *a* and *b* from the best score down to those of its neighbours, a parabola through the
     three is higher than the best of them by (a − b)² / 8(a + b). With one neighbour alone, because the value is at an edge or
@@ -59,7 +59,7 @@ def _promise(score: float, neighbours: Iterable[float]) -> float:
 
 
 def against_all(found: Reproduction, panel: Panel) -> list[Against]:
-    """Every row of a panel's table against every row below it; p is corrected for all of them together (Holm)."""
+    """Compare every row of a panel's table with every row below it; p is corrected for all pairs (Holm)."""
     comparison, findings = found.panel(panel)
     if comparison is None:
         return []
@@ -86,14 +86,14 @@ def _level(pair: Pair, metric: Metric, searched: Mapping[int, Best]) -> bool:
 
 
 def survivors(found: Reproduction, arm: Arm) -> NDArray[np.int64]:
-    """When each run of an arm's search diverged, in steps; -1 if it never did."""
+    """Return the step at which each run of an arm's search diverged; −1 if it did not."""
     digests = {digest for experiment in found.plan.sweep([arm]) for digest in whole(experiment).digests}
     own = (record.diverged_at for record in found.records if record.key.digest in digests)
     return np.array([-1 if step is None else step for step in own], np.int64)
 
 
 def survival(diverged_at: NDArray[np.int64], steps: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Steps, and the share of runs that had not diverged when each was taken: the corners of a survival curve.
+    """Return steps and the fraction of runs that had not diverged by then: the corners of a survival curve.
 
     Example:
         >>> at, share = survival(np.array([-1, 5, 5, 20]), 100)

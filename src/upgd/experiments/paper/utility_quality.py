@@ -1,4 +1,4 @@
-"""How well do approximate utilities order weights and features? The paper's first experiment.
+"""The paper's first experiment: the rank correlation of approximate utilities with the true utility.
 
 A network learns online to add two of its five inputs. At every step, before the update, the true utility of each item (351
 weights and biases, or 100 features) is compared by rank with what the approximations say. All seeds run together.
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["MEASURES", "PAPER_ORDER", "SCOPES", "UtilityQuality", "run"]
 
 Granularity = Literal["weight", "feature"]
-#: The order that the paper reports, best first; random has no correlation.
+#: The order reported in the paper, best first; random has no correlation.
 PAPER_ORDER = ("second order", "first order", "magnitude", "random")
 MEASURES = (*PAPER_ORDER, "squared gradient")
 #: Measures that are compared by positions in sorted order instead of ranks, as in the authors' code.
 BY_ARGSORT = ("second order", "first order")
 SCOPES = ("global", "local")
 _SIZES: Mapping[Granularity, tuple[int, ...]] = {"weight": (5, 50, 1), "feature": (5, 50, 50, 1)}
-#: How many steps' utilities are kept before they are ranked together.
+#: Number of steps whose utilities are ranked together.
 _CHUNK = 100
 
 
@@ -48,16 +48,16 @@ def run(
     progress: Callable[[int, int], None] | None = None,
     wise: Granularity | None = None,
 ) -> "UtilityQuality":
-    """Measure, at every step of online learning, how approximate utilities correlate with the true one.
+    """Measure the rank correlation of approximate utilities with the true utility at every step of online learning.
 
     Args:
         granularity: ``"weight"``, the default: the 351 weights and biases of a network 5-50-1; ``"feature"``: the 100 hidden
             units of a network 5-50-50-1.
         activations: ``"relu"``, ``"tanh"``, ``"leaky_relu"``.
-        seeds: one run each.
-        steps: how many samples a run learns from.
-        lr: SGD's step size. The paper does not give it; this is what the authors' public code uses.
-        progress: told now and then about the steps done and those to be done, of all activations.
+        seeds: One run each.
+        steps: Number of samples per run.
+        lr: SGD's step size. The paper does not state it; the default is that of the authors' public code.
+        progress: Called from time to time with the number of steps done and their total, over all activations.
         wise: the former name of ``granularity``.
 
     Returns:
@@ -113,15 +113,15 @@ class UtilityQuality:
         return self.granularity
 
     def means(self, activation: str, scope: str, measure: str, last: int | None = None) -> Tensor:
-        """The mean correlation of each seed (seeds,), over all steps or the ``last`` ones."""
+        """Return the mean correlation of each seed (seeds,), over all steps or the ``last`` ones."""
         return self.curves[activation][scope][measure][:, -(last or self.steps) :].nanmean(-1)
 
     def mean_by_argsort(self, activation: str, scope: str, measure: str) -> float:
-        """The mean correlation over seeds and steps if ``argsort`` is taken for ranks."""
+        """Return the mean correlation over seeds and steps if ``argsort`` is used as ranks."""
         return float(self.by_argsort[activation][scope][measure].nanmean())
 
     def table(self, last: int | None = None) -> str:
-        """Mean correlations ± their standard errors over seeds, in Markdown; over all steps or the ``last`` ones."""
+        """Return mean correlations ± standard errors over seeds, in Markdown; over all steps or the ``last`` ones."""
         lines = [["activation", "scope", *MEASURES], ["---", "---", *["---:"] * len(MEASURES)]]
         for activation, scope in self.settings():
             cells = [_with_error(self.means(activation, scope, measure, last)) for measure in MEASURES]
@@ -129,7 +129,7 @@ class UtilityQuality:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The same means as numbers: activation → scope → measure."""
+        """Return the means as numbers: activation → scope → measure."""
         return {
             activation: {
                 scope: {measure: float(self.means(activation, scope, measure).mean()) for measure in MEASURES}
@@ -139,16 +139,16 @@ class UtilityQuality:
         }
 
     def settings(self) -> Iterator[tuple[str, str]]:
-        """Every (activation, scope)."""
+        """Iterate over all pairs (activation, scope)."""
         return ((activation, scope) for activation in self.curves for scope in SCOPES)
 
     def wins(self, activation: str, scope: str, better: str, worse: str, last: int | None = None) -> int:
-        """In how many seeds ``better`` has the higher mean correlation of the two measures."""
+        """Return the number of seeds in which ``better`` has the higher mean correlation of the two measures."""
         ahead = self.means(activation, scope, better, last) > self.means(activation, scope, worse, last)
         return int(ahead.sum())
 
     def plot(self) -> "Figure":
-        """The curves: a column for each activation, a row for each scope; means over seeds, bands of one standard
+        """Plot the curves: one column per activation and one row per scope; means over seeds, bands of one standard
         deviation."""
         from upgd.experiments.paper._utility_figure import draw
 
@@ -187,7 +187,7 @@ def _learn(
 
 
 def _joined(parts: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
-    """Chunks of steps, one after the other."""
+    """Iterate over chunks of steps."""
     return {
         scope: {measure: torch.cat([part[scope][measure] for part in parts], 1) for measure in parts[0][scope]}
         for scope in SCOPES
@@ -199,7 +199,7 @@ def _correlations(
     measures: Sequence[str] = MEASURES,
     ranks: Callable[[Tensor], Tensor] = centred_ranks,
 ) -> dict[str, dict[str, Tensor]]:
-    """Measure → layers of utilities to scope → measure → correlations with the true ones."""
+    """Convert utilities (measure → layers) to correlations with the true ones (scope → measure)."""
     wanted = {measure: utilities[measure] for measure in (*measures, "true")}
     overall = {measure: ranks(torch.cat(list(layers), -1)) for measure, layers in wanted.items()}
     by_layer = {measure: [ranks(layer) for layer in layers] for measure, layers in wanted.items()}
@@ -210,7 +210,7 @@ def _correlations(
 
 
 def _centred_places(values: Tensor) -> Tensor:
-    """``argsort`` as if it gave ranks, minus its mean."""
+    """Return ``argsort``, used as ranks, minus its mean."""
     return values.argsort(-1).double() - (values.shape[-1] - 1) / 2
 
 
@@ -219,7 +219,7 @@ def _mean_cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 
 
 def _random(like: Sequence[Tensor], seeds: list[int], start: int) -> list[Tensor]:
-    """The measure that knows nothing, of its own for every seed and step."""
+    """Return the uninformed measure, independent for every seed and step."""
     sizes = [layer.shape[-1] for layer in like]
     steps = torch.arange(start, start + like[0].shape[1])
     drawn = uniforms(torch.tensor(seeds)[:, None], Purpose.NOISE, steps, sum(sizes))
