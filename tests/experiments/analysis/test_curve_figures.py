@@ -300,6 +300,6 @@ def test_the_plot_command_names_mistakes_and_spares_stores(upgd, tmp_path, monke
     assert (code, "link.png is a store" in err) == (1, True)
     assert (tmp_path / "a.db").read_bytes() == before
     code, _, err = upgd("plot", "a.db", "--problem", "nothing")
-    assert (code, "no results of that kind" in err) == (1, True)
+    assert (code, "no matching results" in err) == (1, True)
     assert upgd("plot", "--store", "a.db", "--no-legend")[0] == 0
     assert (tmp_path / "curves.png").exists()
