@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import upgd.experiments as ex
+from upgd import networks
 from upgd.experiments import Experiment
 from upgd.experiments.execution import estimate
 from upgd.experiments.execution.jobs import Checkpoints, Job, Snapshot, plan, whole
@@ -384,7 +385,8 @@ def test_a_network_of_ones_own():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_method_that_the_engine_cannot_run_is_refused_before_others_are_run(tmp_path, workers):
+def test_a_method_that_the_engine_cannot_run_is_refused_before_others_are_run(tmp_path, monkeypatch, workers):
+    monkeypatch.setitem(networks._REGISTERED, "no-chain", lambda stream: TwoLayers(64, stream.outputs))
     methods = {"sgd": {"lr": 0.1}, "upgd": {"lr": 0.1, "order": 2}}
     with pytest.raises(ValueError, match="because upgd with these settings needs curvature"):
         ex.run(
@@ -392,7 +394,7 @@ def test_a_method_that_the_engine_cannot_run_is_refused_before_others_are_run(tm
             methods,
             seeds=2,
             steps=5,
-            network="9:layernorm",
+            network="no-chain",
             store=tmp_path / "upgd.db",
             workers=workers,
         )
