@@ -78,22 +78,27 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], **tolerance: f
 
 
 class EvenFeatureSearch:
-    """The control of feature-wise search by hand: noise for hidden layers, gradient descent for all others."""
+    """The control of feature-wise search by hand: noise for hidden layers, gradient descent for all others.
+
+    With the authors' profile, noise for all layers.
+    """
 
     def __init__(self, model: nn.Module, learner: Learner) -> None:
-        *hidden, _ = (layer for layer in model.layers if isinstance(layer, nn.Linear))
-        self.hidden = hidden = [param for layer in hidden for param in layer.parameters()]
-        others = [param for param in model.parameters() if all(param is not own for own in hidden)]
+        *hidden, output = (layer for layer in model.layers if isinstance(layer, nn.Linear))
+        searched = [*hidden, output] if learner.profile == "authors" else hidden
+        self.searched = [param for layer in searched for param in layer.parameters()]
+        others = [param for param in model.parameters() if all(param is not own for own in self.searched)]
         anticorrelated = learner.noise == "anticorrelated"
         noise = "anticorrelated" if anticorrelated else "white"
-        self.search = upgd.PGD(hidden, learner.lr, sigma=learner.sigma, noise=noise)
-        self.descent = torch.optim.SGD(others, learner.lr)
+        self.search = upgd.PGD(self.searched, learner.lr, sigma=learner.sigma, noise=noise)
+        self.descent = torch.optim.SGD(others, learner.lr) if others else None
 
     def step(self) -> None:
-        for param in self.hidden:
+        for param in self.searched:
             param.grad = torch.zeros_like(param)
         self.search.step()
-        self.descent.step()
+        if self.descent is not None:
+            self.descent.step()
 
 
 def optimizer_of(model: nn.Module, criterion: nn.Module, learner: Learner) -> Any:

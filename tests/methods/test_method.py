@@ -39,7 +39,7 @@ def test_methods_with_code_of_their_own_are_never_computed_together() -> None:
 
 
 def test_what_a_rule_cannot_have_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"asks for 'loss'.*bound"):
+    with pytest.raises(TypeError, match=r"has the argument 'loss', which does not exist.*bound"):
 
         class Curious(Method):
             name = "curious"

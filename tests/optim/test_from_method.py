@@ -229,14 +229,14 @@ def test_repr_names_the_method() -> None:
     [
         ("upgdd", {}, r"there is no method='upgdd'; did you mean 'upgd'\?"),
         ("sgd", {"sigma": 0.1}, r"sigma=0\.1 has no meaning for method='sgd', which takes lr; leave it out"),
-        ("sgdw", {"lr": 0.1}, r"method='sgdw' needs weight_decay; pass a value, such as weight_decay=0\.01"),
+        ("sgdw", {"lr": 0.1}, r"method='sgdw' needs weight_decay; give it a value, such as weight_decay=0\.01"),
         ("upgd", {"normalize": 0.99}, r"put upgd\.OnlineNorm\(shape, rate\) in front of the model"),
         ("upgd", {"gated": "hidden"}, r"gated='hidden' names layers.*\"gated\": False"),
         ("upgd", {"granularity": "feature"}, r"works on hidden units, so it needs the model.*optimizer\('upgd', model"),
         ("upgd", {"order": 2}, r"order=2 needs curvature; pass curvature=upgd\.HesScale"),
         ("sgd", {"lr": 0.1, "curvature": upgd.HesScale(network(), nn.CrossEntropyLoss())}, "does not use curvature"),
         ("adamw", {"generator": torch.Generator()}, "generator is no option of AdamW, which method='adamw' is"),
-        ("ups-even", {}, r"method='ups-even' needs lr; pass a value, such as lr=1\.0"),
+        ("ups-even", {}, r"method='ups-even' needs lr; give it a value, such as lr=1\.0"),
         ("ups-even", {"lr": 1.0, "granularity": "feature"}, "works on hidden units, so it needs the model"),
         ("redo", {"lr": 1.0}, r"use upgd\.methods\.optimizer\('redo', model"),
         ("weight-clipping", {"lr": 1.0}, r'pass the model and not its parameters, or groups.*"bound": 0\.05'),
@@ -278,7 +278,7 @@ def test_methods_that_an_optimizer_cannot_run() -> None:
 
     optimizer = MethodOptimizer(params, Undeclared, lr=0.1)
     params[0].grad = torch.zeros_like(params[0])
-    with pytest.raises(ValueError, match="changes the state 'momentum', which it does not declare"):
+    with pytest.raises(ValueError, match="changes a state 'momentum' that it does not declare"):
         optimizer.step()
 
 

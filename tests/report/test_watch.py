@@ -65,7 +65,7 @@ def test_a_file_that_is_no_store_gets_a_sentence(watch):
     with pytest.raises(urllib.error.HTTPError) as error:
         get(watch.address)
     assert error.value.code == 503
-    assert "no store" in error.value.read().decode()
+    assert "not a store" in error.value.read().decode()
 
 
 def connected(watch, count, **options):
@@ -276,7 +276,7 @@ def test_the_open_page_outlives_a_store_that_cannot_be_read(watch, open_page):
     news = page.locator("#news")
     news.filter(has_text="Live").wait_for(timeout=20_000)
     watch.store.write_bytes(b"no database" * 100)
-    news.filter(has_text="no store").wait_for(timeout=20_000)
+    news.filter(has_text="not a store").wait_for(timeout=20_000)
     assert "3 learners" in page.locator("#page").inner_text()
     watch.store.write_bytes(whole)
     news.filter(has_text="Live").wait_for(timeout=20_000)

@@ -128,9 +128,9 @@ def test_mistakes_are_named() -> None:
     images, labels = arrays()
     with pytest.raises(ValueError, match="drift must be an integer from 0 to 7, not 8"):
         InputPermuted((images, labels), task_length=7, drift=8)
-    with pytest.raises(ValueError, match="uint8"):
-        Stationary((images / 255, labels))
-    with pytest.raises(ValueError, match="30 images and 29 labels"):
+    with pytest.raises(ValueError, match="images must be unsigned bytes"):
+        Stationary((images.astype("int64"), labels))
+    with pytest.raises(ValueError, match="images and labels must have the same length, not 30 and 29"):
         Stationary((images, labels[1:]))
     with pytest.raises(ValueError, match="task_length"):
         Stationary((images, labels), task_length=0)
