@@ -30,7 +30,7 @@ STEPS = 12
 
 @pytest.fixture(autouse=True)
 def _few_threads(monkeypatch):
-    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
+    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
     with emulated_chip.threads(96):
         yield
 

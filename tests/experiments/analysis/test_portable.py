@@ -8,7 +8,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_records import record
 
@@ -57,6 +57,7 @@ def records(draw):
     return Record(key, window=window, loss=loss, accuracy=accuracy, diverged_at=diverged_at, **rest)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first draw waits for a busy machine
 @given(st.lists(records(), max_size=4, unique_by=lambda record: record.key.digest))
 def test_what_is_read_is_what_was_written(tmp_path_factory, written):
     path = tmp_path_factory.mktemp("portable") / "results.csv.gz"
