@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The method's label and the settings that differ from its defaults."""
+        """The method's label and its settings."""
         method = self.settings["method"]
         values = ", ".join(f"{name} {value}" for name, value in self.settings.items() if name != "method")
         return f"{METHODS[method].label}: {values}"
