@@ -323,7 +323,7 @@ def _how(found: Reproduction, command: str) -> list[str]:
         f"Computed on {', '.join(sorted({record.device for record in records})) or 'nothing yet'}: "
         f"{sum(r.key.steps for r in records):,} learner-steps in {duration(sum(record.seconds for record in records))}, the "
         "times of all processes added",
-        f"Versions: {', '.join(sorted({f'upgd {r.package}, torch {r.torch}' for r in records}))}",
+        f"Versions: {'; '.join(sorted({f'upgd {r.package}, torch {r.torch}' for r in records}))}",
         *(f"Data: {line}" for line in _data(sorted({record.key.problem for record in records}))),
     ]
     at_edge = _at_edge(found)
