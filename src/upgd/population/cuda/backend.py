@@ -31,6 +31,8 @@ _NORMALIZER = ("mean", "variance")
 _PARTS = (
     "machine.cuh",
     "basics.cuh",
+    "judge.cuh",
+    "joins.cuh",
     "tiles.cuh",
     "network.cuh",
     "rule.cuh",

@@ -45,46 +45,6 @@ template <class L> INLINE Entry bias_entry(const float* words, int unit) {
 
 // -------------------------------------------------------------------------------------------------------------- reductions
 
-// What is joined of a value, and what the joined becomes.
-template <class R> INLINE float measured(float value) { return R::OPERATION == NORM ? value * value : value; }
-template <class R> INLINE float finished(float joined, float count) {
-  if constexpr (R::OPERATION == NORM) return sqrtf(joined);
-  else if constexpr (R::OPERATION == MEAN) return joined / count;
-  else return joined;
-}
-template <class Join> INLINE float of_warp(float v) {
-  if constexpr (Join::ANY_ORDER) return unordered(__reduce_max_sync(~0u, ordered(v)));
-  for (int o = 16; o; o >>= 1) v = Join::of(v, __shfl_xor_sync(~0u, v, o));
-  return v;
-}
-
-// From one value per warp and tensor to one per tensor, which all CTAs know: of the tensor, or of all of them.
-template <class R> INLINE void join_tensors(Thread& me) {
-  typedef typename R::Join Join;
-  constexpr int TENSORS = 2 * LAYERS, WARPS = THREADS / 32;
-  __syncthreads();
-  for (int i = threadIdx.x; i < CLUSTER * TENSORS; i += THREADS) {
-    const int tensor = i % TENSORS, to = i / TENSORS;
-    float joined = Join::START;
-    for (int warp = 0; warp < WARPS; ++warp) joined = Join::of(joined, memory[OF_WARPS + tensor * WARPS + warp]);
-    send1(memory + R::BUFFER + me.rank * TENSORS + tensor, barrier(R::BARRIER), to, __float_as_int(joined));
-  }
-  me.receive(R::BARRIER, CLUSTER * TENSORS * 4);
-  if (threadIdx.x < 32) {
-    const int tensor = threadIdx.x;
-    float joined = Join::START;
-    if (tensor < TENSORS) for (int c = 0; c < CLUSTER; ++c) joined = Join::of(joined, memory[R::BUFFER + c * TENSORS + tensor]);
-    if constexpr (R::OVER == LEARNER) {
-      if (R::OPERATION == MAX && !finite(joined)) joined = 0.f;  // a tensor with an infinite or undefined maximum counts as zero
-      joined = finished<R>(of_warp<Join>(joined), R::COUNT);
-    } else each_layer([&](auto layer) {
-      typedef decltype(layer) L;
-      if (tensor % LAYERS == L::NUMBER) joined = finished<R>(joined, tensor < LAYERS && !R::OF_UNITS ? (float)L::INPUTS * L::OUTPUTS : (float)L::OUTPUTS);
-    });
-    if (tensor < TENSORS) memory[R::VALUES + tensor] = joined;
-  }
-  __syncthreads();
-}
 template <int n> INLINE void reduce(Thread& me, const float* numbers) {
   typedef Reduction<n> R; typedef typename R::Join Join;
   constexpr int WARPS = THREADS / 32;

@@ -1,9 +1,9 @@
 // One learner per thread-block cluster: weights and the rule's own numbers stay on chip while it takes thousands of steps.
 //
-// The text is machine.cuh, basics.cuh, tiles.cuh, network.cuh, rule.cuh, the rule and this file, one behind the other. The rule
-// is by_hand.cuh; or what generated.py makes of a method, and generated.cuh. The planner (planner.py) writes what is constant
-// in front: CLUSTER, THREADS, the choices of the rule, and for every layer l a struct Layer<l> with its Block<l, b>s. How a
-// step goes:
+// The text is machine.cuh, basics.cuh, judge.cuh, joins.cuh, tiles.cuh, network.cuh, rule.cuh, the rule and this file, one
+// behind the other. The rule is by_hand.cuh; or what generated.py makes of a method, and generated.cuh. The planner
+// (planner.py) writes what is constant in front: CLUSTER, THREADS, the choices of the rule, and for every layer l a struct
+// Layer<l> with its Block<l, b>s. How a step goes:
 //
 //   Layers alternate. An even layer is split by its OUTPUTS: every block of the cluster (a CTA) owns some units and all
 //   weights that enter them. An odd layer is split by its INPUTS: it stores its matrix turned, one row for each unit of

@@ -415,7 +415,7 @@ def source(plan: ChipPlan, loss: Loss, indexed: bool, parts: Mapping[str, str]) 
         indexed: whether samples are images by their number.
         parts: the texts of the kernel's files by name.
     """
-    before = [parts[f"{name}.cuh"] for name in ("machine", "basics", "tiles", "network", "rule")]
+    before = [parts[f"{name}.cuh"] for name in ("machine", "basics", "judge", "joins", "tiles", "network", "rule")]
     made = plan.program
     rule = [parts["by_hand.cuh"]] if made is None else [*_reductions(plan), made.text, parts["generated.cuh"]]
     return "\n".join([*_constants(plan, loss, indexed), *before, *rule, parts["onchip.cu"]])

@@ -61,10 +61,6 @@ template <int l, class Visit> INLINE void each_block(Visit visit) {
   visit(Block<l, 0>());
   if constexpr (Layer<l>::BLOCKS == 2) visit(Block<l, 1>());
 }
-template <class Visit, int l = 0> INLINE void each_layer(Visit visit) {
-  visit(Layer<l>());
-  if constexpr (l + 1 < LAYERS) each_layer<Visit, l + 1>(visit);
-}
 
 // The vector along rows, and that along lanes at the thread's chunk; their product is the gradient.
 template <int l> INLINE const float* row_vector() {
@@ -79,10 +75,6 @@ template <class B> INLINE void lane_vector(const Thread& me, int chunk, float (&
 // ------------------------------------------------------------------------------- products: rows with lanes, lanes with rows
 
 INLINE float dot4(const float (&w)[4], const float (&x)[4]) { return fmaf(w[3], x[3], fmaf(w[2], x[2], fmaf(w[1], x[1], __fmul_rn(w[0], x[0])))); }
-
-// How values are joined: added, or the largest taken.
-struct Sum { static constexpr bool ANY_ORDER = false; static constexpr float START = 0.f; INLINE static float of(float a, float b) { return a + b; } };
-struct Largest { static constexpr bool ANY_ORDER = true; static constexpr float START = -3.402823466e38f; INLINE static float of(float a, float b) { return larger(a, b); } };
 
 // Two rows' sums over a team of threads; the parts of a row lie side by side.
 template <class B, class Join = Sum> INLINE void put_parts(float a, float b, int pair, int chunk) {
