@@ -147,7 +147,7 @@ def test_the_page_can_be_written_from_the_files_alone(page, tmp_path, monkeypatc
     shutil.copytree(RESULTS / "data", "out/data")
     shutil.copy(page.with_suffix(".notes.md"), "out")
     text = page.read_text(encoding="utf-8")
-    command = shlex.split(re.search(r"<!-- Written by `upgd (.*?)`;", text)[1])
+    command = shlex.split(re.search(r"<!-- Written by `upgd (.*?)`\.", text)[1])
     with pytest.raises(SystemExit) as exit_:
         main([*command, "--write-only", "--output", "out"])
     assert exit_.value.code == 0, capsys.readouterr().err

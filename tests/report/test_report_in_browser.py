@@ -175,7 +175,7 @@ def test_on_a_phone_text_is_large_enough_and_no_number_is_cut(open_page, address
     assert cells.count() > 20
     assert cells.evaluate_all("all => all.every((cell) => cell.getBoundingClientRect().right <= innerWidth)")
     names = "all => all.map((cell) => getComputedStyle(cell, '::before').content)"
-    assert cells.evaluate_all(names)[:4] == ['"mean ± s.e."', '"first quarter"', '"last quarter"', '"to the best"']
+    assert cells.evaluate_all(names)[:4] == ['"mean ± s.e."', '"first quarter"', '"last quarter"', '"vs. best"']
     sizes = "all => Math.min(...all.map((one) => parseFloat(getComputedStyle(one).fontSize)))"
     assert page.locator("main :is(p, td, th, button, select, figcaption, caption)").evaluate_all(sizes) >= 15
     lines(page)

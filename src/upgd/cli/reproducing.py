@@ -73,7 +73,8 @@ def reproduce(
         differ from it in one hyperparameter; climb: repeated stars around the best setting until none is better; coarse:
         a handful; tiny: two learning rates.
     only
-        Restrict a hyperparameter to these values of the grid, such as sigma=0.1,0.01; can be repeated.
+        Restrict a hyperparameter to these values of the grid, such as sigma=0.1,0.01; can be repeated. Every curve needs
+        at least one setting.
     sweep_seeds
         Seeds per setting of the search.
     shortlist
@@ -178,8 +179,8 @@ def reproduce(
             print(f"  left out: {error}", file=sys.stderr)
         except KeyboardInterrupt:
             print(
-                f"upgd: stopped; what is finished is in {store_path(execution.store)}, and "
-                "unfinished runs are saved; repeat the command to continue",
+                f"upgd: stopped; finished runs are in {store_path(execution.store)}, and unfinished ones are saved; repeat "
+                "the command to continue",
                 file=sys.stderr,
             )
             return 130
@@ -214,7 +215,7 @@ def _list() -> int:
 def _carry_out(
     plan: "Plan", execution: Execution, output: Path, command: str, write_only: bool, resume_from: Sequence[Path]
 ) -> bool:
-    """Compute, write the page; whether everything is done."""
+    """Compute, write the page, and return whether everything is done."""
     from upgd.experiments.paper.pages import write_page
     from upgd.experiments.paper.pieces import as_shipped, piece, save, together
     from upgd.experiments.paper.reproduce import reproduce as carry_out
@@ -228,7 +229,8 @@ def _carry_out(
             places = [str(place) for place in (path, data, *resume_from) if place.exists()] or [str(path)]
             verb = "has" if len(places) == 1 else "have"
             raise _Nothing(
-                f"{' and '.join(places)} {verb} nothing of {plan.study.name} at this scale; leave out --write-only to run it"
+                f"{' and '.join(places)} {verb} no results of {plan.study.name} at this scale; leave out --write-only to run "
+                "it"
             )
         save(found, data)
     else:
@@ -273,13 +275,15 @@ def _say_what_is_left(plan: "Plan", execution: Execution, folders: Sequence[Path
         search, final = left(plan, store, workers, device)
     jobs = search or final
     if not jobs:
-        print(f"  nothing is left: all of it is in {path}")
+        print(f"  nothing is left to compute; all results are in {path}")
         return
     what = "the search" if search else "the final runs"
     print(f"  left of {what}: {sum(len(job.learners) for job in jobs):,} learners, {_learner_steps(jobs)}")
     if search:
         if plan.grid == "climb":
-            print("  then around the best of them, as long as that finds something better: more than can be told now")
+            print(
+                "  then a search around the best of them, repeated while it finds better settings; not included in the time"
+            )
         print(f"  then the final runs: {_learner_steps(final)}")
     by_problem: dict[tuple[str, str], list[Job]] = {}
     for job in search + final:

@@ -93,7 +93,7 @@ def _curves(one: Section, anchor: str) -> str:
 
 def _table(one: Section) -> str:
     diverged = any(row.diverged for row in one.rows)
-    head = ["method", "setting", "mean ± s.e.", "first quarter", "last quarter", "to the best", "p (Holm)", "seeds"]
+    head = ["method", "setting", "mean ± s.e.", "first quarter", "last quarter", "vs. best", "p (Holm)", "seeds"]
     spec = number_format(value for row in one.rows for value in (row.mean, row.first_quarter, row.last_quarter))
     edges = [one.best[variant].edges for variant in one.ranked]
     lines = [

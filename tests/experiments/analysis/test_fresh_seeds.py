@@ -171,7 +171,7 @@ def test_a_reference_is_compared_with_each_other_method():
     assert [row.p_holm for row in others] == holm([row.p for row in others])
     text = str(Results(records).table(against="sgd"))
     assert "compared with sgd" in text
-    assert "to the reference" in text
+    assert "vs. reference" in text
 
 
 def test_a_reference_that_is_not_there_or_not_one_is_told():

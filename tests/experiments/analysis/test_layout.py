@@ -23,7 +23,7 @@ NUMBERS = {
     "mean ± s.e.": "mean ± s.e.",
     "first quarter": "first",
     "last quarter": "last",
-    "to the best": "to the",
+    "vs. best": "vs.",
     "p (Holm)": "p",
     "seeds": "seeds",
     "learner-steps": "learner-",
@@ -64,7 +64,7 @@ def table():
         (120, ["learner-steps"], False),
         (80, ["learner-steps"], True),
         (60, ["learner-steps", "p (Holm)", "first quarter"], True),
-        (50, ["learner-steps", "p (Holm)", "first quarter", "seeds", "to the best"], True),
+        (50, ["learner-steps", "p (Holm)", "first quarter", "seeds", "vs. best"], True),
     ],
 )
 def test_what_a_width_has_room_for(table, width, left_out, beneath):

@@ -69,9 +69,9 @@ class TestNotes:
         assert filled("{{weight-global | UPGD | lr 0.01}}", found) == "0.0075"
 
     @pytest.mark.parametrize("name", ["weight-locl | UPGD", "weight-global | UPGT", "weight-global | UPGD | lr 7"])
-    def test_a_number_that_there_is_not_is_an_error_that_names_it(self, found, name):
+    def test_the_error_about_an_unknown_number_names_it(self, found, name):
         wrong = name.split(" | ")[-1]
-        with pytest.raises(ValueError, match=rf"the notes ask for .*{wrong}.*; there is "):
+        with pytest.raises(ValueError, match=rf"the notes refer to .*{wrong}.*; use one of "):
             filled(f"{{{{{name}}}}}", found)
 
     def test_differences_have_intervals(self, found):
@@ -109,7 +109,7 @@ def test_it_says_how_much_there_is_and_no_more():
         return Results([one for one in results(experiment).records if not one.key.method.startswith("upgd")])
 
     found = reproduce(replace(study, panels=study.panels[:1]), others)
-    assert _computed(found) == "Computed: weight-wise, global: nothing but what it shares with the others."
+    assert _computed(found) == "Computed: weight-wise, global: only the methods shared with the other panels."
     assert found.panel(study.panels[0]) == (None, [])
     only = plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], methods=["sgd"])
     assert _computed(reproduce(only, results)) == "Computed: weight-wise, global: 4 settings, 4 final runs."
@@ -137,7 +137,7 @@ def test_learners_that_all_diverged_have_no_numbers(tmp_path):
     page = write_page(found, tmp_path, "…").read_text(encoding="utf-8")
     (line,) = (line for line in page.splitlines() if line.startswith("| 6. PGD |"))
     assert line.endswith("| – (0) | – | – | 2 of 2 |")
-    assert "Of 12 runs of the search 2 diverged (PGD 2 of 2):" in page
+    assert "2 of 12 runs of the search diverged (PGD 2 of 2):" in page
     assert (tmp_path / "upgd-stationary-mnist-weight-global-survival.svg").exists()
 
 
@@ -168,13 +168,14 @@ class TestShorterSearch:
         assert _shorter_search(plan("ablation")) == _shorter_search(plan("ablation", sweep_steps=2_000_000)) == ""
         assert _shorter_search(plan("ablation", sweep_steps=300_000)) == (
             " **Settings were chosen by runs of 300,000 steps instead of 1,000,000:** "
-            "what is best early need not be best late."
+            "the best setting early need not be the best late."
         )
 
     def test_lengths_that_differ_are_told_by_problem(self):
         assert _shorter_search(plan("ablation", sweep_steps={"output-permuted-cifar10": 300_000})) == (
             " **Settings were chosen by runs of all 1,000,000 steps on input-permuted-mnist and output-permuted-emnist; of "
-            "300,000 steps instead of 1,000,000 on output-permuted-cifar10:** what is best early need not be best late."
+            "300,000 steps instead of 1,000,000 on output-permuted-cifar10:** the best setting early need not be the best "
+            "late."
         )
         # the scale gives CIFAR-10 shorter runs, which the search does not shorten
         assert (

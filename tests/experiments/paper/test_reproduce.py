@@ -1,5 +1,6 @@
 """The paper's experiments: complete, chosen fairly, resumed, and written down without a number typed by hand."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -234,9 +235,23 @@ def test_only_some_values_are_tried():
         ]
         assert some.settings(arm) == wanted != []
     with pytest.raises(
-        ValueError, match=r"leaves nothing to try of UPGD, which has \{'lr': \[0.0001, 0.001, 0.01, 0.1\]"
+        ValueError, match=r"only lr=0.02 leaves no setting of 'UPGD', which tries lr=0.0001,0.001,0.01,0.1"
     ):
         plan("toy-changing-inputs", panels=["weight-global"], only={"lr": [0.02]}).sweep()
+
+
+def test_the_error_about_excluded_curves_suggests_values_that_work():
+    def with_rates(*rates):
+        return plan("upgd-stationary-mnist", panels=["weight-global"], only={"lr": rates, "sigma": [0.01]}).sweep()
+
+    with pytest.raises(
+        ValueError, match=r"of 'SGD, half steps', which tries lr=.*; name values of every curve"
+    ) as raised:
+        with_rates(0.01)
+    (suggested,) = re.findall(r"such as lr=(\S+) sigma=0.01$", str(raised.value))
+    rates = [float(rate) for rate in suggested.split(",")]
+    assert rates[0] == 0.01
+    assert with_rates(*rates)
 
 
 def planted(experiment, seeds_seen):
@@ -467,7 +482,7 @@ def test_what_is_left_before_anything_was_run():
         ({"name": "ablation", "grid": "fine"}, "grid must be one of"),
         ({"name": "ablation", "panels": ["left"]}, "ablation has no panel 'left'; choose among mnist-decay"),
         ({"name": "ablation", "steps": 0}, "steps must be an integer of at least 1, not 0"),
-        ({"name": "ablation", "only": {"betas": [0.9]}}, "only must be about lr, .*, not 'betas'"),
+        ({"name": "ablation", "only": {"betas": [0.9]}}, "only must name one of lr, .*, not 'betas'"),
         ({"name": "ablation", "final_seeds": 1e6}, "final_seeds must be an integer of at least 1, not 1000000.0"),
         ({"name": "ablation", "sweep_steps": -5}, "sweep_steps must be an integer of at least 1, not -5"),
         ({"name": "ablation", "sweep_steps": "9"}, "sweep_steps must be an integer of at least 1, not '9'"),

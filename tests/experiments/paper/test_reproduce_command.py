@@ -73,7 +73,7 @@ def test_nothing_to_write_is_a_sentence(upgd):
         store.add([record()])
     code, said = upgd("reproduce ablation --scale smoke --write-only")
     assert code == 1
-    assert "upgd.db has nothing of ablation at this scale" in said.err
+    assert "upgd.db has no results of ablation at this scale" in said.err
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_of_several_studies_those_without_results_are_left_out(upgd, tmp_path):
     page.unlink()
     code, said = upgd("reproduce ablation ups-stationary-mnist --scale smoke --steps 20 --write-only")
     assert code == 1
-    assert "left out: upgd.db and reproduced/data have nothing of ablation at this scale" in said.err
+    assert "left out: upgd.db and reproduced/data have no results of ablation at this scale" in said.err
     assert page.exists()
 
 

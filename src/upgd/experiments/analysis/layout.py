@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ["laid_out", "number_format", "p_text", "terminal_width", "wrapped"]
 
-_DIFFERENCES = ("to the best", "to the reference")
+_DIFFERENCES = ("vs. best", "vs. reference")
 #: Columns that a narrow table omits, in this order; settings are not omitted but moved to separate lines.
 _DISPENSABLE = (
     "learner-steps",

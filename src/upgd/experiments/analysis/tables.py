@@ -99,8 +99,8 @@ CAVEAT = (
 )
 
 
-#: Names of the column of differences: to a reference, to the best.
-_DIFFERENCE = ("to the reference", "to the best")
+#: Names of the column of differences: from a reference, from the best method.
+_DIFFERENCE = ("vs. reference", "vs. best")
 
 
 _ON: dict[Evaluation, str] = {None: "", "fresh": ", on fresh seeds", "search": ", on the seeds of the search"}

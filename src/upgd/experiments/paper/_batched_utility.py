@@ -1,8 +1,8 @@
-"""Utilities of many small networks at once, by hand: what :mod:`upgd.utility` computes for one, for one per seed.
+"""Utilities of many small networks at once, one per seed; :mod:`upgd.utility` computes the same for a single network.
 
 The networks are fully connected, of the same shape, with mean squared error and one sample each. A layer is one tensor
-``V`` (seeds, units, inputs + 1), the weights and, as the weight of a constant input 1, the bias: so a bias is an item like
-any other. Items are counted layer by layer in the order of ``V``'s entries.
+``V`` (seeds, units, inputs + 1) of weights and biases; a bias is the weight of a constant input 1. Items are ordered by layer
+and, within a layer, as the entries of ``V``.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,18 +33,18 @@ ACTIVATIONS = {
     ),
     "tanh": Activation(torch.tanh, _tanh_slope, lambda a: -2 * torch.tanh(a) * _tanh_slope(a)),
 }
-#: The activations as people write them.
+#: Display names of the activations.
 TITLES = {"relu": "ReLU", "leaky_relu": "LeakyReLU", "tanh": "Tanh"}
 
 
 def initial_layers(sizes: Sequence[int], seeds: Sequence[int]) -> list[Tensor]:
-    """The initial weights of one network per seed, those of ``MLP(sizes, seed=seed)``, in float64."""
+    """Return the initial weights of one network per seed, those of ``MLP(sizes, seed=seed)``, in float64."""
     tensors = list(initial_parameters(MLP(sizes), seeds).values())
     return [torch.cat((w, b.unsqueeze(-1)), -1).double() for w, b in zip(tensors[::2], tensors[1::2], strict=True)]
 
 
 class Pass:
-    """A forward and a backward pass, second derivatives included, of all networks, each on a sample of its own.
+    """A forward and backward pass, including second derivatives, of all networks, each on its own sample.
 
     Args:
         layers: one tensor ``V`` (seeds, units, inputs + 1) per layer.
@@ -84,15 +84,15 @@ class Pass:
             self.feature_curvatures.insert(0, second)
 
     def loss(self) -> Tensor:
-        """The mean squared error of each network (seeds,)."""
+        """Return the mean squared error of each network (seeds,)."""
         return (self.error**2).mean(-1)
 
     def descend(self, lr: float) -> list[Tensor]:
-        """The layers after a step of SGD."""
+        """Return the layers after a step of SGD."""
         return [layer - lr * gradient for layer, gradient in zip(self.layers, self._gradients(), strict=True)]
 
     def of_weights(self) -> dict[str, list[Tensor]]:
-        """Measure → layers of utilities (seeds, items). ``true`` among the measures."""
+        """Return measure → layers of utilities (seeds, items), including the measure ``true``."""
         contributions = [layer * h.unsqueeze(-2) for layer, h in zip(self.layers, self.inputs, strict=True)]
         gradients = self._gradients()
         first = [-delta.unsqueeze(-1) * c for delta, c in zip(self.deltas, contributions, strict=True)]
@@ -107,7 +107,7 @@ class Pass:
         return {name: [u.flatten(1) for u in layers] for name, layers in measures.items()}
 
     def of_features(self) -> dict[str, list[Tensor]]:
-        """Measure → hidden layers of utilities (seeds, units). ``true`` among the measures."""
+        """Return measure → hidden layers of utilities (seeds, units), including the measure ``true``."""
         hidden = [h[..., :-1] for h in self.inputs[1:]]
         gates = [gradient * h for gradient, h in zip(self.feature_gradients, hidden, strict=True)]
         terms = zip(gates, self.feature_curvatures, hidden, strict=True)
@@ -130,16 +130,16 @@ class Pass:
         return self._rise(place, self.activation.function(a - contributions) - self.activation.function(a))
 
     def _rise(self, place: int, change: Tensor) -> Tensor:
-        """What the loss rises by when one unit of a hidden layer changes.
+        """Return the increase of the loss when one unit of a hidden layer changes.
 
-        Changes are carried forward, not values: so no digits cancel, and what changes nothing has a rise of exactly 0.
+        Changes are propagated rather than values. This avoids cancellation, and an ineffective change gives exactly 0.
 
         Args:
             place: the hidden layer.
-            change: (seeds, units, alternatives), changes of each unit, every one by itself.
+            change: (seeds, units, alternatives), changes of each unit, each applied separately.
 
         Returns:
-            The rises, of the shape of ``change``.
+            The increases, of the shape of ``change``.
         """
         weight = self.layers[place + 1][..., :-1]
         change = change.unsqueeze(-1) * weight.transpose(-1, -2).unsqueeze(

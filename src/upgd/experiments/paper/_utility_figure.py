@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from upgd.experiments.paper.utility_quality import UtilityQuality
 
-#: Okabe and Ito's colours, which colour-blind people can tell apart; the grey is for the control.
+#: Okabe and Ito's colour-blind-safe palette; grey is for the control.
 _COLOURS = {
     "second order": "#0072B2",
     "first order": "#D55E00",
@@ -23,13 +23,13 @@ _COLOURS = {
     "squared gradient": "#CC79A7",
     "random": "#767676",
 }
-#: How many points a curve has; each is the mean over as many steps as that takes.
+#: Number of points per curve; each is a mean over consecutive steps.
 _POINTS = 50
 _LABEL_DISTANCE = 0.07
 
 
 def draw(result: "UtilityQuality") -> "Figure":
-    """One panel for each (scope, activation)."""
+    """Draw one panel for each (scope, activation)."""
     check()
     from matplotlib.figure import Figure
 
@@ -50,7 +50,7 @@ def draw(result: "UtilityQuality") -> "Figure":
     for panel in panels[-1]:
         panel.set_xlabel("step")
     items = "weights and biases" if result.granularity == "weight" else "features"
-    argsort = ";\ndotted: argsort for ranks" if result.granularity == "feature" else ""
+    argsort = ";\ndotted: argsort used as ranks" if result.granularity == "feature" else ""
     figure.suptitle(
         f"How approximate utilities order {items}, compared with the true utility"
         f" (mean and standard deviation of {len(result.seeds)} runs{argsort})",
@@ -62,7 +62,7 @@ def draw(result: "UtilityQuality") -> "Figure":
 
 
 def _curve(panel: "Axes", correlations: Tensor, colour: str, *, dotted: bool = False) -> float:
-    """Draw one measure; the height at which it ends."""
+    """Draw one measure and return its last value."""
     steps = correlations.shape[-1]
     windows = correlations.split(max(1, -(-steps // _POINTS)), -1)  # type: ignore[no-untyped-call]
     middles = torch.cumsum(torch.tensor([w.shape[-1] for w in windows]), 0) - torch.tensor(
@@ -87,7 +87,7 @@ def _furnish(panel: "Axes") -> None:
 
 
 def _label(panel: "Axes", ends: Mapping[str, float], steps: int) -> None:
-    """Write the measures' names where their curves end."""
+    """Write the names of the measures at the ends of their curves."""
     for measure, height in zip(ends, apart(list(ends.values()), _LABEL_DISTANCE), strict=True):
         panel.annotate(
             measure,

@@ -1,4 +1,4 @@
-"""The utility-quality study as a page: run it, draw it, say what came out. No number on the page is typed by hand."""
+"""Run the utility-quality study and write its page; all numbers on it are generated."""
 
 import argparse
 import time
@@ -17,14 +17,14 @@ from upgd.experiments.paper.utility_quality import PAPER_ORDER, UtilityQuality, 
 _PAGE = """\
 # How well approximate utilities order weights and features
 
-<!-- Written by `{command}`; change the program, not the page. -->
+<!-- Written by `{command}`. Edit the program, not this page. -->
 
 A network learns online, by SGD with step size {lr}, to add two of its five inputs (uniform in [−½, ½]), from {steps:,}
-samples, one at a time, in {seeds} independent runs. At every step, before the update, each weight (or feature) is removed by
-itself to get its true utility, and the approximations are compared with that by Spearman's rank correlation: *global* over
-all items of the network, *local* within each layer, then averaged over layers. See [Utility](../utility.md) for the
-definitions. The paper does not give the step size; {lr} is what its authors' public code uses. The true utility is measured
-with the parameters for which the approximations were computed, before the update.
+samples, one at a time, in {seeds} independent runs. At every step, before the update, each weight (or feature) is removed in
+turn to measure its true utility. The approximations are compared with it by Spearman's rank correlation: *global* over
+all items of the network, *local* within each layer and averaged over layers. See [Utility](../utility.md) for the
+definitions. The paper does not state the step size; {lr} is the default of the authors' public code. The true utility and its
+approximations are computed with the same parameters.
 
 ## Does the paper's order hold?
 
@@ -32,9 +32,9 @@ The paper reports second order > first order > magnitude > random = 0.
 
 {verdict}
 
-For features it also reports that both approximations have a low correlation. Here, {feature_claim}.
-With `argsort` taken for ranks, as in the authors' code, the same runs give {argsort_claim}
-(dotted in the figure of features): `argsort` gives the index of the i-th smallest item where the rank of item i is meant.
+For features, the paper also reports a low correlation of both approximations. Here, over all steps, {feature_claim}.
+With the output of `argsort` used as ranks, as in the authors' code, the same runs give {argsort_claim}
+(dotted lines in the figure): `argsort` returns the index of the i-th smallest item rather than the rank of item i.
 
 ## Weights and biases: 5-50-1, 351 items
 
@@ -59,7 +59,7 @@ Mean correlation over all {steps:,} steps, ± its standard error over {seeds} ru
 
 {table}
 
-Over the last {last:,} steps, when the mean loss has come down to {losses}:
+Over the last {last:,} steps, with a mean loss of {losses}:
 
 {last_table}
 """
@@ -103,7 +103,7 @@ def _page(weights: UtilityQuality, features: UtilityQuality, command: str, secon
         feature=_section(features),
         verdict=_verdict(weights) + "\n\n" + _verdict(features),
         argsort_claim=" and ".join(_argsort_range(features, measure) for measure in ("second order", "first order")),
-        feature_claim=", and ".join(_range(features, measure) for measure in ("second order", "first order")),
+        feature_claim=" and ".join(_range(features, measure) for measure in ("second order", "first order")),
     )
 
 
@@ -122,14 +122,14 @@ def _section(result: UtilityQuality) -> str:
 
 
 def _verdict(result: UtilityQuality) -> str:
-    """Each link of the paper's order: where it holds in the mean, and in how many runs."""
+    """Return for each pair of neighbours in the paper's order where it holds in the mean, and in how many runs."""
     settings = list(result.settings())
     lines = [f"**{result.granularity.capitalize()}s**, in {len(settings)} settings (activation, scope):", ""]
     for better, worse in pairwise(PAPER_ORDER):
         for period, last in (("all steps", None), (f"the last {_last(result):,} steps", _last(result))):
             lines.append(f"- {better} > {worse}, over {period}: {_link(result, better, worse, last)}")
     size = max(abs(result.means(*setting, "random").mean().item()) for setting in settings)
-    lines.append(f"- random = 0: its mean correlation is at most {size:.4f} in size.")
+    lines.append(f"- random = 0: its mean correlation is at most {size:.4f} in absolute value.")
     return "\n".join(lines)
 
 
@@ -151,7 +151,7 @@ def _link(result: UtilityQuality, better: str, worse: str, last: int | None) -> 
 
 def _range(result: UtilityQuality, measure: str) -> str:
     means = [result.means(*setting, measure).mean().item() for setting in result.settings()]
-    return f"over all steps, {measure} has {min(means):.2f} to {max(means):.2f}"
+    return f"{measure} has {min(means):.2f} to {max(means):.2f}"
 
 
 def _argsort_range(result: UtilityQuality, measure: str) -> str:

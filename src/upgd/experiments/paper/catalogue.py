@@ -142,15 +142,15 @@ SCALES = {
     "paper": Scale("paper", "the paper's length, grids and number of runs", 1, None, "paper", {}, {}, shortlist=5),
     "small": Scale(
         "small",
-        "shorter runs of fewer seeds and a coarse grid, for two cores and a few minutes; differences that need long runs do "
-        "not show",
+        "shorter runs, fewer seeds and a coarse grid; takes a few minutes on two cores and does not show differences that "
+        "need long runs",
         *(1, 5, "coarse"),
         steps={"toy": 5_000, "output-permuted-cifar10": 2_500, "": 10_000},
         options={},
     ),
     "smoke": Scale(
         "smoke",
-        "a few steps of tiny networks on the embedded digits: shows that everything runs, and nothing else",
+        "a few steps of tiny networks on the embedded digits, only to check that everything runs",
         *(1, 2, "tiny"),
         steps={"": 80},
         options={"task_length": 40},
@@ -192,7 +192,7 @@ def _few(choices: tuple[Any, ...], wanted: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(choice for choice in choices if choice in wanted) or choices[:1]
 
 
-#: What is tried at the scale of minutes.
+#: Values of the coarse grid.
 _COARSE: dict[str, tuple[Any, ...]] = {
     "lr": (1.0, 0.01, 0.005, 0.001, 0.0005),  # two of them for half the paper's steps
     "beta_utility": (0.999,),
@@ -201,7 +201,7 @@ _COARSE: dict[str, tuple[Any, ...]] = {
     "betas": ((0.9, 0.999),),
     "eps": (1e-8,),
 }
-#: AdamW needs smaller learning rates than the others, and no momentum on changing streams: see its best known settings.
+#: AdamW needs smaller learning rates than the others, and no momentum on changing streams; see its best known settings.
 _COARSE_OF: dict[str, dict[str, tuple[Any, ...]]] = {
     "adamw": {
         "lr": (0.01, 0.001, 0.0001),
@@ -312,9 +312,9 @@ def _search() -> Study:
             arms.append(_arm("stationary-mnist", "ups-even", label=label, profile="authors", **control))
         panels.append(Panel(f"{granularity}-{noise}", f"{granularity.capitalize()}-wise, {noise} noise", tuple(arms)))
     about = (
-        "Search without gradients: weights or features are perturbed the more, the less useful they are. The control "
+        "Search without gradients: the less useful a weight or feature is, the more it is perturbed. The control "
         "perturbs everything evenly. Feature-wise, the output layer has no features to search and learns by its gradient; "
-        "in the authors' code the control's does not, and is perturbed, too."
+        "in the authors' code, the output layer of the control is perturbed instead."
     )
     return Study("ups-stationary-mnist", "Utility-based search on stationary MNIST", about, tuple(panels))
 
@@ -356,8 +356,8 @@ def _ablation() -> Study:
         panels.append(Panel(f"{key}-decay", f"{_NAMES[key]}, weight decay", tuple(decayed)))
         panels.append(Panel(f"{key}-no-decay", f"{_NAMES[key]}, no decay", tuple(plain)))
     about = (
-        "What weight decay does, and what is left without it: the same methods with some decay, and with none. The settings "
-        "are those of the study of each problem, so that a method has the same runs here and there."
+        "The effect of weight decay: the same methods with and without it. The settings are those of the study of each "
+        "problem, so both studies share their runs."
     )
     return Study("ablation", "Weight decay against perturbation", about, tuple(panels))
 
@@ -375,8 +375,8 @@ def _perturbation() -> Study:
         ]
         panels.append(Panel(key, _NAMES[key], tuple(arms)))
     about = (
-        "UPGD, and UPGD with σ = 0, which protects and does not perturb. The other settings are those of the study of each "
-        "problem, so that UPGD has the same runs here and there."
+        "UPGD, and UPGD with σ = 0, which protects but does not perturb. The other settings are those of the study of each "
+        "problem, so both studies share UPGD's runs."
     )
     return Study("perturbation", "What the perturbation contributes", about, tuple(panels))
 
@@ -386,8 +386,8 @@ def _stationary() -> Study:
     halves = tuple(rate / 2 for rate in defaults.grid("stationary-mnist", "sgd")["lr"])
     baselines.append(_arm("stationary-mnist", "sgd", label="SGD, half steps", lr=halves))
     about = (
-        "Nothing changes in this stream. Does protecting useful weights cost anything there? Where most gates are one half, "
-        "UPGD takes half of SGD's steps, so SGD is also tried with half of the grid's step sizes."
+        "Does protecting useful weights cost anything on a stationary stream? If most gates are close to one half, UPGD "
+        "takes half of SGD's steps, so SGD is also run with half the step sizes of the grid."
     )
     panels = _panels("stationary-mnist", baselines, weight_decay=0.0)
     return Study("upgd-stationary-mnist", "UPGD on stationary MNIST", about, panels)
@@ -402,34 +402,36 @@ STUDIES: dict[str, Study] = {
         *_toys(
             "toy-changing-inputs",
             "Toy problem, changing inputs",
-            "The target is the sum of two of 16 inputs, and every 200 steps of two others: little of what was learned helps.",
+            "The target is the sum of two of 16 inputs; every 200 steps, two others are chosen. Little that was learned "
+            "remains useful.",
         ),
         *_toys(
             "toy-changing-outputs",
             "Toy problem, changing outputs",
-            "The target is the sum of two inputs, and every 200 steps its sign flips: features may stay.",
+            "The target is the sum of two inputs; its sign flips every 200 steps. Features remain useful.",
         ),
         _permuted(
             "input-permuted-mnist",
             "Input-permuted MNIST",
-            "Every 5 000 steps the pixels are permuted anew: what was learned is of no use, the ability to learn is.",
+            "The pixels are permuted anew every 5,000 steps. Nothing that was learned remains useful; the ability to learn "
+            "does.",
         ),
         _permuted(
             "output-permuted-emnist",
             "Output-permuted EMNIST",
-            "Every 2 500 steps the labels are permuted anew: features stay useful, and whoever forgets them pays.",
+            "The labels are permuted anew every 2,500 steps. Features remain useful, and methods that forget them do worse.",
         ),
         _permuted(
             "output-permuted-cifar10",
             "Output-permuted CIFAR-10",
-            "As with EMNIST, with colour images and a convolutional network.",
+            "The same as output-permuted EMNIST, with colour images and a convolutional network.",
             ("weight-global", "weight-local"),
         ),
         _permuted(
             "output-permuted-cifar10",
             "Output-permuted CIFAR-10, the authors' network",
-            "As with EMNIST, with colour images and the convolutional network of the authors' code, which has no activation "
-            "after its convolutions.",
+            "The same as output-permuted EMNIST, with colour images and the convolutional network of the authors' code, "
+            "which has no activation after its convolutions.",
             ("weight-global", "weight-local"),
             network="conv-authors",
             name="output-permuted-cifar10-authors",

@@ -1,15 +1,15 @@
 """Hand-written notes about a reproduction, with the numbers filled in.
 
-Notes name a number instead of stating it, so that it cannot be another one than in the table below:
+Notes refer to numbers by name, so that they always agree with the tables:
 
 - ``{{weight-global | UPGD}}`` is the mean of a panel's curve, ``{{weight-global | UPGD | last quarter}}`` that of its last
   quarter (or ``first quarter``);
-- ``{{weight-global | UPGD - SGDW}}`` is the paired difference of two curves with its 95 % interval, and says so where they
-  are level;
-- ``{{weight-global | UPGD | lr 0.01}}`` is what the search found next to the chosen setting, with this hyperparameter alone
-  changed.
+- ``{{weight-global | UPGD - SGDW}}`` is the paired difference of two curves with its 95 % interval, marked if they are
+  level;
+- ``{{weight-global | UPGD | lr 0.01}}`` is the score in the search of the setting that differs from the chosen one only in
+  this hyperparameter.
 
-A paragraph with a number that is not computed yet is left out.
+A paragraph with a number that has not been computed yet is omitted.
 """
 
 import re
@@ -81,6 +81,7 @@ def _plain(scores: Mapping[object, float]) -> list[tuple[float, float]]:
 def _of(known: Mapping[str, Found], wanted: str, what: str, name: str) -> Found:
     if wanted not in known:
         raise ValueError(
-            f"the notes ask for {{{{{name}}}}}, but there is no {what} {wanted!r}; there is {', '.join(filter(None, known))}"
+            f"the notes refer to {{{{{name}}}}}, but there is no {what} {wanted!r}; use one of "
+            f"{', '.join(filter(None, known))}"
         )
     return known[wanted]

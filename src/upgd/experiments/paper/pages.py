@@ -1,6 +1,6 @@
 """Write a reproduction as figures and a page; all numbers on it are generated.
 
-What a person has to say about it stands in ``NAME.notes.md`` beside the page, and is copied into it; see :mod:`.notes`.
+Hand-written comments come from ``NAME.notes.md`` in the same folder and are copied into the page; see :mod:`.notes`.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ __all__ = ["draw", "draw_survival", "write_page"]
 _PAGE = """\
 # {title}
 
-<!-- Written by `{command}`; change the program, or {name}.notes.md, not the page. -->
+<!-- Written by `{command}`. Edit the program or {name}.notes.md, not this page. -->
 
 {about}
 
@@ -255,7 +255,7 @@ def _who_diverged(found: Reproduction, panel: Panel) -> str:
         return f"None of the {total:,} runs of the search diverged."
     each = ", ".join(f"{name} {(own >= 0).sum():,} of {len(own):,}" for name, own in counts.items() if (own >= 0).any())
     figure = f"![{panel.title}: runs that have not diverged]({found.plan.study.name}-{panel.key}-survival.svg)"
-    return f"Of {total:,} runs of the search {lost:,} diverged ({each}):\n\n{figure}"
+    return f"{lost:,} of {total:,} runs of the search diverged ({each}):\n\n{figure}"
 
 
 def _computed(found: Reproduction) -> str:
@@ -271,7 +271,7 @@ def _computed(found: Reproduction) -> str:
             continue
         shared = [arm for arm in arms if all(arm in other.arms for other in found.plan.study.panels)]
         if len(shared) < len(arms) and not any(there[arm] for arm in arms if arm not in shared):
-            parts.append(f"{_inside_a_sentence(panel.title)}: nothing but what it shares with the others")
+            parts.append(f"{_inside_a_sentence(panel.title)}: only the methods shared with the other panels")
             continue
         missing = [f"{arm.name} {there[arm]:,} of {wanted[arm]:,}" for arm in arms if there[arm] < wanted[arm]]
         ended = f"{_of(sum(n for n, _ in final.values()), sum(n for _, n in final.values()))} final runs"
@@ -308,7 +308,7 @@ def _scale(plan: Plan) -> str:
         lengths[f"{ours} runs of {steps:,} steps for each curve ({as_in})"] = None
     only = [settings_text({name: value}) for name, values in plan.only.items() for value in values]
     limited = f", limited to {', '.join(only)}" if only else ""
-    limited += f", of {', '.join(plan.methods)} alone" if plan.methods else ""
+    limited += f", only {', '.join(plan.methods)}" if plan.methods else ""
     return f"Scale: {'; '.join(lengths)}. Settings tried: {GRIDS[plan.grid]}{limited}."
 
 
@@ -317,18 +317,18 @@ def _how(found: Reproduction, command: str) -> list[str]:
     tried = sum(finding.best.tried for finding in found.findings.values())
     lines = [
         f"Command: `{command}`",
-        f"Search: {tried:,} settings, {plan.sweep_seeds} run{'s' * (plan.sweep_seeds != 1)} each; the best of each method by "
-        f"the mean over all steps, those with fewer diverged runs first.{_shortlist(plan)} The runs in the tables have other "
-        "seeds." + _shorter_search(plan),
+        f"Search: {tried:,} settings, {plan.sweep_seeds} run{'s' * (plan.sweep_seeds != 1)} each. The best setting of each "
+        "method has the fewest diverged runs and, among those, the best mean over all steps."
+        f"{_shortlist(plan)} The runs in the tables use other seeds." + _shorter_search(plan),
         f"Computed on {', '.join(sorted({record.device for record in records})) or 'nothing yet'}: "
-        f"{sum(r.key.steps for r in records):,} learner-steps in {duration(sum(record.seconds for record in records))}, the "
-        "times of all processes added",
+        f"{sum(r.key.steps for r in records):,} learner-steps in {duration(sum(record.seconds for record in records))}, "
+        "summed over all processes",
         f"Versions: {'; '.join(sorted({f'upgd {r.package}, torch {r.torch}' for r in records}))}",
         *(f"Data: {line}" for line in _data(sorted({record.key.problem for record in records}))),
     ]
     at_edge = _at_edge(found)
     if at_edge:
-        lines.append(f"At the edge of what was tried, so that a wider grid may find better: {at_edge}")
+        lines.append(f"At the edge of the grid, so a wider grid may be better: {at_edge}")
     if found.unsearched:
         lines.append(
             f"Not finished: {found.unsearched:,} learners of the search are missing; another setting may be better."
@@ -342,7 +342,7 @@ def _shortlist(plan: Plan) -> str:
     if not plan.shortlist:
         return ""
     seeds = f"{plan.shortlist_seeds} run{'s' * (plan.shortlist_seeds != 1)} each"
-    return f" The best {plan.shortlist} were tried again on fresh seeds, {seeds}, which chose among them."
+    return f" The best {plan.shortlist} were run again on fresh seeds, {seeds}, to choose among them."
 
 
 def _at_edge(found: Reproduction) -> str:
@@ -373,7 +373,9 @@ def _shorter_search(plan: Plan) -> str:
         + (f" on {' and '.join(own)}" if len(problems) > 1 else "")
         for (search, final), own in problems.items()
     ]
-    return f" **Settings were chosen by runs of {'; of '.join(runs)}:** what is best early need not be best late."
+    return (
+        f" **Settings were chosen by runs of {'; of '.join(runs)}:** the best setting early need not be the best late."
+    )
 
 
 def _data(problems: Sequence[str]) -> list[str]:
@@ -384,8 +386,8 @@ def _data(problems: Sequence[str]) -> list[str]:
     for problem in problems:
         try:
             data = getattr(make(problem), "data", None)
-        except (ValueError, OSError) as error:
-            lines[problem] = f"{problem}: {error}"
+        except (ValueError, OSError):
+            lines[problem] = f"{problem}: not available on the machine that wrote this page"
             continue
         if data is not None:
             digest = hashlib.sha256(data.images.tobytes() + data.labels.tobytes()).hexdigest()

@@ -1,7 +1,7 @@
-"""A long study in pieces: each one takes up what the others have found, computes for a while, and writes what there is.
+"""Split a long study into pieces: each piece reads the results so far, computes for a limited time, and writes its results.
 
-The results lie in a folder with one file for each problem (:mod:`upgd.experiments.analysis.portable`), small enough to be
-kept in a repository. A piece needs no store of an earlier one, so it may run on a machine that is new every time.
+The results are kept in a folder with one file per problem (:mod:`upgd.experiments.analysis.portable`), small enough for a
+repository. A piece does not need the store of an earlier one, so each can run on a new machine.
 """
 
 import os
@@ -31,20 +31,20 @@ def piece(
 
     Args:
         plan: see :func:`~upgd.experiments.paper.reproduce.plan`.
-        folder: where the results of all pieces lie; made if it is not there. They are taken up first, and written again when
-            the time is over, when everything is done, and on Ctrl-C.
-        options: how to compute: ``Options(store=Path("upgd.db"), device="cuda", stop_after=500, job_size=256)``.
+        folder: the folder with the results of all pieces, created if necessary. They are read first, and written again when
+            the time limit is reached, when the plan is complete, and on Ctrl-C.
+        options: how to compute, for example ``Options(store=Path("upgd.db"), device="cuda", stop_after=500, job_size=256)``.
         resume_from: other folders whose results are reused.
         progress: whether to show progress.
         say: called with a description of the next stage.
 
     Returns:
-        What was found, and whether that is everything.
+        The results, and whether they are complete.
     """
     with Runner(options, progress=progress) as runner:
         there = take_up([*resume_from, folder], plan.problems())
         if there:
-            say(f"{runner.store.add(there):,} of {len(there):,} learners taken up")
+            say(f"read {len(there):,} learners, {runner.store.add(there):,} of them new")
         finished = True
         try:
             found = reproduce(plan, as_shipped(plan, runner), say)
@@ -75,9 +75,9 @@ def take_up(folders: Iterable[str | os.PathLike[str]], problems: Sequence[str]) 
 
 
 def as_shipped(plan: Plan, compute: Compute) -> Compute:
-    """The same results as the files have them, so that whoever has the files alone comes to the same choices and numbers.
+    """Return ``compute`` with its results rounded as in the files, so that the files alone give the same choices and numbers.
 
-    Runs of the search are kept as means over quarters, all others with the curves of the figures.
+    Runs of the search are reduced to means over quarters, all others to the curves of the figures.
     """
     searched = range(plan.sweep_seeds)
 

@@ -1,9 +1,9 @@
 """The paper's experiments from start to finish: search, shortlist, final runs.
 
-The search tries all settings with few seeds. The best few of each curve are tried again on fresh seeds, which choose one of
-them: a single seed flatters whatever it chooses. The final runs have yet other seeds. Everything is computed through a store:
-what is there is not computed again, so an interrupted reproduction goes on where it was. The search may be shorter than the
-other runs; what is best early need not be best late.
+The search tries all settings with few seeds. The best few of each curve are run again on fresh seeds to choose among them,
+because the score on a single seed is biased in favour of the setting that it selects. The final runs use other seeds again.
+All results go through a store: learners in the store are not computed again, so an interrupted reproduction can be resumed.
+The search may use shorter runs than the later stages, but the best setting early need not be the best late.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from upgd.store import Record, Store
 
 __all__ = ["Finding", "Place", "Plan", "Reproduction", "left", "plan", "reproduce", "stored", "study_named"]
 
-#: Computes what is missing of an experiment and returns its results, which may be incomplete.
+#: Computes the missing learners of an experiment and returns its results, which may be incomplete.
 Compute = Callable[[Experiment], Results]
 
 #: Hyperparameters whose values can be restricted in a search.
@@ -91,9 +91,20 @@ class Plan:
             if all(settings[name] in values for name, values in self.only.items() if name in settings)
         ]
         if not wanted:
-            values = {name: sorted({settings[name] for settings in tried}) for name in self.only if name in tried[0]}
-            raise ValueError(f"only={dict(self.only)} leaves nothing to try of {arm.name}, which has {values}")
+            raise ValueError(self._no_setting(arm, tried))
         return wanted
+
+    def _no_setting(self, arm: Arm, tried: Sequence[Mapping[str, Any]]) -> str:
+        """Return the message of an error: ``only`` excludes all settings of a curve."""
+        grid = {name: sorted({settings[name] for settings in tried}) for name in self.only if name in tried[0]}
+        enough = {
+            name: (*given, *([] if {*own} & {*given} else [min(own, key=lambda value: abs(value - given[0]))]))
+            for name, own, given in ((name, own, self.only[name]) for name, own in grid.items())
+        }
+        return (
+            f"only {_assigned(self.only)} leaves no setting of {arm.name!r}, which tries {_assigned(grid)}; name values of "
+            f"every curve, such as {_assigned({**self.only, **enough})}"
+        )
 
     def sweep(self, arms: Iterable[Arm] | None = None) -> list[Experiment]:
         """Return the search of all curves or of some."""
@@ -168,6 +179,11 @@ class Plan:
             together.setdefault(self.place(arm, searching=searching), []).extend(own)
         options = {**self.study.options, **self.scale.options}
         return [Listed(*place, options, own) for place, own in together.items()]
+
+
+def _assigned(values: Mapping[str, Iterable[float]]) -> str:
+    """Return values as ``--only`` takes them."""
+    return " ".join(f"{name}={','.join(f'{value:g}' for value in own)}" for name, own in values.items())
 
 
 @dataclass(frozen=True)
@@ -270,7 +286,7 @@ def plan(
     """Return the plan of a study; omitted arguments have the values of the scale.
 
     ``sweep_steps`` is a number for all problems of the study, or numbers for some of them by name:
-    ``{"output-permuted-cifar10": 300_000}``. A problem keeps its name where other data stand in for its own.
+    ``{"output-permuted-cifar10": 300_000}``. A problem keeps its name if another data set is substituted for its own.
 
     Example:
         >>> [len(experiment.learners()) for experiment in plan("toy-changing-inputs", "smoke").sweep()]
@@ -286,7 +302,7 @@ def plan(
         raise ValueError(f"grid must be one of {', '.join(GRIDS)}, not {grid!r}")
     for hyperparameter in only or {}:
         if hyperparameter not in _NUMBERS:
-            raise ValueError(f"only must be about {', '.join(_NUMBERS)}, not {hyperparameter!r}")
+            raise ValueError(f"only must name one of {', '.join(_NUMBERS)}, not {hyperparameter!r}")
     given = {
         "sweep_seeds": sweep_seeds,
         "final_seeds": final_seeds,
@@ -460,8 +476,8 @@ def stored(store: Store) -> Compute:
 
 
 def left(plan: Plan, store: Store, workers: int, device: str) -> tuple[list[Job], list[Job]]:
-    """Return what a store lacks: the jobs of the search, and of the final runs. While the search is unfinished, its first
-    setting replaces the best one, which takes as long."""
+    """Return the jobs of the search and of the final runs that are missing from a store. While the search is unfinished, its
+    first setting stands for the best one, which takes equally long."""
 
     def lacking(experiments: Iterable[Experiment]) -> list[Job]:
         return [job for experiment in experiments for job in pending(experiment, store, workers, device)]

@@ -17,10 +17,10 @@ __all__ = ["LEVEL", "Against", "against_all", "resolution", "survival", "survivo
 
 #: The explanation of :func:`resolution` on pages.
 LEVEL = (
-    "Two methods are level (=) if the difference is not significant, or no larger than what a finer grid promises the one "
-    "that is behind: the height of parabolas through its best setting and the neighbours of that in the search. This is "
-    "about settings between those that were tried; a value with an asterisk is the smallest or largest that was tried, and "
-    "better ones may lie beyond."
+    "Two methods are level (=) if the difference is not significant, or no larger than the improvement that a finer grid "
+    "might bring to the worse method, estimated by parabolas through its best setting and the neighbouring settings of the "
+    "search. The estimate covers only settings between those tried. A value with an asterisk is the smallest or largest "
+    "tried; values outside the grid may be better."
 )
 _SIGNIFICANT = 0.05
 

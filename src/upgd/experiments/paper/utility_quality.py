@@ -1,12 +1,12 @@
 """The paper's first experiment: the rank correlation of approximate utilities with the true utility.
 
-A network learns online to add two of its five inputs. At every step, before the update, the true utility of each item (351
-weights and biases, or 100 features) is compared by rank with what the approximations say. All seeds run together.
+A network learns online to add two of its five inputs. At every step, before the update, the true utilities of all items (351
+weights and biases, or 100 features) are compared by rank with their approximations. All seeds run together.
 
     >>> result = run("weight", activations=["relu"], seeds=range(2), steps=100)
     >>> print(result.table())  # doctest: +SKIP
 
-``python -m upgd.experiments.paper.utility_quality --out docs/results`` runs the whole study, draws it and writes it up.
+``python -m upgd.experiments.paper.utility_quality --out docs/results`` runs the whole study and writes its figures and page.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -187,7 +187,7 @@ def _learn(
 
 
 def _joined(parts: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
-    """Iterate over chunks of steps."""
+    """Concatenate chunks of steps."""
     return {
         scope: {measure: torch.cat([part[scope][measure] for part in parts], 1) for measure in parts[0][scope]}
         for scope in SCOPES
