@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from upgd.methods import Method, registry
+from upgd.methods.units import Reset
 from upgd.networks import MLP, ConvNet, Linear
 from upgd.population import Learner
 from upgd.population.backend import Group, Kind
@@ -38,12 +40,26 @@ def group_of(**settings: object) -> Group:
     return group
 
 
+class LooksAtIncoming(Method):
+    """Resets units whose incoming weights are small."""
+
+    name = "looks-at-incoming"
+
+    def update(self, w, g, h):
+        return w - h.lr * g
+
+    def reset_units(self, units):
+        return Reset(units.incoming.abs().sum(-1) < 1), {}
+
+
 #: Rules of which kernels are made, and those written by hand.
 GENERATED = [
     group_of(method="adamw", lr=0.1),
     group_of(method="upgd", lr=0.1, order=2, scaling="local"),
     group_of(method="upgd", lr=0.1, granularity="feature", order=2, normalize=0.9),
     group_of(method="adaupgd", lr=0.1),
+    group_of(method="continual-backprop", lr=0.1, optimizer="adam"),
+    group_of(method="self-normalized-resets", lr=0.1),
 ]
 RULES = [*((kind, None) for kind in KINDS), *((group.kind, program(group.method)) for group in GENERATED)]
 PAPER = [Dense(784, 300, True, "RELU"), Dense(300, 150, True, "RELU"), Dense(150, 10, True, "IDENTITY")]
@@ -113,9 +129,15 @@ def test_nothing_overlaps_in_shared_memory(widths: list[int], cluster: int, rule
         vectors = ("D", "H") if layer.number + 1 < len(plan.layers) else ("D",)
         spans |= {(plan.offsets[f"{name}.{layer.number}"], vector) for name in vectors}
         spans.add((plan.offsets[f"BIAS_WORDS.{layer.number}"], plan.words * -(-layer.dense.outputs // cluster)))
-        for name in ("FORWARD_BUFFER", "BACKWARD_BUFFER", "BEND_BUFFER", "NORM_BUFFER", "UNITS_0_BUFFER"):
+        buffers = ("FORWARD", "BACKWARD", "BEND", "NORM", "UNITS_0", "OUTGOING_0")
+        for name in (f"{buffer}_BUFFER" for buffer in buffers):
             if f"{name}.{layer.number}" in plan.offsets:
                 spans.add((plan.offsets[f"{name}.{layer.number}"], cluster * layer.padded))
+        if (resets := rule[1] and rule[1].resets) and layer.number + 1 < len(plan.layers):
+            counts = {"UNIT_STATE": len(rule[1].unit_state), "ALL_H": not layer.turned, "OUTGOING": resets.outgoing}
+            counts |= {"RANKED": resets.selections, "AMONG": resets.selections, "CHOSEN": 1, "MOVED": 1}
+            for name, count in counts.items():
+                spans.add((plan.offsets[f"{name}.{layer.number}"], count * layer.dense.outputs))
     joined = [name for name in ("SCALE", "REDUCTION_0", "UNIT_REDUCTION_0") if name in plan.barriers]
     spans |= {(plan.offsets[f"{name}_BUFFER"], plan.barriers[name] // 4) for name in joined}
     spans.add((plan.offsets["PART"], max(planner._scratch(layer) for layer in plan.layers)))
@@ -220,11 +242,12 @@ def test_the_cpu_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"method": "redo"}, "redo: it resets hidden units"),
+        ({"method": "looks-at-incoming"}, r"looks-at-incoming: it uses units\.incoming"),
         ({"method": "upgd", "scaling": "local", "profile": "authors"}, r"its rule uses \.sum of a tensor"),
     ],
 )
-def test_rules_that_cannot_become_kernels_are_refused(settings: dict, words: str) -> None:
+def test_rules_that_cannot_become_kernels_are_refused(settings: dict, words: str, monkeypatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTERED", registry._REGISTERED | {LooksAtIncoming.name: LooksAtIncoming})
     reason = unsupported(MLP((4, 3, 2)), group_of(lr=0.1, **settings), torch.device("cuda"), torch.float32)
     assert reason is not None
     assert re.search(words, reason)
@@ -300,14 +323,15 @@ def test_a_compiled_kernel_is_kept(tmp_path, monkeypatch) -> None:
     assert compiler.compiled("text", "sm_90") == b"code"  # where nothing can be kept, it works all the same
 
 
-def test_what_does_not_fit_on_chip_goes_to_graphs_and_one_line_says_why(caplog) -> None:
+def test_what_does_not_fit_on_chip_goes_to_graphs_and_one_line_says_why(caplog, monkeypatch) -> None:
     network, cuda = MLP((4, 3, 2)), torch.device("cuda")
-    group = group_of(method="redo", lr=0.1)
+    monkeypatch.setattr(registry, "_REGISTERED", registry._REGISTERED | {LooksAtIncoming.name: LooksAtIncoming})
+    group = group_of(method=LooksAtIncoming.name, lr=0.1)
     with caplog.at_level("INFO", "upgd.population"):
         assert choose("auto", network, group, cuda, torch.float32) == ("torch", GraphedBackend)
     assert len(caplog.records) == 1
-    assert "it resets hidden units" in caplog.text
+    assert "it uses units.incoming" in caplog.text
     with pytest.raises(
-        ValueError, match="backend='kernel' cannot be used, because no kernel can be generated for redo"
+        ValueError, match="backend='kernel' cannot be used, because no kernel can be generated for looks-at-incoming"
     ):
         choose("kernel", network, group, cuda, torch.float32)

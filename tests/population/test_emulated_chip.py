@@ -8,12 +8,15 @@ import torch
 from emulated_chip import EmulatedBackend, Kernel
 from gpu_cases import Problem, Samples
 from population_on_gpu import clusters_of
+from torch import nn
 
-from upgd.methods import Method, registry
+from upgd.methods import Method, Setting, registry
+from upgd.methods.units import Reset
 from upgd.networks import MLP
 from upgd.population import Learner, Population
 from upgd.population.cuda import backend as on_chip
 from upgd.population.cuda.generated import program
+from upgd.population.torch_backend import TorchBackend
 
 pytestmark = pytest.mark.skipif(emulated_chip.COMPILER is None, reason="needs a C++ compiler")
 
@@ -25,6 +28,7 @@ PROBLEMS: dict[int, Problem] = {
     8: (MLP((33, 21, 18, 7), "leaky_relu"), Samples((33,), 7, images=True, task_length=5)),
 }
 UPGD = {"method": "upgd", "lr": 0.02, "sigma": 0.1, "beta_utility": 0.9, "weight_decay": 0.01}
+CBP = {"method": "continual-backprop", "lr": 0.05, "maturity": 3, "decay_contribution": 0.9, "replacement_rate": 0.05}
 STEPS = 12
 
 
@@ -46,16 +50,18 @@ def run(problem: Problem, learners: list[Learner], backend, *lengths: int, dtype
     return population
 
 
-def held(cluster: int, **settings: object) -> None:
+def held(cluster: int, steps: int = STEPS, **settings: object) -> None:
     """As near to float64 as torch's float32 is; the same bits in other company, in other blocks, and when the threads take
     turns in another order."""
     problem, learners = PROBLEMS[cluster], [Learner(**settings, seed=seed) for seed in (0, 3, 1)]
     with clusters_of(cluster):
         Kernel.order = 1
-        exact, rounded = (state(run(problem, learners, "torch", dtype=t)) for t in (torch.float64, torch.float32))
-        there = run(problem, learners, EmulatedBackend)
+        exact, rounded = (
+            state(run(problem, learners, "torch", steps, dtype=t)) for t in (torch.float64, torch.float32)
+        )
+        there = run(problem, learners, EmulatedBackend, steps)
         Kernel.order = 2
-        other = run(problem, learners[1:], EmulatedBackend, 1, 4, STEPS - 5)
+        other = run(problem, learners[1:], EmulatedBackend, 1, 4, steps - 5)
     found = state(there)
     assert found.keys() == exact.keys()
     for name, right in exact.items():
@@ -148,6 +154,80 @@ def test_everybodys_own_reductions_are_right(number, operation, over):
     held((8, 2, 1, 4)[(number + number // 4) % 4], method=own_rule(operation, over).name, lr=0.02)
 
 
+# ----------------------------------------------------------------------------------------------------- resets of units
+
+
+def resets_are_right(monkeypatch, cluster: int, steps: int, **settings: object) -> None:
+    """As above; and units of every hidden layer are reset, at several steps."""
+    seen = []
+    original = TorchBackend._reset
+
+    def counted(self, name, number, reset, step):
+        seen.extend((number, step) for _ in range(int(reset.units.any())))
+        original(self, name, number, reset, step)
+
+    monkeypatch.setattr(TorchBackend, "_reset", counted)
+    held(cluster, steps, **settings)
+    hidden = sum(isinstance(module, nn.Linear) for module in PROBLEMS[cluster][0].modules()) - 1
+    assert {number for number, _ in seen} == set(range(hidden))
+    assert len({step for _, step in seen}) >= 3
+
+
+@pytest.mark.parametrize(
+    ("cluster", "steps", "settings"),
+    [
+        (2, 24, CBP),
+        pytest.param(8, 24, {**CBP, "optimizer": "adam", "lr": 0.01, "eps": 1e-2}, marks=pytest.mark.slow),
+        (4, 24, {**CBP, "optimizer": "adam", "lr": 0.01, "eps": 1e-2, "betas": (0.0, 0.9)}),
+        pytest.param(1, 24, {**CBP, "replacement_rate": 0.2}, marks=pytest.mark.slow),  # several units at a step
+        (8, 24, {"method": "redo", "lr": 0.05, "tau": 0.6, "period": 6, "normalize": 0.9}),
+        pytest.param(
+            1,
+            24,
+            {"method": "redo", "optimizer": "adam", "lr": 0.01, "eps": 1e-2, "tau": 0.6, "period": 5},
+            marks=pytest.mark.slow,
+        ),
+        (2, 20, {"method": "self-normalized-resets", "lr": 0.05, "patience": 2, "rejection": 0.2}),
+        pytest.param(
+            8,
+            24,
+            {"method": "self-normalized-resets", "lr": 0.05, "patience": 1.5, "rejection": 0.1},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=lambda case: case["method"] if isinstance(case, dict) else case,
+)
+def test_methods_that_reset_units_are_right(monkeypatch, cluster, steps, settings):
+    resets_are_right(monkeypatch, cluster, steps, **settings)
+
+
+class OwnResets(Method):
+    """Everything that a hook may use and the methods above do not."""
+
+    name = "own-resets"
+    rate = Setting(0.2, least=0)
+    state = MappingProxyType({"start": "parameter", "velocity": "zeros"})
+    unit_state = MappingProxyType({"size": "zeros", "longest": "layer"})
+
+    def update(self, w, g, s, h):
+        velocity = 0.5 * s.velocity + g
+        return w - h.lr * (velocity + 0.1 * (w - s.start)), {"velocity": velocity}
+
+    def reset_units(self, units, s, h, t, draw):
+        size = s.size + (units.outgoing**2).sum((1, 3)) * units.activation.mean(-1).abs() ** 0.5
+        largest = size.amax(-1, keepdim=True)
+        small = ~(size > 0.3 * largest) | (size < s.longest / 8)
+        chosen = torch.where(t % 2 == 0, small & (draw() < h.rate), False)
+        moved = (size[:, None, :, None] * 0.01 * units.outgoing).sum((2, 3))
+        return Reset(chosen, next_bias=moved, outgoing=False), {"size": size, "longest": largest}
+
+
+@pytest.mark.parametrize("cluster", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_everybodys_own_resets_are_right(monkeypatch, cluster):
+    registry.register(OwnResets)
+    resets_are_right(monkeypatch, cluster, 16, method="own-resets", lr=0.02)
+
+
 @pytest.mark.parametrize("scaling", ["global", pytest.param("local", marks=pytest.mark.slow)])
 def test_rules_written_by_hand_are_those_that_are_generated(monkeypatch, scaling):
     problem, learners = PROBLEMS[2], [Learner(**UPGD, scaling=scaling, seed=seed) for seed in (0, 1)]
@@ -160,22 +240,31 @@ def test_rules_written_by_hand_are_those_that_are_generated(monkeypatch, scaling
         torch.testing.assert_close(tensor, state(generated)[name], rtol=1e-5, atol=1e-7)
 
 
-def test_a_saved_state_goes_on_bit_for_bit():
-    problem = PROBLEMS[8]
-    learners = [Learner(**UPGD, order=2, normalize=0.9, gated="output", seed=seed) for seed in (0, 1)]
-    with clusters_of(8):
+@pytest.mark.parametrize(
+    ("cluster", "settings", "part"),
+    [
+        (8, {**UPGD, "order": 2, "normalize": 0.9, "gated": "output"}, "normalizer"),
+        (2, CBP, "due"),
+    ],
+    ids=["upgd", "continual-backprop"],
+)
+def test_a_saved_state_goes_on_bit_for_bit(cluster, settings, part):
+    problem = PROBLEMS[cluster]
+    learners = [Learner(**settings, seed=seed) for seed in (0, 1)]
+    with clusters_of(cluster):
         whole, begun = run(problem, learners, EmulatedBackend), run(problem, learners, EmulatedBackend, 5)
         other = Population(problem[0], learners, backend=EmulatedBackend)
         other.restore(begun.state())
         other.run(problem[1], STEPS - 5, window=1000)
-    assert any("normalizer" in name for name in state(whole))
+    assert any(part in name for name in state(whole))
     for name, tensor in state(whole).items():
         assert torch.equal(tensor, other.state()[name]), name
 
 
-def test_a_diverged_learner_stops_and_the_other_does_not_notice():
+@pytest.mark.parametrize("settings", [{"method": "momentum"}, CBP], ids=["momentum", "continual-backprop"])
+def test_a_diverged_learner_stops_and_the_other_does_not_notice(settings):
     problem = PROBLEMS[1]
-    wild, calm = (Learner(method="momentum", lr=lr, seed=4) for lr in (1e30, 0.01))
+    wild, calm = (Learner(**{**settings, "lr": lr}, seed=4) for lr in (1e30, 0.01))
     with clusters_of(1):
         both, alone = (run(problem, own, EmulatedBackend, 6, 6) for own in ([wild, calm], [calm]))
     truth = run(problem, [wild], "torch")

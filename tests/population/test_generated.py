@@ -1,11 +1,15 @@
 """Kernels that are made from a method's rule."""
 
+import math
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 import torch
 
 from upgd.kernels import modules
 from upgd.methods import METHODS, Method, Setting, registry
+from upgd.methods._scalars import evaluate
 from upgd.methods.tracing import CannotTrace, traced, traced_parts
 from upgd.networks import MLP, ConvNet
 from upgd.noise import Purpose, normals, words
@@ -239,8 +243,26 @@ def test_a_rule_of_hidden_units_is_traced_with_them_and_in_the_output_layer_with
     assert len(hidden.unit_observed) == 1
     assert {"gate_gradient", "gate_curvature", "unit_observed", "unit_reduced"} <= {node[0] for node in hidden.nodes}
     assert output.new_weight != hidden.new_weight
-    with pytest.raises(CannotTrace, match="resets hidden units"):
-        traced_parts(METHODS["redo"]())
+    with pytest.raises(CannotTrace, match="uses hidden units"):
+        traced(METHODS["redo"]())
+
+
+def test_a_power_of_a_setting_is_traced():
+    class Fading(Method):
+        name = "fading"
+        beta = Setting(0.9, least=0, below=1)
+        state = MappingProxyType({"count": "zeros"})
+
+        def update(self, w, g, s, h):
+            return w * (1 - h.beta**s.count) + 2.0**s.count * g
+
+    rule = traced(Fading())
+    values = {"beta": torch.tensor([0.9, 0.0], dtype=torch.float64)}
+    logarithms = [evaluate(scalar, values, values["beta"]) for scalar in rule.scalars]
+    for count in (0, 1, 3):
+        found = [torch.exp(logarithm * count) for logarithm in logarithms]
+        torch.testing.assert_close(found, [values["beta"] ** count])
+    assert ("constant", math.log(2)) in rule.nodes
 
 
 def test_what_a_symbol_does_not_have_is_named():

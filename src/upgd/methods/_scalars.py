@@ -117,6 +117,8 @@ class Scalar:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if any(getattr(arg, "is_symbol", False) for arg in args):
+            return NotImplemented
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if not tensors:
             first = next(arg for arg in args if isinstance(arg, Scalar))

@@ -10,6 +10,7 @@ from a table. A rule with an unsupported operation raises :class:`CannotTrace` w
 (('first_moment', 'second_moment'), 'beta1')
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -20,7 +21,17 @@ import torch
 from upgd.methods._scalars import Scalar, Scalars
 from upgd.methods.method import Method, Reduction
 
-__all__ = ["CannotTrace", "Rule", "Symbol", "traced", "traced_parts"]
+__all__ = [
+    "CannotTrace",
+    "Rule",
+    "Symbol",
+    "Tape",
+    "no_tensor",
+    "numbers_of",
+    "observes_units",
+    "traced",
+    "traced_parts",
+]
 
 Node = tuple[Any, ...]
 
@@ -30,7 +41,7 @@ class CannotTrace(Exception):
 
 
 @dataclass
-class _Tape:
+class Tape:
     """Records the operations of a rule; repeated operations are recorded once."""
 
     nodes: list[Node] = field(default_factory=list)
@@ -66,7 +77,7 @@ class Symbol:
     dtype = torch.float32
     is_symbol = True
 
-    def __init__(self, tape: _Tape, place: int) -> None:
+    def __init__(self, tape: Tape, place: int) -> None:
         self.tape, self.place = tape, place
 
     def _with(self, name: str, *others: Any) -> "Symbol":
@@ -116,6 +127,11 @@ class Symbol:
         for _ in range(power - 1):
             result = result * self
         return result
+
+    def __rpow__(self, base: Any) -> "Symbol":
+        # The logarithm is computed before the loop. The summand, which no other base notices, makes that of 0 finite: 0⁰ = 1.
+        above_zero = base + 1e-300
+        return (self * (torch.log(above_zero) if isinstance(base, Scalar) else math.log(above_zero))).exp()
 
     def __lt__(self, other: Any) -> "Symbol":
         return self._with("lt", other)
@@ -234,6 +250,11 @@ class Rule:
         return any(node[0] == name for node in self.nodes)
 
 
+def observes_units(method: Method) -> bool:
+    """Return whether this variant looks at hidden units before the update."""
+    return method.uses_units and hasattr(method, "observe_units")
+
+
 def traced(method: Method, *, gated: bool = True) -> Rule:
     """Trace a method's rule, or that of layers without gates if ``gated`` is false."""
     if method.uses_units:
@@ -243,8 +264,8 @@ def traced(method: Method, *, gated: bool = True) -> Rule:
 
 def traced_parts(method: Method) -> tuple[Rule, Rule]:
     """Trace a method's rule with gates and hidden units, and without them, as used in layers without gates and, if the method
-    uses hidden units, in the output layer. Both rules share the list of operations and scalars, with the same numbers.
-    The first phase stores its state if the values to reduce follow from it alone."""
+    observes hidden units, in the output layer. Both rules share the list of operations and scalars, with the same numbers.
+    The first phase stores its state if the values to reduce follow from it alone. :mod:`.reset_tracing` traces resets."""
     if not method.uses_units and "gated" not in method.settings:
         (rule,) = _rules(method, True, stores=True)
         return rule, rule
@@ -253,16 +274,14 @@ def traced_parts(method: Method) -> tuple[Rule, Rule]:
 
 
 def _rules(method: Method, *gated: bool, stores: bool = False) -> list[Rule]:
-    if hasattr(method, "reset_units"):
-        raise CannotTrace("it resets hidden units")
-    tape = _Tape()
+    tape = Tape()
     rules = [_traced(method, tape, with_gates, stores) for with_gates in gated]
     return [replace(rule, nodes=tuple(tape.nodes), scalars=tuple(tape.scalars)) for rule in rules]
 
 
-def _traced(method: Method, tape: _Tape, gated: bool, stores: bool) -> Rule:
+def _traced(method: Method, tape: Tape, gated: bool, stores: bool) -> Rule:
     names, unit_names = tuple(method.state), tuple(method.unit_state)
-    h = Scalars(dict.fromkeys(_numbers(method), torch.zeros(1)), _no_tensor)
+    h = Scalars(dict.fromkeys(numbers_of(method), torch.zeros(1)), no_tensor)
     w, g = tape.record("w"), tape.record("g")
     state = {name: tape.record("state", number) for number, name in enumerate(names)}
     known: dict[str, Any] = {"w": w, "g": g, "h": h, "t": h.step, "unit": None, "o": None, "r": None}
@@ -274,7 +293,7 @@ def _traced(method: Method, tape: _Tape, gated: bool, stores: bool) -> Rule:
     unit_state = {name: tape.record("unit_state", number) for number, name in enumerate(unit_names)}
     new_unit: dict[str, Any] = dict(unit_state)
     unit_values: Mapping[str, Any] = {}
-    if method.uses_units and gated:
+    if gated and observes_units(method):
         new_unit, unit_values = _observed(method, "observe_units", {**known, "units": _Unit(tape, method)}, unit_state)
         seen = {name: tape.record("unit_observed", n) for n, name in enumerate(method.unit_reductions)}
         reduced = {name: tape.record("unit_reduced", n) for n, name in enumerate(method.unit_reductions)}
@@ -329,7 +348,7 @@ def _observed(
 class _Unit:
     """A hidden unit in a rule."""
 
-    def __init__(self, tape: _Tape, method: Method) -> None:
+    def __init__(self, tape: Tape, method: Method) -> None:
         self.ones = tape.symbol(1.0)
         self.gate_gradient = tape.record("gate_gradient")
         self.gate_curvature = tape.record("gate_curvature") if method.uses_curvature else None
@@ -338,7 +357,7 @@ class _Unit:
         raise CannotTrace(f"it uses units.{name}, which kernels do not support")
 
 
-def _numbers(method: Method) -> list[str]:
+def numbers_of(method: Method) -> list[str]:
     """Return the names of the numbers in ``h``."""
     names = list(method.constants)
     for name, setting in method.settings.items():
@@ -347,5 +366,5 @@ def _numbers(method: Method) -> list[str]:
     return names
 
 
-def _no_tensor(scalar: Scalar) -> torch.Tensor:
+def no_tensor(scalar: Scalar) -> torch.Tensor:
     raise CannotTrace(f"its rule needs {scalar.key} as a tensor")

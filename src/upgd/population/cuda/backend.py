@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from upgd.methods._scalars import evaluate
-from upgd.methods.tracing import CannotTrace, traced_parts
+from upgd.methods.tracing import CannotTrace
 from upgd.population.backend import Group, Kind, Loss, Tally
 from upgd.population.cuda import compiler, driver
-from upgd.population.cuda.generated import program
+from upgd.population.cuda.generated import program, scalars
 from upgd.population.cuda.network import dense_layers
 from upgd.population.cuda.planner import CLUSTERS, THREADS, ChipPlan, Dense, Program, fastest, plan, source
 from upgd.population.cuda.schedule import schedule
@@ -38,6 +38,7 @@ _PARTS = (
     "rule.cuh",
     "by_hand.cuh",
     "generated.cuh",
+    "resets.cuh",
     "onchip.cu",
 )
 
@@ -135,7 +136,7 @@ class CudaBackend:
         self._plan = fastest(_plans(tuple(layers), group.kind, program, self._device))
         self.learners, self.cost, self.size = len(group), self._plan.cycles, self._plan.cluster
         self.room = dict(_plans(tuple(layers), group.kind, program, self._device))[self._plan]
-        self._scalars = () if program is None else traced_parts(group.method)[0].scalars
+        self._scalars = () if program is None else scalars(group.method)
         self._values = {name: value.to(self._device).unsqueeze(1) for name, value in group.values.items()}
         self._shapes = {name: p.shape for name, p in network.named_parameters()}
         #: The names of all words of an entry except the first.
@@ -149,6 +150,7 @@ class CudaBackend:
                 self._words[:, number] = self._words[:, 0]
         self._scales = torch.ones(learners, device=self._device)
         self._unit_names = tuple(group.method.unit_state)
+        self._of_layers = tuple(begins_as == "layer" for begins_as in group.method.unit_state.values())
         self._units = torch.zeros(learners, len(self._unit_names), made.hidden, device=self._device)
         self._inputs = torch.zeros(learners, 2, layers[0].inputs, device=self._device)
         self._inputs[:, 1] = 1
@@ -246,10 +248,12 @@ class CudaBackend:
         return torch.stack([evaluate(scalar, known, like).to(torch.float32) for scalar in self._scalars], -1)
 
     def _unit_views(self, number: int) -> dict[str, Tensor]:
-        """Return a number of every hidden unit, by incoming weight."""
+        """Return a number of every hidden unit, or of every layer, by incoming weight."""
         weights = [name for name, shape in self._shapes.items() if len(shape) == 2][:-1]
         pieces = torch.split(self._units[:, number], [self._shapes[name][0] for name in weights], 1)
-        return dict(zip(weights, pieces, strict=True))
+        # A layer's own number lies where that of its first unit would.
+        count = 1 if self._of_layers[number] else None
+        return {name: piece[:, :count] for name, piece in zip(weights, pieces, strict=True)}
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """Split one vector per learner into parameters."""

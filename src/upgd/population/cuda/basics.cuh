@@ -43,8 +43,9 @@ template <int ACTIVATION> INLINE float rise(float h, float slope) {  // the acti
 // ---------------------------------------------------------------------------------------------------- noise (upgd.noise)
 
 struct Keys { u32 k0, k1, k2, k3; };
-INLINE Keys keys_of(i64 seed, i64 step) {  // Philox 4×32-10 of counter (0, step, purpose = 1), key seed
-  u32 c0 = 0, c1 = (u32)step, c2 = (u32)(step >> 32), c3 = 1, a = (u32)seed, b = (u32)(seed >> 32);
+enum { NOISE_OF_WEIGHTS = 1, FRESH_WEIGHTS = 5, DRAWS_OF_UNITS = 6 };  // upgd.noise.Purpose
+INLINE Keys keys_of(i64 seed, i64 step, u32 purpose = NOISE_OF_WEIGHTS, u32 number = 0) {  // Philox 4×32-10 of counter (number, step, purpose), key seed
+  u32 c0 = number, c1 = (u32)step, c2 = (u32)(step >> 32), c3 = purpose, a = (u32)seed, b = (u32)(seed >> 32);
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
     u64 left = (u64)0xD2511F53u * c0, right = (u64)0xCD9E8D57u * c2;
@@ -59,6 +60,7 @@ INLINE void words(u32 j, const Keys& k, u32& v, u32& angle) {
   v = (r >> 1 ^ r >> 16) | 1u;  // (radius ≫ 1) | 1 where radius = r ⊕ r≫15
   angle = (s ^ (k.k2 + j * k.k3)) * 0x846CA68Bu; angle ^= angle >> 16;
 }
+INLINE float uniform(u32 j, const Keys& k) { u32 v, angle; words(j, k, v, angle); return (float)(int)v * 4.656612873077393e-10f; }
 INLINE float radius_of(u32 v, float noise) { return root(noise * fabsf(lg2((float)(int)v * 4.656612873077393e-10f))); }
 INLINE float angle_of(u32 angle) {  // π·int32(angle)·2⁻³² by way of the mantissa of a number in [1, 2)
   return fmaf(__uint_as_float((angle >> 9) ^ 0x3FC00000u), 3.14159265f, -4.71238898f);

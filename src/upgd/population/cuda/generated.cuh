@@ -72,7 +72,7 @@ template <int n> INLINE void reduce(Thread& me, const float* numbers) {
           if (!real<B>(rows, pair, r, chunk, k)) v[r][k] = Join::START;
         }
       }
-      for (int i = 1; i < WORDS; ++i) if (n == 0 && OBSERVES[i - 1]) tile.put(i, words[i]);
+      for (int i = 1; i < WORDS; ++i) if (n == 0 && OBSERVES(i - 1)) tile.put(i, words[i]);
     };
     if constexpr (L::GATED && R::OVER == UNIT && L::TURNED) {
       sums<l, Join>(me, Place::BARRIER, Place::BUFFER, false, [&](auto block, int pair, auto tile, float (&sum)[4]) {
@@ -184,11 +184,12 @@ template <class B, int n = 0> INLINE void see_reduced(Entry& e, int row, int lan
 template <class L, int n = 0> INLINE void see_reduced_of_bias(Entry& e) {
   if constexpr (n < REDUCTIONS && L::GATED) { e.r[n] = memory[Reduction<n>::VALUES + LAYERS + L::NUMBER]; see_reduced_of_bias<L, n + 1>(e); }
 }
-// The update of all parameters; the first layer meets the next input on the way.
-INLINE void update_all(Thread& me, const float* numbers, const Noise& z) {
+// The update of the weights of some layers; the first one meets the next input on the way.
+template <int FROM, int TO> INLINE void update_weights(Thread& me, const float* numbers, const Noise& z) {
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
     constexpr int l = L::NUMBER;
+    if constexpr (l < FROM || l >= TO) return;
     constexpr bool HAS_UNIT = FEATURES && l + 1 < LAYERS;
     const int first = me.first<l>(), rows = me.rows<l>();
     each_block<l>([&](auto block) {
@@ -222,11 +223,13 @@ INLINE void update_all(Thread& me, const float* numbers, const Noise& z) {
           }
         }
         tile.put(0, words[0]);
-        for (int i = 1; i < WORDS; ++i) if (CHANGES[i - 1]) tile.put(i, words[i]);
+        for (int i = 1; i < WORDS; ++i) if (CHANGES(i - 1)) tile.put(i, words[i]);
         if constexpr (l == 0) put_parts<B>(dot4(words[0][0], me.x_next[B::NUMBER]), dot4(words[0][1], me.x_next[B::NUMBER]), pair, chunk);
       });
     });
   });
+}
+INLINE void update_biases(Thread& me, const float* numbers, const Noise& z) {
   each_bias(me, [&](auto layer, float* words, int unit, int index) {
     typedef decltype(layer) L;
     constexpr bool HAS_UNIT = FEATURES && L::NUMBER + 1 < LAYERS;
@@ -242,17 +245,20 @@ INLINE void update_all(Thread& me, const float* numbers, const Noise& z) {
 
 // What a learner's rule does at a step; see by_hand.cuh.
 struct Method {
-  const float* table; float coming;
+  const float* table; float coming; const i64 seed;
 
-  INLINE Method(const Arguments& args, int learner) : table(args.scalars + (i64)learner * args.length * SCALARS), coming(0.f) {}
+  INLINE Method(const Arguments& args, int learner)
+      : table(args.scalars + (i64)learner * args.length * SCALARS), coming(0.f), seed(args.settings[learner].seed) {}
   INLINE void ask(int step) { if (threadIdx.x < SCALARS) coming = table[(i64)step * SCALARS + threadIdx.x]; }
   INLINE void answer() { if (threadIdx.x < SCALARS) memory[NUMBERS + threadIdx.x] = coming; }
-  INLINE void learn(Thread& me, i64 step) {
+  template <class Own> INLINE void learn(Own& me, i64 step) {  // a template, so that resets.cuh may be missing
     float numbers[SCALARS];
     for (int i = 0; i < SCALARS; ++i) numbers[i] = memory[NUMBERS + i];
     if constexpr (FEATURES) look_at_units(me, numbers);
     reduce_all(me, numbers);
-    update_all(me, numbers, noise_of(step, 1.38629436f));  // 2·ln 2: standard normal
+    const Noise z = noise_of(step, 1.38629436f);  // 2·ln 2: standard normal
+    if constexpr (RESETS) update_and_reset(me, numbers, z, seed, step);
+    else { update_weights<0, LAYERS>(me, numbers, z); update_biases(me, numbers, z); }
   }
   INLINE void end() {}
 };

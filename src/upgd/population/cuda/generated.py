@@ -11,10 +11,12 @@ from math import isfinite
 from typing import Any
 
 from upgd.methods import Method
-from upgd.methods.tracing import Node, Rule, traced_parts
-from upgd.population.cuda.planner import Program
+from upgd.methods._scalars import Scalar
+from upgd.methods.reset_tracing import ResetRule, traced_reset
+from upgd.methods.tracing import Node, Rule, observes_units, traced_parts
+from upgd.population.cuda.planner import Program, Resets
 
-__all__ = ["program"]
+__all__ = ["program", "scalars"]
 
 #: How an operation is written.
 _FORMS = {
@@ -36,9 +38,15 @@ _FORMS = {
     "le": "{0} <= {1}",
     "gt": "{0} > {1}",
     "ge": "{0} >= {1}",
+    "and": "{0} && {1}",
+    "or": "{0} || {1}",
+    "not": "!{0}",
+    "floor": "floorf({0})",
+    "pow": "powf({0}, {1})",
+    "complement": "complement({0})",
 }
 #: About how many instructions it takes, where that is not one; the functions have a unit of their own.
-_COSTS = {"div": 6, "sqrt": 6, "exp": 12, "logistic": 14, "tanh": 25, "sign": 3}
+_COSTS = {"div": 6, "sqrt": 6, "exp": 12, "logistic": 14, "tanh": 25, "sign": 3, "complement": 20}
 
 _INPUTS = {
     "w": "e.w",
@@ -53,6 +61,11 @@ _INPUTS = {
     "unit_observed": "e.unit_o[{0}]",
     "unit_reduced": "e.unit_r[{0}]",
     "scalar": "k[{0}]",
+    "activation": "e.activation",
+    "draw": "e.draw",
+    "outgoing": "w",
+    "outgoing_sum": "e.outgoing[{0}]",
+    "joined": "e.joined[{0}]",
 }
 
 _TEXT = """
@@ -65,6 +78,10 @@ INLINE float exponential(float x) {{  // what x·log₂e has lost in rounding is
   const float t = 1.44269504f * x, rest = fmaf(1.92596303e-8f, x, fmaf(1.44269504f, x, -t));
   return ex2(t) * fmaf(0.693147181f, rest, 1.f);
 }}
+INLINE float complement(float x) {{  // 1 − eˣ; near zero, where the difference would lose digits, from the series
+  const float near = -x * fmaf(x, fmaf(x, fmaf(x, fmaf(x, 1.f / 120, 1.f / 24), 1.f / 6), 0.5f), 1.f);
+  return fabsf(x) < 0.0625f ? near : 1.f - exponential(x);
+}}
 struct Entry {{
   float w, g, curvature, noise, bound, s[{states}], r[{reductions}];
   float unit_s[{unit_states}], unit_o[{unit_reductions}], unit_r[{unit_reductions}];
@@ -75,7 +92,9 @@ struct Entry {{
   }}
 }};
 struct Unit {{ float gate_gradient, gate_curvature, s[{unit_states}], o[{unit_reductions}]; }};
-constexpr bool OBSERVES[] = {{ {observes} }}, CHANGES[] = {{ {changes} }};
+// Functions, because nvcc knows no arrays of the host.
+INLINE constexpr bool OBSERVES(int n) {{ const bool all[] = {{ {observes} }}; return all[n]; }}
+INLINE constexpr bool CHANGES(int n) {{ const bool all[] = {{ {changes} }}; return all[n]; }}
 INLINE void observe(Entry& e, const float* k) {{
 {observe}
 }}
@@ -90,6 +109,21 @@ template <bool GATED, bool HAS_UNIT> INLINE void update(Entry& e, const float* k
   }} else {{
 {other}
   }}
+}}
+"""
+
+#: How a method resets units: functions of one of them, for resets.cuh.
+_RESETS = """
+struct Hidden {{ float activation, draw, s[{states}], outgoing[{sums}], joined[{joins}]; }};
+INLINE constexpr bool OF_LAYER(int n) {{ const bool all[] = {{ {of_layer} }}; return all[n]; }}
+INLINE constexpr bool COPIES(int n) {{ const bool all[] = {{ {copies} }}; return all[n]; }}
+constexpr bool DRAWS = {draws}, MOVES = {moves}, ZEROES = {zeroes};
+template <int n> INLINE float leaving(float w, const float* k);
+template <int n> INLINE float to_join(const Hidden& e, const float* k);
+template <int n> INLINE float how_many(const Hidden& e, const float* k);
+{functions}
+INLINE void renew(Hidden& e, const float* k, bool& chosen, float& moved) {{
+{renew}
 }}
 """
 
@@ -118,6 +152,10 @@ def program(method: Method) -> Program:
         gated=_update(rule),
         other=_update(other),
     )
+    reset = traced_reset(method)
+    if reset is not None:
+        reset = replace(reset, nodes=_shortened(reset.nodes))
+        text += _resets(method, reset)
     places = [*_known(rule.stored_state), *rule.observed, rule.new_weight, *_known(rule.new_state)]
     operations = sum(_COSTS.get(rule.nodes[place][0], 1) for place in _needed(rule, places) if _is_done(rule, place))
     return Program(
@@ -127,14 +165,52 @@ def program(method: Method) -> Program:
         operations,
         rule.reductions,
         method.uses_curvature,
-        method.uses_units,
+        observes_units(method),
         rule.unit_state,
         rule.unit_reductions,
+        None if reset is None else _planned(reset),
+    )
+
+
+def _planned(reset: ResetRule) -> Resets:
+    return Resets(len(reset.scalars), len(reset.outgoing), tuple(join.operation for join in reset.joins))
+
+
+def scalars(method: Method) -> tuple[Scalar, ...]:
+    """The expressions of settings and the step that the rule needs, and then those that its resets need."""
+    reset = traced_reset(method)
+    return (*traced_parts(method)[0].scalars, *(() if reset is None else reset.scalars))
+
+
+def _resets(method: Method, reset: ResetRule) -> str:
+    def function(name: str, number: int, place: int, argument: str = "const Hidden& e") -> str:
+        head = f"template <> INLINE float {name}<{number}>({argument}, const float* k)"
+        return f"{head} {{\n{_body(reset, [place], of_unit=True)}\n  return v{place};\n}}"
+
+    functions = [function("leaving", n, place, "float w") for n, place in enumerate(reset.outgoing)]
+    for n, join in enumerate(reset.joins):
+        functions.append(function("to_join", n, join.value))
+        if join.limit is not None:
+            functions.append(function("how_many", n, join.limit))
+    moved = [] if reset.moved is None else [reset.moved]
+    ends = [f"chosen = v{reset.chosen};", *(f"moved = v{place};" for place in moved), *_changes(reset.new_state)]
+    return _RESETS.format(
+        states=max(1, len(method.unit_state)),
+        sums=max(1, len(reset.outgoing)),
+        joins=max(1, len(reset.joins)),
+        of_layer=_bools(begins_as == "layer" for begins_as in method.unit_state.values()),
+        copies=_bools(begins_as == "parameter" for begins_as in method.state.values()),
+        draws=str(("draw",) in reset.nodes).lower(),
+        moves=str(bool(moved)).lower(),
+        zeroes=str(reset.zeroes).lower(),
+        functions="\n".join(functions),
+        renew=_body(reset, [reset.chosen, *moved, *_known(reset.new_state)], ends, of_unit=True),
     )
 
 
 def _shortened(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """1/(1 + eˣ) is one operation: it needs less care than its parts do, where they may be large."""
+    """1/(1 + eˣ) is one operation: it needs less care than its parts do, where they may be large. So is 1 − eˣ: it needs more
+    care, where x is small."""
     made = list(nodes)
     one = made.index(("constant", 1.0)) if ("constant", 1.0) in made else None
     for place, (kind, *arguments) in enumerate(nodes):
@@ -142,6 +218,8 @@ def _shortened(nodes: Sequence[Node]) -> tuple[Node, ...]:
             terms = [term for term in nodes[arguments[1]][1:] if term != one]
             if len(terms) == 1 and nodes[terms[0]][0] == "exp":
                 made[place] = ("logistic", nodes[terms[0]][1])
+        if kind == "sub" and arguments[0] == one and nodes[arguments[1]][0] == "exp":
+            made[place] = ("complement", nodes[arguments[1]][1])
     return tuple(made)
 
 
@@ -152,7 +230,11 @@ def _update(rule: Rule) -> str:
 
 def _switches(places: Sequence[int | None]) -> str:
     """Which words change; one more, because there may be none."""
-    return ", ".join(str(place is not None).lower() for place in (*places, None))
+    return _bools(place is not None for place in places)
+
+
+def _bools(values: Iterable[bool]) -> str:
+    return ", ".join(str(value).lower() for value in (*values, False))
 
 
 def _known(places: Iterable[int | None]) -> list[int]:
@@ -163,13 +245,13 @@ def _changes(places: Sequence[int | None]) -> list[str]:
     return [f"e.s[{n}] = v{place};" for n, place in enumerate(places) if place is not None]
 
 
-def _body(rule: Rule, wanted: list[int], ends: Sequence[str] = (), of_unit: bool = False) -> str:
+def _body(rule: Rule | ResetRule, wanted: list[int], ends: Sequence[str] = (), of_unit: bool = False) -> str:
     """The operations that lead to the wanted ones, as lines, and what is done with them."""
     lines = [f"const auto v{place} = {_expression(rule.nodes[place], of_unit)};" for place in _needed(rule, wanted)]
     return "\n".join(f"  {line}" for line in (*lines, *ends))
 
 
-def _needed(rule: Rule, wanted: Iterable[int]) -> list[int]:
+def _needed(rule: Rule | ResetRule, wanted: Iterable[int]) -> list[int]:
     needed: set[int] = set()
     waiting = list(wanted)
     while waiting:
@@ -180,7 +262,7 @@ def _needed(rule: Rule, wanted: Iterable[int]) -> list[int]:
     return sorted(needed)
 
 
-def _is_done(rule: Rule, place: int) -> bool:
+def _is_done(rule: Rule | ResetRule, place: int) -> bool:
     """Whether it is an operation, and not an input."""
     return rule.nodes[place][0] in _FORMS
 

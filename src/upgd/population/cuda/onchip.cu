@@ -131,15 +131,16 @@ template <bool LOAD> INLINE void move(Thread& me, const Arguments& args, int lea
       else if (me.rank == 0) { inputs[i] = memory[MEANS + i]; inputs[Layer<0>::INPUTS + i] = memory[VARIANCES + i]; }
     }
   }
-  if constexpr (FEATURES) each_layer([&](auto layer) {
+  if constexpr (FEATURES || RESETS) each_layer([&](auto layer) {
     typedef decltype(layer) L;
     if constexpr (L::NUMBER + 1 == LAYERS) return;
-    const int own = L::TURNED ? L::OUTPUTS : me.rows<L::NUMBER>(), first = L::TURNED ? 0 : me.first<L::NUMBER>();
+    constexpr bool ALL = L::TURNED || RESETS;  // every CTA knows all units
+    const int own = ALL ? L::OUTPUTS : me.rows<L::NUMBER>(), first = ALL ? 0 : me.first<L::NUMBER>();
     for (int n = 0; n < UNIT_STATES; ++n)
       for (int i = threadIdx.x; i < own; i += THREADS) {
         float &here = memory[L::UNIT_STATE + n * L::UNITS_KEPT + i];
         float &there = args.units[((i64)learner * UNIT_STATES + n) * HIDDEN + L::FIRST_HIDDEN + first + i];
-        if (LOAD) here = there; else if (!L::TURNED || me.rank == 0) there = here;
+        if (LOAD) here = there; else if (!ALL || me.rank == 0) there = here;
       }
   });
 }

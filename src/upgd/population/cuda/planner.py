@@ -11,7 +11,7 @@ from typing import NamedTuple
 from upgd.methods.method import Reduction
 from upgd.population.backend import Kind, Loss
 
-__all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "Program", "fastest", "plan", "source"]
+__all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "Program", "Resets", "fastest", "plan", "source"]
 
 THREADS = 384  #: three warps for each of the four schedulers; 168 registers for each thread
 CLUSTERS = (1, 2, 4, 8, 16)
@@ -35,6 +35,20 @@ class Dense(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Resets:
+    """What the planner must know of how a method resets units (see :mod:`upgd.methods.reset_tracing`)."""
+
+    scalars: int  #: how many numbers of the learner and the step it needs
+    outgoing: int  #: how many sums over the weights that leave a unit
+    joins: tuple[str, ...]  #: the operations that need all units of a layer
+
+    @property
+    def selections(self) -> int:
+        """How many of them find the units with the smallest values."""
+        return self.joins.count("smallest")
+
+
+@dataclass(frozen=True)
 class Program:
     """What the planner must know of a rule that is not written by hand (see :mod:`.generated`)."""
 
@@ -47,6 +61,12 @@ class Program:
     features: bool = False  #: whether it looks at hidden units
     unit_state: tuple[str, ...] = ()
     unit_reductions: tuple[Reduction, ...] = ()
+    resets: Resets | None = None
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of the learner and the step there are in all."""
+        return self.scalars + (self.resets.scalars if self.resets else 0)
 
 
 @dataclass(frozen=True)
@@ -332,6 +352,11 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
         if needs.features and hidden:
             vectors |= {"GATE_GRADIENT": 1, "GATE_CURVATURE": needs.curvature}
             vectors |= {"UNIT_STATE": len(needs.unit_state), "UNIT_OBSERVED": len(needs.unit_reductions)}
+        if needs.resets and hidden:  # every CTA knows all units
+            own = {"UNIT_STATE": len(needs.unit_state), "ALL_H": not layer.turned, "OUTGOING": needs.resets.outgoing}
+            own |= {"RANKED": needs.resets.selections > 0, "AMONG": needs.resets.selections, "CHOSEN": 1, "MOVED": 1}
+            for name, count in own.items():
+                place(f"{name}.{number}", count * _units_kept(layer, program))
         for n, (_, over) in enumerate(needs.reductions):
             vectors[f"VALUES_{n}"] = over == "unit"
         for name, count in vectors.items():
@@ -339,7 +364,7 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
         place(f"BIAS_WORDS.{number}", words * layer.biases(cluster))
         for name in barriers:
             kind_of, _, of_layer = name.partition(".")
-            if of_layer == str(number):
+            if of_layer == str(number) and kind_of != "HEARD":
                 shares = hidden and (kind_of == "NORM" or kind_of.startswith("UNITS"))
                 place(f"{kind_of}_BUFFER.{number}", 0 if shares else cluster * layer.padded)
                 if shares:
@@ -355,7 +380,10 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
             place(f"{name}_BUFFER", barriers[name] // 4)
             place(f"{name}_VALUES", 0 if by_hand else tensors)
     place("OF_WARPS", 0 if by_hand else tensors * THREADS // 32)
-    place("NUMBERS", needs.scalars)
+    place("NUMBERS", needs.numbers)
+    place("JOINED", len(needs.resets.joins) * len(layers) if needs.resets else 0)
+    place("OF_LAYERS", len(needs.unit_state) * len(layers) if needs.resets else 0)
+    place("ANY_CHOSEN", 1)
     for name in ("MEANS", "VARIANCES", "NORMALIZED"):
         place(name, layers[0].padded if kind.normalize else 0)
     offsets["VECTORS_END"] = end
@@ -368,6 +396,11 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
             blocks.append(replace(block, shared=offsets.pop("block")))
         placed.append(replace(layer, blocks=tuple(blocks)))
     return ChipPlan(kind, program, cluster, tuple(placed), offsets, end, barriers)
+
+
+def _units_kept(layer: LayerPlan, program: Program | None) -> int:
+    """Floats for one number per hidden unit that a CTA knows."""
+    return -(-layer.dense.outputs // 4) * 4 if program is not None and program.resets else layer.vector
 
 
 def _scratch(layer: LayerPlan) -> int:
@@ -389,7 +422,10 @@ def _barriers(layers: Sequence[LayerPlan], kind: Kind, program: Program | None, 
             own += [f"UNITS_{n}" for n, (_, over) in enumerate(needs.reductions) if over == "unit"]
         elif layer.number:
             own += ["BACKWARD", "BEND"] if needs.curvature else ["BACKWARD"]
+            own += [f"OUTGOING_{n}" for n in range(needs.resets.outgoing)] if needs.resets else []
         names |= {f"{name}.{layer.number}": cluster * layer.padded * 4 for name in own}
+        if needs.resets and not layer.turned and layer.number + 1 < len(layers):
+            names[f"HEARD.{layer.number}"] = layer.dense.outputs * 4 * (1 + needs.resets.outgoing)
     if not layers[-1].turned:
         names["GATHER"] = layers[-1].dense.outputs * 4
     if program is None and kind.rule == "utility":
@@ -418,6 +454,7 @@ def source(plan: ChipPlan, loss: Loss, indexed: bool, parts: Mapping[str, str]) 
     before = [parts[f"{name}.cuh"] for name in ("machine", "basics", "judge", "joins", "tiles", "network", "rule")]
     made = plan.program
     rule = [parts["by_hand.cuh"]] if made is None else [*_reductions(plan), made.text, parts["generated.cuh"]]
+    rule += [parts["resets.cuh"]] if made is not None and made.resets else []
     return "\n".join([*_constants(plan, loss, indexed), *before, *rule, parts["onchip.cu"]])
 
 
@@ -431,7 +468,7 @@ def _constants(plan: ChipPlan, loss: Loss, indexed: bool) -> list[str]:
         "enum { GLOBAL, LOCAL };",
         "enum { NONE, WHITE, ANTICORRELATED };",
         "enum { CROSS_ENTROPY, MSE };",
-        "enum { MAX, NORM, MEAN, SUM };",
+        "enum { MAX, NORM, MEAN, SUM, SMALLEST };",
         "enum { LEARNER, LAYER, UNIT };",
         f"constexpr int RULE = {rule}, SCALING = {kind.scaling.upper()}, NOISE = {kind.noise.upper()};",
         f"constexpr int LOSS = {loss.upper()}; constexpr bool INDEXED = {_bool(indexed)};",
@@ -441,7 +478,10 @@ def _constants(plan: ChipPlan, loss: Loss, indexed: bool) -> list[str]:
         f"constexpr int PARAMETERS = {plan.parameters}, WORDS = {plan.words}, RENEWED_EVERY = {RENEWED_EVERY};",
         f"constexpr int EXCHANGES = {plan.exchanges}, BLOCKS_0 = {len(plan.layers[0].blocks)};",
         f"constexpr int BARRIER_COUNT = {len(plan.barriers)}, HIDDEN = {plan.hidden};",
-        f"constexpr int SCALARS = {needs.scalars}, UNIT_STATES = {len(needs.unit_state)};",
+        f"constexpr bool RESETS = {_bool(needs.resets is not None)};",
+        f"constexpr int SCALARS = {needs.numbers}, RESET_SCALARS = {needs.scalars}, UNIT_STATES = {len(needs.unit_state)};",
+        f"constexpr int OUTGOING_SUMS = {needs.resets.outgoing if needs.resets else 0};",
+        f"constexpr int UNIT_JOINS = {len(needs.resets.joins) if needs.resets else 0};",
         f"constexpr int REDUCTIONS = {len(needs.reductions)}, UNIT_REDUCTIONS = {len(needs.unit_reductions)};",
         f"#define EXPECTED {{ {', '.join(map(str, [*plan.barriers.values(), 0]))} }}",
     ]
@@ -449,6 +489,7 @@ def _constants(plan: ChipPlan, loss: Loss, indexed: bool) -> list[str]:
     lines += [f"constexpr int {name} = {offset};" for name, offset in offsets.items() if "." not in name]
     lines += ["template <int l> struct Layer;", "template <int l, int b> struct Block;"]
     lines += ["template <int l, int b> struct Held;", "template <int l, int n> struct Reduced;"]
+    lines.append("template <int l, int n> struct Outgoing;")
     held = []
     for layer in plan.layers:
         lines.append(_layer(layer, plan))
@@ -459,6 +500,10 @@ def _constants(plan: ChipPlan, loss: Loss, indexed: bool) -> list[str]:
             names = {"BARRIER": "UNITS_{}", "BUFFER": "UNITS_{}_BUFFER", "VALUES": "VALUES_{}"}
             places = {name: plan.offsets.get(f"{of.format(n)}.{layer.number}", -1) for name, of in names.items()}
             lines.append(f"template <> struct Reduced<{layer.number}, {n}> {{ {_ints(places)} }};")
+        for n in range(needs.resets.outgoing if needs.resets else 0):
+            names = {"BARRIER": "OUTGOING_{}", "BUFFER": "OUTGOING_{}_BUFFER"}
+            places = {name: plan.offsets.get(f"{of.format(n)}.{layer.number}", -1) for name, of in names.items()}
+            lines.append(f"template <> struct Outgoing<{layer.number}, {n}> {{ {_ints(places)} }};")
     lines.append(f"struct Registers : {', '.join(held)} {{}};")
     return lines
 
@@ -479,6 +524,12 @@ def _reductions(plan: ChipPlan) -> list[str]:
             join = "Largest" if operation == "max" else "Sum"
             units = f"static constexpr bool OF_UNITS = {_bool(name == 'UnitReduction')};"
             lines.append(f"template <> struct {name}<{n}> {{ typedef {join} Join; {_ints(numbers)} {units} }};")
+    lines.append("template <int n> struct UnitJoin;")
+    joins = program.resets.joins if program.resets else ()
+    for n, joining in enumerate(joins):
+        numbers = {"OPERATION": joining.upper(), "SELECTION": joins[:n].count("smallest")}
+        join = "Largest" if joining == "max" else "Sum"
+        lines.append(f"template <> struct UnitJoin<{n}> {{ typedef {join} Join; {_ints(numbers)} }};")
     return lines
 
 
@@ -511,11 +562,12 @@ def _layer(layer: LayerPlan, plan: ChipPlan) -> str:
         "BIAS_THREAD": layer.bias_thread,
     }
     numbers["BIASES"] = layer.biases(plan.cluster)
-    numbers["UNITS_KEPT"] = layer.vector
+    numbers["UNITS_KEPT"] = _units_kept(layer, plan.program)
     numbers["FIRST_HIDDEN"] = sum(other.dense.outputs for other in plan.layers[:number])
     vectors = ("H", "D", "C", "NORMS", "BIAS_WORDS", "GATE_GRADIENT", "GATE_CURVATURE", "UNIT_STATE", "UNIT_OBSERVED")
+    of_resets = ("ALL_H", "OUTGOING", "RANKED", "AMONG", "CHOSEN", "MOVED", "HEARD")
     exchanges = ("FORWARD", "BACKWARD", "BEND", "NORM")
-    names = (*vectors, *exchanges, *(f"{name}_BUFFER" for name in exchanges))
+    names = (*vectors, *of_resets, *exchanges, *(f"{name}_BUFFER" for name in exchanges))
     numbers |= {name: plan.offsets.get(f"{name}.{number}", -1) for name in names}
     switches = {
         "TURNED": layer.turned,
