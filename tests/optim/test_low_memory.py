@@ -146,9 +146,9 @@ def test_training_is_close_to_that_with_32_bits(build: Any, dtype: torch.dtype) 
 @pytest.mark.parametrize("name", ["UPGD", "UPGD-local", "AdaUPGD"])
 def test_foreach_equals_the_for_loop(dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But where a last bit decides how to round."""
-    from upgd.optim import _phases
+    from upgd.optim import _foreach
 
-    monkeypatch.setitem(_phases._BLOCK_ENTRIES, "cpu", 1000)
+    monkeypatch.setitem(_foreach._BLOCK_ENTRIES, "cpu", 1000)
     models = [network(torch.bfloat16) for _ in range(2)]
     for model, foreach in zip(models, (True, False), strict=True):
         options = {"state_dtype": dtype, "stochastic_rounding": True, "seed": 1, "foreach": foreach}

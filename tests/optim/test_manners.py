@@ -84,11 +84,11 @@ def test_foreach_equals_the_plain_loop_in_parameters_and_state(build: Build, dty
 def test_foreach_in_many_small_blocks_is_foreach_in_one(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_foreach(build):
         pytest.skip("has one implementation")
-    from upgd.optim import _phases
+    from upgd.optim import _foreach
 
     models = network(torch.float64), network(torch.float64)
     for model, entries in zip(models, (7, 1 << 20), strict=True):
-        monkeypatch.setitem(_phases._BLOCK_ENTRIES, "cpu", entries)
+        monkeypatch.setitem(_foreach._BLOCK_ENTRIES, "cpu", entries)
         optimizer = build(model, foreach=True)
         torch.manual_seed(3)
         train(model, optimizer, 10)

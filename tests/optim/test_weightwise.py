@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import upgd
 from upgd import rules
+from upgd.optim import _foreach
 
 both = pytest.mark.parametrize("foreach", [False, True])
 
@@ -322,11 +323,44 @@ def test_memory(
     assert kept == size * (averages + (noise == "anticorrelated"))
     with LiveMemory() as memory:
         optimizer.step()
-    block = 4 * upgd.optim._phases._BLOCK_ENTRIES["cpu"]
+    block = 4 * _foreach._BLOCK_ENTRIES["cpu"]
     scales = 2 * 4 * sum(shape[0] for shape in shapes)  # one number per unit, and its negative
     largest = max(param.nbytes for param in params)
     blocks = temporaries + (noise == "anticorrelated")
     assert largest <= memory.peak <= max(largest, block) + blocks * block + scales + 1000  # some numbers
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.1])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"scaling": "local"}], ids=str)
+@pytest.mark.parametrize("cls", [upgd.UPGD, upgd.AdaUPGD])
+def test_memory_on_other_devices(
+    sigma: float, options: dict[str, Any], cls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All temporaries together have the size of the largest parameter, or a quarter more with noise; and there are few
+    blocks."""
+    monkeypatch.delitem(_foreach._BLOCK_ENTRIES, "cpu")
+    monkeypatch.setattr(_foreach, "_LEAST_BLOCK_ENTRIES", 1)
+    shapes = [(3000, 100), *[(100, 100), (100,)] * 60]
+    params = random_parameters(*shapes, dtype=torch.float32)
+    optimizer = cls(params, sigma=sigma, foreach=True, **options)
+    optimizer.step()
+    calls = 0
+    sigmoid = torch._foreach_sigmoid_
+
+    def counted(tensors: list[Tensor]) -> None:
+        nonlocal calls
+        calls += 1
+        sigmoid(tensors)
+
+    monkeypatch.setattr(torch, "_foreach_sigmoid_", counted)
+    with LiveMemory() as memory:
+        optimizer.step()
+    largest = max(param.nbytes for param in params)
+    numbers = 8 * len(params) + 8 * sum(shape[0] for shape in shapes)  # scales, one per parameter or unit
+    assert 0.2 * largest <= memory.peak <= (1.25 if sigma else 1) * largest + numbers + 1000
+    temporaries = 1 + ("weight_decay" in options) + 2 * (cls is upgd.AdaUPGD)
+    size = sum(param.nbytes for param in params)
+    assert calls <= 2 * size / largest * temporaries * (4 if sigma else 1)
 
 
 def test_backward_after_a_step_sees_the_new_parameters() -> None:

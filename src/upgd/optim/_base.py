@@ -188,7 +188,7 @@ class BaseOptimizer(Optimizer):
     ) -> list[Tensor | Kept]:
         """The local state of parameters, as a step reads and writes it."""
         if not self._rounds(group):
-            return [local(tensor) for tensor in tensors]
+            return [local(tensor) for tensor in tensors] if self._has_shards else [*tensors]
         numbers, slot = self._numbering(), 1 + sorted(self._averages()).index(name)
         return [
             narrow.stored(

@@ -1,4 +1,4 @@
-"""Base class of the weight-wise optimizers: the state around the two phases of a step, which are in ``_phases.py``."""
+"""Base class of the weight-wise optimizers: the state around the phases of a step (``_phases.py``, ``_foreach.py``)."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from upgd import rules
 from upgd.methods import Method
 from upgd.methods.adamw import AdaUPGD as AdaptiveRule
 from upgd.methods.utility import UPGD as UtilityRule
+from upgd.optim import _foreach, _phases
 from upgd.optim import _fused as fused
 from upgd.optim import _narrow as narrow
 from upgd.optim import _partitions as partitions
@@ -18,7 +19,7 @@ from upgd.optim._arguments import check_dense, check_group, with_plain_numbers
 from upgd.optim._base import Curvature, step_device
 from upgd.optim._fusing import FusingOptimizer
 from upgd.optim._narrow import wide_state
-from upgd.optim._phases import Work, global_scales, largest, trace, update, wide
+from upgd.optim._phases import Work, global_scales, largest, use_foreach, utility_dtype, wide
 from upgd.optim._sharded import across, is_sharded, local, placed, scales_of_units
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class WeightwiseOptimizer(FusingOptimizer):
             return
         work = [self._gather(group) for group in self.param_groups]
         gated = [w for w in work if w.utilities]
-        maxima = [m for w in gated for m in trace(w)]
+        maxima = [m for w in gated for m in (_foreach if use_foreach(w) else _phases).trace(w)]
         if self._has_shards:
             maxima = [one for m in maxima for one in m.reshape(-1)]
             maxima = across(maxima, [owner for w in gated for owner in w.owners], "max")
@@ -108,7 +109,8 @@ class WeightwiseOptimizer(FusingOptimizer):
                     w.norms = scales_of_units(map(wide, w.utilities), w.owners)
         scale = self._global_scales(maxima) if self._gated else {}
         for w in work:
-            update(w, scale, self._noise_of(w) if self._perturbs(w.options) else None)
+            noise = self._noise_of(w) if self._perturbs(w.options) else None
+            (_foreach if use_foreach(w) else _phases).update(w, scale, noise)
 
     def _noise_of(self, work: Work) -> Callable[[int], Tensor]:
         """A function that draws the noise of the work's parameters by their place in the work's lists."""
@@ -237,8 +239,8 @@ class WeightwiseOptimizer(FusingOptimizer):
         return Work(
             group,
             *self._switches(group),
-            [local(param) for param in params],
-            [local(grad, param) for param, grad in zip(params, grads, strict=True)],
+            [local(param) for param in params] if self._has_shards else params,
+            [local(grad, param) for param, grad in zip(params, grads, strict=True)] if self._has_shards else grads,
             self._kept(group, params, counted, "utility", utilities),
             self._kept(group, params, counted, "exp_avg", exp_avgs),
             self._kept(group, params, counted, "exp_avg_sq", exp_avg_sqs),
@@ -267,20 +269,24 @@ class WeightwiseOptimizer(FusingOptimizer):
         has_gates = self._has_gates(group)
         seeded = group["seed"] is not None and (self._perturbs(group) or self._rounds(group))
         remembers_noise = group["noise"] == "anticorrelated" and self._perturbs(group) and group["seed"] is None
+        averages, state_dtype = self._averages(), group["state_dtype"]
         for param in group["params"]:
-            if param.grad is None or param.numel() == 0:
+            grad = param.grad
+            if grad is None or param.numel() == 0:
                 continue
-            check_dense(param, self)
+            if grad.is_sparse:
+                check_dense(param, self)
             params.append(param)
-            grads.append(param.grad)
+            grads.append(grad)
             if not has_gates and not self._adaptive and not remembers_noise and not seeded:
                 continue  # no state, not even an empty one
             state = self.state[param]
             if (has_gates and "utility" not in state) or (self._adaptive and "exp_avg_sq" not in state):
                 self._begin(param, group)
-            for name in self._averages():
-                if name in state:
-                    narrow.begin(state, name, param, group["state_dtype"])
+            dtype = utility_dtype(param)
+            for name in averages:
+                if name in state and (state_dtype is not None or state[name].dtype is not dtype):
+                    narrow.begin(state, name, param, state_dtype)
             if has_gates:
                 utilities.append(state["utility"])
             if has_gates or self._adaptive or seeded:
