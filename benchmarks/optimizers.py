@@ -58,6 +58,12 @@ FUSED: dict[str, Make] = {
     "AdaUPGD(fused)": lambda params: upgd.AdaUPGD(params, fused=True),
     "AdaUPGD(fused), σ = 0": lambda params: upgd.AdaUPGD(params, sigma=0.0, fused=True),
 }
+_LOW: dict[str, Any] = {"state_dtype": torch.bfloat16, "stochastic_rounding": True}
+#: For bf16 parameters on a GPU.
+NARROW: dict[str, Make] = {
+    "UPGD(fused), bf16 state": lambda params: upgd.UPGD(params, fused=True, **_LOW),
+    "AdaUPGD(fused), bf16 state": lambda params: upgd.AdaUPGD(params, fused=True, **_LOW),
+}
 FOREACH: dict[str, Make] = {
     "AdamW(foreach)": lambda params: torch.optim.AdamW(params, foreach=True),
     "UPGD(foreach)": lambda params: upgd.UPGD(params, foreach=True),
@@ -73,6 +79,8 @@ BYTES = {
     "UPGD(fused), overlap": (20, 14),
     "AdaUPGD(fused)": (48, 38),
     "AdaUPGD(fused), σ = 0": (48, 38),
+    "UPGD(fused), bf16 state": (None, 16),
+    "AdaUPGD(fused), bf16 state": (None, 24),
 }
 
 
@@ -112,13 +120,13 @@ def elapsed(job: Callable[[], Any], times: int) -> float:
 
 def on_gpu(
     shapes: Shapes, dtype: torch.dtype, foreach: bool, rounds: int = 11, inner: int = 4
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Milliseconds on the GPU, by CUDA events, and those that Python takes to launch a step.
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Milliseconds on the GPU, by CUDA events; milliseconds that Python takes to launch a step; megabytes of temporaries.
 
     All optimizers share the parameters.
     """
     params = parameters(shapes, "cuda", dtype)
-    makes = FUSED | (FOREACH if foreach else {})
+    makes = FUSED | (FOREACH if foreach else {}) | ({} if dtype == torch.float32 else NARROW)
     optimizers = {name: make(params) for name, make in makes.items()}
     jobs: dict[str, Callable[[], Any]] = {name: optimizer.step for name, optimizer in optimizers.items()}
     source = torch.empty(sum(param.numel() for param in params), device="cuda")
@@ -140,20 +148,32 @@ def on_gpu(
             else:
                 total = elapsed(job, inner)
             times[name].append(total / inner)
-    host = {}
+    host, memory = {}, {}
     for name, job in jobs.items():
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        job()
-        host[name] = 1e3 * (time.perf_counter() - begin)
-    return {name: statistics.median(found) for name, found in times.items()}, host
+        launches = []
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(5):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            job()
+            launches.append(time.perf_counter() - begin)
+        host[name] = 1e3 * statistics.median(launches)
+        memory[name] = 1e-6 * (torch.cuda.max_memory_allocated() - before)
+    return {name: statistics.median(found) for name, found in times.items()}, host, memory
 
 
-def table(times: Mapping[str, float], narrow: bool, host: Mapping[str, float] | None = None) -> str:
-    """Rows for a page: milliseconds, times AdamW; on a GPU also bytes per parameter, share of a copy's bandwidth, launch."""
+def table(
+    times: Mapping[str, float],
+    narrow: bool,
+    host: Mapping[str, float] | None = None,
+    memory: Mapping[str, float] | None = None,
+) -> str:
+    """Rows for a page: milliseconds, times AdamW; on a GPU also bytes per parameter, share of a copy's bandwidth, launch and
+    temporaries."""
     copy = times.get("copy")
-    more = " bytes per parameter | of a copy's bandwidth | ms to launch |" if host else ""
-    lines = ["| | ms | of AdamW(fused) |" + more, "|---|---:|---:|" + ("---:|---:|---:|" if host else "")]
+    more = " bytes per parameter | of a copy's bandwidth | ms to launch | MB of temporaries |" if host else ""
+    lines = ["| | ms | of AdamW(fused) |" + more, "|---|---:|---:|" + ("---:|---:|---:|---:|" if host else "")]
     for name, milliseconds in times.items():
         if name == "copy":
             continue
@@ -161,7 +181,7 @@ def table(times: Mapping[str, float], narrow: bool, host: Mapping[str, float] | 
         if host and copy:
             moved = BYTES.get(name, (None, None))[narrow]
             line += f" {moved} | {moved / milliseconds / (8 / copy):.0%} |" if moved else " | |"
-            line += f" {host[name]:.2f} |"
+            line += f" {host[name]:.2f} | {memory[name]:.0f} |" if memory else f" {host[name]:.2f} | |"
         lines.append(line)
     return "\n".join(lines)
 
@@ -172,8 +192,9 @@ def main(arguments: Sequence[str] = ()) -> None:
     if torch.cuda.is_available():
         found["device"] = torch.cuda.get_device_name()
         for name, (shapes, dtype, foreach) in MODELS.items():
-            times, host = on_gpu(shapes, dtype, foreach)
-            found["gpu"][name] = {"times": times, "narrow": dtype != torch.float32, "host": host}
+            times, host, memory = on_gpu(shapes, dtype, foreach)
+            narrow = dtype != torch.float32
+            found["gpu"][name] = {"times": times, "narrow": narrow, "host": host, "memory": memory}
             torch.cuda.empty_cache()
             print(f"{name}, {found['device']}\n{table(**found['gpu'][name])}\n", flush=True)
     else:

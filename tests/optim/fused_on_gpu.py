@@ -89,6 +89,63 @@ def check_graph_replays_equal_eager_steps() -> None:
         assert_close(replayed, eager, ulps=50, dtype=torch.float32)
 
 
+def check_eager_steps_after_replays() -> None:
+    """Replays count steps, which the eager steps after them must notice."""
+    eager, mixed = parameters("cuda"), parameters("cuda")
+    own, other = (built("UPGD with noise", params, True, capturable=True) for params in (eager, mixed))
+    graph = captured(other, mixed)
+    for step in range(3):
+        put_gradients(eager, step)
+        own.step()
+    for step in range(3, 20):
+        put_gradients(eager, step)
+        put_gradients(mixed, step, keep=True)
+        own.step()
+        graph.replay() if step % 4 else other.step()
+    assert_close(mixed, eager, ulps=50, dtype=torch.float32)
+
+
+def check_temporaries() -> None:
+    """Fused steps need none. Those of foreach have the size of the largest parameter, or a quarter more with noise."""
+    shapes = [(4096, 4096), *[(2048, 2048), (2048,)] * 8]  # 16 M entries and 33 M
+    params = [nn.Parameter(torch.randn(shape, device="cuda")) for shape in shapes]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    largest = params[0].nbytes
+    for build, options, allowed in (
+        (upgd.UPGD, {"fused": True}, 0.01),
+        (upgd.AdaUPGD, {"fused": True}, 0.01),
+        (upgd.UPGD, {"foreach": True, "sigma": 0.0}, 1.02),
+        (upgd.UPGD, {"foreach": True}, 1.27),
+        (upgd.AdaUPGD, {"foreach": True, "weight_decay": 0.1, "sigma": 0.0}, 1.27),
+    ):
+        optimizer = build(params, **options)
+        for _ in range(2):
+            optimizer.step()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.step()
+        needed = (torch.cuda.max_memory_allocated() - before) / largest
+        assert needed <= allowed, (options, needed)
+
+
+def check_narrow_state() -> None:
+    """As with the for-loop, but where a last bit decides how to round."""
+    for dtype in (torch.float32, torch.bfloat16):
+        finals = []
+        for fused in (True, False):
+            params = parameters("cuda", dtype)
+            optimizer = built("AdaUPGD", params, fused, sigma=0.1, state_dtype=torch.bfloat16, stochastic_rounding=True)
+            for step in range(5):
+                put_gradients(params, step)
+                optimizer.step()
+            finals.append([*params, *(optimizer.state[p]["utility"] for p in params)])
+        agree = torch.cat([(a == b).flatten() for a, b in zip(*finals, strict=True)]).double().mean()
+        assert float(agree) > (0.9 if dtype == torch.bfloat16 else 0.4), float(agree)
+        for one, other in zip(*finals, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.02, atol=5e-3)
+
+
 def check_compiled_step() -> None:
     eager, compiled = parameters("cuda"), parameters("cuda")
     own, other = built("UPGD with noise", eager, True), built("UPGD with noise", compiled, True)
@@ -144,6 +201,9 @@ CHECKS = {
     "fused is the default": check_fused_is_the_default,
     "fused: noise is that of the definition": check_noise_is_that_of_the_definition,
     "fused: graph replays equal eager steps": check_graph_replays_equal_eager_steps,
+    "fused: eager steps after replays": check_eager_steps_after_replays,
+    "fused: bfloat16 state": check_narrow_state,
+    "temporaries of fused and foreach steps": check_temporaries,
     "fused: compiled step": check_compiled_step,
     "fused: nothing waits for the GPU": check_nothing_waits_for_the_gpu,
     "fused: gradient scaler": check_gradient_scaler,

@@ -173,7 +173,10 @@ def check_state_moves_with_the_parameters() -> None:
 
 
 def check_sharded_steps(device: str = "cuda", backend: str = "nccl") -> None:
-    """One process that FSDP2 and tensor parallelism take for several, with the communication of several."""
+    """FSDP2 and tensor parallelism with NCCL, in one process because NCCL refuses a second one on the same GPU.
+
+    The optimizers communicate as they do with several; ``test_sharded.py`` has several processes, with gloo.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -194,16 +197,22 @@ def check_sharded_steps(device: str = "cuda", backend: str = "nccl") -> None:
         torch.distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:
             mesh = init_device_mesh(device, (1,))
-            for options in ({}, {"scaling": "local"}, {"state_dtype": torch.bfloat16}, {"state_dtype": torch.uint8}):
+            narrow = (
+                {"state_dtype": torch.bfloat16, "fused": True},
+                {"state_dtype": torch.bfloat16},
+                {"state_dtype": torch.uint8},
+            )
+            for options in ({"fused": True}, {}, {"scaling": "local"}, *narrow):
+                options = {"foreach": True, **options} if "fused" not in options else options
                 whole, sharded, parallel = model(), model(), model()
                 fully_shard(sharded, mesh=mesh)
                 parallelize_module(parallel, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
                 drawn: int | None = None
                 tolerance = 5e-4 if "state_dtype" in options else 1e-5  # a last bit may decide how to round
                 for network in (sharded, whole, parallel):
-                    if network is parallel and options.get("state_dtype") == torch.uint8:
+                    if network is parallel and (options.get("state_dtype") == torch.uint8 or "fused" in options):
                         continue  # rows are sharded
-                    optimizer = upgd.AdaUPGD(network.parameters(), sigma=0.1, seed=drawn, foreach=True, **options)
+                    optimizer = upgd.AdaUPGD(network.parameters(), sigma=0.1, seed=drawn, **options)
                     train(network, optimizer)
                     drawn = optimizer.param_groups[0]["seed"]
                     assert drawn is not None

@@ -2,6 +2,8 @@
 
 import copy
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ pytest.importorskip("numba", reason="fused steps on the CPU need numba")
 
 import fused_checks as checks
 
-from upgd.kernels.cuda_step import CudaStep
+from upgd.methods import METHODS
 from upgd.optim import _fused
 
 triton = pytest.mark.skipif(
@@ -25,7 +27,7 @@ triton = pytest.mark.skipif(
 @pytest.fixture(params=["numba", pytest.param("triton", marks=triton)])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "triton":
-        monkeypatch.setattr(_fused, "make_engine", CudaStep)
+        monkeypatch.setitem(_fused._KINDS, "cpu", _fused._KINDS["cuda"])
     return request.param
 
 
@@ -48,8 +50,124 @@ def test_gradient_scaling(engine: str) -> None:
 
 @triton
 def test_overlap_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_fused, "make_engine", CudaStep)
-    checks.check_overlap("cpu", steps=10)
+    monkeypatch.setitem(_fused._KINDS, "cpu", _fused._KINDS["cuda"])
+    checks.check_overlap("cpu", steps=6)
+
+
+class Launches:
+    """A kernel that counts its launches."""
+
+    def __init__(self, name: str, kernel: Any, launched: list[str]) -> None:
+        self._name, self._kernel, self._launched = name, kernel, launched
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self._launched.append(self._name)
+        return self._kernel[grid]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that are launched, in Triton's interpreter."""
+    from upgd.kernels import cuda_layout
+
+    names: list[str] = []
+    real = cuda_layout.kernels
+
+    def counting(*arguments: Any) -> SimpleNamespace:
+        module = real(*arguments)
+        kinds = ("prepare", "observe", "combine", "conclude", "update")
+        return SimpleNamespace(**{name: Launches(name, getattr(module, name), names) for name in kinds})
+
+    monkeypatch.setitem(_fused._KINDS, "cpu", _fused._KINDS["cuda"])
+    monkeypatch.setattr(cuda_layout, "kernels", counting)
+    return names
+
+
+#: What a step launches, for each group and for the maximum.
+LAUNCHES: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "UPGD": (upgd.UPGD, {}, ["observe", "conclude", "update"]),
+    "UPGD, learning rate on the device": (upgd.UPGD, {"lr": torch.tensor(0.1)}, ["observe", "conclude", "update"]),
+    "AdaUPGD": (upgd.AdaUPGD, {"weight_decay": 0.1}, ["observe", "conclude", "update"]),
+    "UPS": (upgd.UPS, {"noise": "anticorrelated"}, ["observe", "conclude", "update"]),
+    "local": (upgd.UPGD, {"scaling": "local"}, ["observe", "update"]),
+    "PGD": (upgd.PGD, {"lr": 0.1, "sigma": 0.1}, ["prepare", "update"]),
+}
+
+
+@triton
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_two_launches_per_group_and_one_for_the_maximum(case: str, launched: list[str]) -> None:
+    build, options, expected = LAUNCHES[case]
+    params = [nn.Parameter(torch.ones(3, 4)) for _ in range(4)]
+    for groups in (1, 2):
+        half = len(params) // groups
+        optimizer = build([{"params": params[n * half : (n + 1) * half]} for n in range(groups)], fused=True, **options)
+        for step in range(3):
+            launched.clear()
+            checks.put_gradients(params, step)
+            if not isinstance(optimizer.param_groups[0]["lr"], torch.Tensor):
+                optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+            optimizer.step()
+        assert sorted(launched) == sorted(name for name in expected for _ in range(1 if name == "conclude" else groups))
+
+
+@triton
+def test_launches_with_a_gradient_scaler_and_overlapped(launched: list[str]) -> None:
+    model = checks.network("cpu")
+    optimizer = upgd.UPGD(model.parameters(), fused=True, overlap=True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(5, 8)).square().mean().backward()
+        during_backward = list(launched)
+        launched.clear()
+        optimizer.step()
+        in_step = list(launched)
+        launched.clear()
+    assert during_backward == ["observe"] * 4
+    assert in_step == ["observe", "conclude", "update"]  # this observe has no blocks
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+    optimizer.step()
+    assert launched == ["observe", "conclude", "update"]
+
+
+def test_a_step_count_that_somebody_changes(engine: str) -> None:
+    trained = []
+    for options in ({"fused": True}, {"foreach": False}):
+        params = [nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4)) for _ in range(2)]
+        optimizer = upgd.UPGD(params, 0.1, sigma=0.0, beta_utility=0.9, **options)
+        for step in range(6):
+            checks.put_gradients(params, step)
+            if step == 3:
+                optimizer.state[params[0]]["step"].fill_(50)
+            optimizer.step()
+        trained.append(params)
+    checks.assert_close(*trained, ulps=50, dtype=torch.float32)
+
+
+@triton
+@pytest.mark.parametrize("name", ["UPGD", "AdaUPGD", "MethodOptimizer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_narrow_state(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without kernels, but where a last bit decides how to round; and a checkpoint goes on with either."""
+    monkeypatch.setitem(_fused._KINDS, "cpu", _fused._KINDS["cuda"])
+    builds = {"UPGD": upgd.UPGD, "AdaUPGD": upgd.AdaUPGD, "MethodOptimizer": checks.of_method(METHODS["adaupgd"])}
+    finals, states = [], []
+    for fused in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        params = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in ((70, 41), (33,))]
+        options = {"lr": 0.01, "sigma": 0.1, "seed": 1, "state_dtype": torch.bfloat16, "stochastic_rounding": True}
+        build = builds[name]
+        optimizer = build(params, fused=True, **options) if fused else checks.without_fusing(build, params, **options)
+        for step in range(4):
+            checks.put_gradients(params, step)
+            optimizer.step()
+        finals.append(params)
+        states.append([value for p in params for value in optimizer.state[p].values()])
+        assert all(optimizer.state[p]["utility"].dtype == torch.bfloat16 for p in params)
+    agree = torch.cat([(a == b).flatten() for a, b in zip(*states, strict=True)]).double().mean()
+    assert agree > 0.95
+    for one, other in zip(finals[0] + states[0], finals[1] + states[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=2e-3)
 
 
 def test_what_overlap_needs() -> None:
@@ -57,7 +175,7 @@ def test_what_overlap_needs() -> None:
     model(torch.randn(5, 8)).sum().backward()
     with pytest.raises(ValueError, match="overlap=True needs fused steps; pass fused=True"):
         upgd.UPGD(model.parameters(), overlap=True).step()
-    with pytest.raises(RuntimeError, match="overlap=True is not possible, because it is for parameters on a GPU"):
+    with pytest.raises(RuntimeError, match="overlap=True is not possible, because the parameters are not on a GPU"):
         upgd.UPGD(model.parameters(), overlap=True, fused=True).step()
 
 
@@ -66,10 +184,17 @@ def test_reasons_against_fused_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     param.grad = torch.ones_like(param)
     with pytest.raises(RuntimeError, match=r"fused=True is not possible, because a parameter is torch.float64 on cpu"):
         upgd.UPGD([param], fused=True).step()
-    with pytest.raises(ValueError, match="fused=True is for all parameter groups together"):
+    with pytest.raises(ValueError, match="fused=True must hold for all parameter groups"):
         upgd.UPGD([param], fused=True, foreach=True).step()
     single = nn.Parameter(torch.ones(3))
     single.grad = torch.ones(3)
+    for options, reason in (
+        ({"state_dtype": torch.uint8}, r"state_dtype=torch.uint8 has a scale for each block of entries"),
+        ({"state_dtype": torch.bfloat16}, r"the kernels for cpu do not support state_dtype and stochastic_rounding"),
+    ):
+        with pytest.raises(RuntimeError, match=f"fused=True is not possible, because {reason}.*; leave fused out"):
+            upgd.UPGD([single], fused=True, **options).step()
+        upgd.UPGD([single], **options).step()  # the default uses another implementation
     monkeypatch.setattr(_fused, "_installed", lambda package: False)
     with pytest.raises(RuntimeError, match="because it needs numba, which is not installed"):
         upgd.UPGD([single], fused=True).step()

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,67 @@ def check_two(rank: int) -> None:
 def test_sharded_parameters_learn_as_whole_ones_do() -> None:
     in_processes(check_two)
     in_processes(check_layouts, world=4)
+
+
+def check_fused_shards(rank: int) -> None:
+    """The GPU's kernels, in Triton's interpreter: as one process with the whole model, also where shards begin with an odd
+    entry or are empty. What the kernels do not support is refused or, by default, left to other implementations."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from upgd.optim import _fused
+
+    _fused._KINDS["cpu"] = _fused._KINDS["cuda"]
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+
+    def network(width: int) -> nn.Sequential:
+        return model(width).float()
+
+    def in_shards(width: int) -> nn.Sequential:
+        network = model(width).float()
+        fully_shard(network[0], mesh=mesh)
+        fully_shard(network, mesh=mesh)
+        return network
+
+    options: dict[str, Any]
+    for build, options, tolerance in (
+        (upgd.UPGD, {}, 1e-5),
+        (upgd.AdaUPGD, {"noise": "anticorrelated", "lr": 0.01}, 1e-5),
+        (upgd.PGD, {}, 1e-5),
+        (upgd.UPGD, {"state_dtype": torch.bfloat16}, 2e-3),
+    ):
+        options = {"lr": 0.1, "sigma": 0.5, "seed": 3, **options}
+        parts, one = in_shards(5), network(5)
+        for learner, own in ((parts, {"fused": True}), (one, {"foreach": False})):
+            optimizer = build(learner.parameters(), **options, **own)
+            for x, y in batches(2):
+                learner.zero_grad()
+                nn.functional.cross_entropy(learner(x.float()), y).backward()
+                optimizer.step()
+        for a, b in zip(one.parameters(), parts.parameters(), strict=True):
+            torch.testing.assert_close(whole(b), a.detach(), rtol=tolerance, atol=tolerance)
+
+    wide = nn.Linear(2051, 5, bias=False)  # shards of several blocks
+    fully_shard(wide, mesh=mesh)
+    drawn = -wide.weight.full_tensor().detach()
+    wide(torch.ones(1, 2051)).sum().mul(0).backward()
+    upgd.PGD(wide.parameters(), 1.0, sigma=1.0, seed=7, fused=True).step()
+    drawn = -(drawn + wide.weight.full_tensor().detach())
+    expected = upgd.noise.parameter_normals(7, 1, 0, 0, drawn.numel())
+    torch.testing.assert_close(drawn.flatten(), expected, rtol=0, atol=1e-4)
+
+    parts = in_shards(5)
+    nn.functional.cross_entropy(parts(batches(1)[0][0].float()), batches(1)[0][1]).backward()
+    with pytest.raises(RuntimeError, match="because the method reduces over units or layers, which are sharded"):
+        upgd.UPGD(parts.parameters(), scaling="local", fused=True).step()
+    upgd.UPGD(parts.parameters(), scaling="local").step()
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's FSDP2 needs a GPU")
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
+def test_fused_steps_of_shards() -> None:
+    pytest.importorskip("triton")
+    in_processes(check_fused_shards, world=4)
 
 
 CHECKPOINTED = {

@@ -1,7 +1,7 @@
 """The inputs of an optimizer's step, shared by the CPU and GPU engines."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -27,6 +27,9 @@ class Part:
         states: the tensors of each state that the rule uses, in the order of :func:`states_of`.
         curvatures, steps: empty if the rule does not use them.
         numbers: the indices of the parameters among all parameters of the optimizer.
+        starts: the index of the first entry of each parameter in the whole parameter, for shards; empty if all are whole.
+        slots: for the parameter, and for each state that the rule uses, the slot of the random numbers with which it is
+            rounded to bfloat16 (see :data:`upgd.noise.Purpose.ROUNDING`), or None if it is not; empty if none is.
     """
 
     rule: Rule
@@ -39,6 +42,8 @@ class Part:
     states: list[list[Tensor]]
     steps: list[Tensor]
     numbers: list[int]
+    starts: list[int] = field(default_factory=list)
+    slots: tuple[int | None, ...] = ()
 
 
 class Engine(Protocol):

@@ -189,7 +189,7 @@ class BaseOptimizer(Optimizer):
         """The local state of parameters, as a step reads and writes it."""
         if not self._rounds(group):
             return [local(tensor) for tensor in tensors] if self._has_shards else [*tensors]
-        numbers, slot = self._numbering(), 1 + sorted(self._averages()).index(name)
+        numbers, slot = self._numbering(), self._slot(name)
         return [
             narrow.stored(
                 tensor,
@@ -199,6 +199,10 @@ class BaseOptimizer(Optimizer):
             )
             for param, step, tensor in zip(params, steps, tensors, strict=bool(tensors))
         ]
+
+    def _slot(self, name: str) -> int:
+        """Return the slot of the random numbers with which the state of that name is rounded; 0 is the parameter."""
+        return 1 + sorted(self._averages()).index(name)
 
     def _rounded(self, group: dict[str, Any], params: list[Tensor], steps: list[float | Tensor]) -> list[Tensor | Kept]:
         """The parameters to round stochastically; empty if none."""

@@ -1,6 +1,6 @@
-"""The fused implementation: the whole step in one or two passes, by kernels that are made from the method's rule.
+"""The fused implementation of a step: one or two passes, by kernels that are generated from the method's rule.
 
-On a GPU they are Triton's, on the CPU numba's. Here the optimizers' groups become what the kernels work on.
+The kernels use Triton on a GPU and numba on the CPU. This module converts the groups of an optimizer to their inputs.
 """
 
 import functools
@@ -16,28 +16,55 @@ from torch.optim.optimizer import Optimizer
 
 from upgd.kernels.source import simplified
 from upgd.kernels.steps import Engine, Part, Reductions, states_of
+from upgd.kernels.triton_source import check
 from upgd.methods import Method
 from upgd.methods.tracing import CannotTrace, Rule, traced
 from upgd.optim._phases import is_plain
+from upgd.optim._sharded import first_entry, has_whole_rows, is_sharded, local
 
 __all__ = ["NOISES", "Fused", "Repeated", "StepPlan", "Work", "reason_against"]
 
 NOISES = {"none": 0, "white": 1, "anticorrelated": 2}
-_TYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16, torch.float16)}
-_PACKAGES = {"cpu": "numba", "cuda": "triton"}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What the kernels for a kind of device support.
+
+    Attributes:
+        package: the package that they need.
+        dtypes: of parameters.
+        shards: whether parameters may be shards.
+        narrow: whether bfloat16 state and parameters can be rounded stochastically.
+    """
+
+    package: str
+    dtypes: tuple[torch.dtype, ...]
+    shards: bool
+    narrow: bool
+
+
+_KINDS = {
+    "cpu": _Kind("numba", (torch.float32,), shards=False, narrow=False),
+    "cuda": _Kind("triton", (torch.float32, torch.bfloat16, torch.float16), shards=True, narrow=True),
+}
 
 
 @dataclass
 class Work:
-    """One parameter group's part in a step, as the optimizer knows it; lists have an entry for each parameter.
+    """The inputs of a step for one parameter group; lists have an entry for each parameter.
 
     Attributes:
-        method: in the variant that the group's options choose.
+        method: the method, in the variant given by the group's options.
         gated: whether the first phase runs.
         noise: ``"none"``, ``"white"`` or ``"anticorrelated"``.
-        values: the numbers that the rule finds in ``h``.
+        values: the numbers in ``h``.
         sign: −1 to maximize.
-        states: the tensors of each state by its name in the rule.
+        owners: the parameters of the optimizer. Other tensors are local shards, if these are sharded.
+        states: the tensors of each state, by its name in the rule.
+        slots: for each state, by its name in the rule, the slot of the random numbers with which it is rounded if it is
+            stored in bfloat16.
+        rounds: whether bfloat16 parameters are rounded stochastically.
     """
 
     method: Method
@@ -45,37 +72,62 @@ class Work:
     noise: str
     values: Mapping[str, Any]
     sign: float
+    owners: list[Tensor]
     params: list[Tensor]
     grads: list[Tensor]
     curvatures: list[Tensor]
     states: Mapping[str, list[Tensor]]
     steps: list[Tensor]
     numbers: list[int]
+    slots: Mapping[str, int]
+    rounds: bool
 
 
-def reason_against(params: Iterable[Tensor], methods: Iterable[tuple[Method, bool]]) -> str | None:
-    """Why the fused implementation cannot take a step, a clause that goes on after "because"; None if it can.
+def reason_against(
+    params: Sequence[Tensor], methods: Iterable[tuple[Method, bool]], groups: Iterable[Mapping[str, Any]]
+) -> str | None:
+    """Return why steps cannot be fused, as a clause that follows "because"; None if they can.
 
     Args:
         params: all parameters.
         methods: the method of each group, and whether it is gated.
+        groups: the options of each group.
     """
-    devices = set()
+    if not params:
+        return "there are no parameters"
+    device = params[0].device
+    kind = _KINDS.get(device.type)
     for param in params:
-        if not is_plain(param):
-            return f"a parameter is a {type(param).__name__}"
-        devices.add(param.device)
-        if param.dtype not in _TYPES.get(param.device.type, ()):
-            return f"a parameter is {param.dtype} on {param.device}"
-    if len(devices) != 1:
-        return "the parameters are on several devices" if devices else "there are no parameters"
-    package = _PACKAGES[devices.pop().type]
-    if not _installed(package):
-        return f"it needs {package}, which is not installed"
-    for method, gated in methods:
-        reason = _untraceable(*_variant(method), gated)
-        if reason is not None:
+        if param.device != device:
+            return "the parameters are on several devices"
+        if kind is None or param.dtype not in kind.dtypes:
+            return f"a parameter is {param.dtype} on {device}"
+        if not is_plain(param) and (reason := _reason_against_shard(param, kind)) is not None:
             return reason
+    assert kind is not None
+    for group in groups:
+        if (dtype := group.get("state_dtype")) == torch.uint8:
+            return "state_dtype=torch.uint8 has a scale for each block of entries, which the kernels do not support"
+        if not kind.narrow and (dtype == torch.bfloat16 or group.get("stochastic_rounding")):
+            return f"the kernels for {device.type} do not support state_dtype and stochastic_rounding"
+    if not _installed(kind.package):
+        return f"it needs {kind.package}, which is not installed"
+    sharded = any(map(is_sharded, params))
+    for method, gated in methods:
+        if (reason := _untraceable(*_variant(method), gated)) is not None:
+            return reason
+        if sharded and gated and any(one != ("max", "learner") for one in method.reductions.values()):
+            return "the method reduces over units or layers, which are sharded; only maxima over all parameters are supported"
+    return None
+
+
+def _reason_against_shard(param: Tensor, kind: _Kind) -> str | None:
+    if not is_sharded(param):
+        return f"a parameter is a {type(param).__name__}"
+    if not kind.shards:
+        return f"a parameter is sharded, and the kernels for {param.device.type} do not support shards"
+    if not has_whole_rows(param):
+        return "a parameter is sharded along another dimension than the first"
     return None
 
 
@@ -85,7 +137,7 @@ def _installed(package: str) -> bool:
 
 
 def _variant(method: Method) -> tuple[Any, tuple[tuple[str, Any], ...]]:
-    """A method's class and the switches that choose a variant of it, to be remembered by."""
+    """Return a method's class and the switches that select its variant, as a key for caches."""
     switches = ((name, getattr(method, name)) for name, setting in method.settings.items() if setting.is_switch)
     return type(method), tuple(switches)
 
@@ -97,8 +149,6 @@ def _traced(method: Any, switches: tuple[tuple[str, Any], ...], gated: bool) -> 
 
 @functools.cache
 def _untraceable(method: Any, switches: tuple[tuple[str, Any], ...], gated: bool) -> str | None:
-    from upgd.kernels.cuda_step import check
-
     try:
         check(_traced(method, switches, gated))
     except CannotTrace as reason:
@@ -115,7 +165,7 @@ def _rule(
     noise: bool,
     reductions: Reductions,
 ) -> Rule:
-    """The rule of a group, with some scalars known and its reductions numbered as those of the step."""
+    """Return the rule of a group, with some scalars known and its reductions numbered as those of the step."""
     rule = simplified(_traced(method, switches, gated), dict(known), noise=noise)
     if not gated or not reductions:
         return rule
@@ -141,7 +191,7 @@ class Fused:
         self._engines: dict[torch.device, Engine] = {}
 
     def planned(self, works: Sequence[Work]) -> "StepPlan | None":
-        """What a step needs; None if no parameter has a gradient."""
+        """Return the plan of a step; None if no parameter has a gradient."""
         works = [one for work in works for one in _by_dtype(work)]
         if not works:
             return None
@@ -162,10 +212,10 @@ class Fused:
 
 @dataclass
 class StepPlan:
-    """A step that can be taken, again if nothing but gradients and the learning rate changes.
+    """A step that is ready to be taken; also again, if only gradients and the learning rate change.
 
     Attributes:
-        copies: tensors that do not lie in one piece, and what the step changes in their place.
+        copies: pairs of a non-contiguous tensor and its contiguous copy, which the step changes.
     """
 
     engine: Engine
@@ -182,9 +232,13 @@ class StepPlan:
         found_inf: Tensor | None = None,
         everywhere: Callable[[Tensor], Tensor] | None = None,
         changed: Sequence[tuple[int, int]] | None = None,
+        across: Callable[[Tensor, list[Tensor]], None] | None = None,
     ) -> None:
         """Take the step; see :meth:`upgd.kernels.steps.Engine.step` and :meth:`upgd.kernels.cuda_step.CudaStep.step`."""
-        early = {} if changed is None else {"changed": changed}
+        more: dict[str, Any] = {} if changed is None else {"changed": changed}
+        if across is not None:
+            owners = [owner for work in self.works if work.gated for owner in work.owners]
+            more["across"] = lambda maxima: across(maxima, owners)
         self.engine.step(
             self.parts,
             self.reductions,
@@ -192,37 +246,37 @@ class StepPlan:
             grad_scale=grad_scale,
             found_inf=found_inf,
             everywhere=everywhere,
-            **early,
+            **more,
         )
         for original, copy in self.copies:
             original.copy_(copy)
-        # Autograd shall notice that parameters changed, as it does where torch changes them.
+        # Autograd must notice the change, as it does for changes by torch.
         torch.autograd.graph.increment_version([param for work in self.works for param in work.params])
 
 
 class Repeated:
-    """Recognises, at little cost, that a step is like the one before, of which it has the plan.
+    """Detects at low cost that a step can reuse the plan of the last one.
 
-    It also lets the first phase of the next step run early, tensor by tensor, while the backward pass goes on.
+    It also runs the first phase of the next step early, tensor by tensor, during the backward pass.
     """
 
     def __init__(self, optimizer: Optimizer, plan: StepPlan) -> None:
         self._plan, self._state, self._count = plan, optimizer.state, len(optimizer.state)
         self._options = [_options(group) for group in optimizer.param_groups]
-        self._params = [param for part in plan.parts for param in part.params]
+        self._params = [owner for work in plan.works for owner in work.owners]
         own = set(self._params)
         self._idle = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
-        self._addresses = [param.data_ptr() for param in self._params]
+        self._addresses = [local(param).data_ptr() for param in self._params]
         self._kinds = [grad.dtype for part in plan.parts for grad in part.grads]
         groups = {param: group for group in optimizer.param_groups for param in group["params"]}
-        self._groups = [groups[part.params[0]] for part in plan.parts]
+        self._groups = [groups[work.owners[0]] for work in plan.works]
         self._places = {
             param: (number, place)
-            for number, part in enumerate(plan.parts)
-            for place, param in enumerate(part.params)
+            for number, (part, work) in enumerate(zip(plan.parts, plan.works, strict=True))
+            for place, param in enumerate(work.owners)
             if part.rule.reductions
         }
-        #: What was observed early: gradients with their versions and those of the parameters.
+        #: What was observed early: gradients, their versions and those of the parameters.
         self._seen: dict[Tensor, tuple[Tensor, int, int]] = {}
         self._states = [
             (optimizer.state[param], list(optimizer.state[param].items()))
@@ -232,7 +286,7 @@ class Repeated:
 
     @staticmethod
     def possible(plan: StepPlan) -> bool:
-        """Whether nothing else changes from step to step."""
+        """Return whether the plan can be reused: nothing but gradients and learning rates changes from step to step."""
         return not plan.copies and not any(part.curvatures for part in plan.parts)
 
     def observe(self, optimizer: Optimizer, param: Tensor) -> None:
@@ -248,7 +302,7 @@ class Repeated:
             self._seen[param] = grad, grad._version, param._version
 
     def changed(self) -> list[tuple[int, int]] | None:
-        """What has changed since it was observed, by part and place; None if it is all or most."""
+        """Return what has changed since it was observed, by part and index; None if most of it has."""
         found = []
         for param, place in self._places.items():
             grad, version, own = self._seen.get(param, (None, 0, 0))
@@ -263,16 +317,16 @@ class Repeated:
         return [_options(group) for group in optimizer.param_groups] == self._options
 
     def plan(self, optimizer: Optimizer) -> StepPlan | None:
-        """The plan with the present gradients and learning rates, or None if something else is not as it was."""
+        """Return the plan with the current gradients and learning rates, or None if something else has changed."""
         if not self._same(optimizer):
             return None
-        grads = [param.grad for param in self._params]
+        grads = [None if param.grad is None else local(param.grad, param) for param in self._params]
         for grad, kind in zip(grads, self._kinds, strict=True):
             if grad is None or grad.dtype is not kind or grad.layout is not torch.strided or not grad.is_contiguous():
                 return None
         if any(param.grad is not None for param in self._idle):
             return None
-        if [param.data_ptr() for param in self._params] != self._addresses:
+        if [local(param).data_ptr() for param in self._params] != self._addresses:
             return None
         if any(state.get(name) is not value for state, values in self._states for name, value in values):
             return None
@@ -285,14 +339,14 @@ class Repeated:
 
 
 def _options(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Everything in a group that decides what a step is, but the learning rate."""
+    """Return everything in a group that a step depends on, except the learning rate."""
     own = tuple((name, value) for name, value in group.items() if name not in ("params", "lr"))
     return (*own, len(group["params"]), isinstance(group["lr"], Tensor))
 
 
 def make_engine(device: torch.device) -> Engine:
-    """What computes steps on a device."""
-    if device.type == "cpu":
+    """Return what computes steps on a device."""
+    if _KINDS[device.type].package == "numba":
         from upgd.kernels.cpu_step import CpuStep
 
         return CpuStep()
@@ -302,8 +356,9 @@ def make_engine(device: torch.device) -> Engine:
 
 
 def _by_dtype(work: Work) -> list[Work]:
-    """The same in pieces whose parameters and gradients have one type each."""
-    kinds = [(param.dtype, grad.dtype) for param, grad in zip(work.params, work.grads, strict=True)]
+    """Split by the dtypes of parameters, gradients and state."""
+    columns = [tensors for tensors in (work.params, work.grads, *work.states.values()) if tensors]
+    kinds = [tuple(tensor.dtype for tensor in row) for row in zip(*columns, strict=True)]
     if len(set(kinds)) <= 1:
         return [work] if kinds else []
 
@@ -313,6 +368,7 @@ def _by_dtype(work: Work) -> list[Work]:
     return [
         replace(
             work,
+            owners=some(work.owners, kind),
             params=some(work.params, kind),
             grads=some(work.grads, kind),
             curvatures=some(work.curvatures, kind),
@@ -337,13 +393,19 @@ def _part(work: Work, reductions: Reductions, copies: list[tuple[Tensor, Tensor]
     )
 
     def whole(tensors: Iterable[Tensor], *, written: bool = False, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """The tensors in one piece each; what is written to a copy is taken back after the step."""
+        """Return contiguous tensors; copies of tensors that the step writes are copied back after it."""
         made = [tensor.to(dtype or tensor.dtype).contiguous() for tensor in tensors]
         if written:
             copies.extend((old, new) for old, new in zip(tensors, made, strict=True) if new is not old)
         return made
 
     names = list(rule.state)
+    states = [work.states[names[n]] for n in states_of(rule)]
+    slots: list[int | None] = [0 if work.rounds and work.params[0].dtype == torch.bfloat16 else None]
+    slots += [
+        work.slots[names[n]] if tensors[0].dtype == torch.bfloat16 else None
+        for n, tensors in zip(states_of(rule), states, strict=True)
+    ]
     return Part(
         rule=rule,
         noise=NOISES[work.noise],
@@ -352,14 +414,16 @@ def _part(work: Work, reductions: Reductions, copies: list[tuple[Tensor, Tensor]
         params=whole(work.params, written=True),
         grads=whole(work.grads),
         curvatures=whole(work.curvatures, dtype=torch.float32) if rule.uses("curvature") else [],
-        states=[whole(work.states[names[n]], written=True) for n in states_of(rule)],
+        states=[whole(tensors, written=True) for tensors in states],
         steps=work.steps,
         numbers=work.numbers,
+        starts=[first_entry(owner) for owner in work.owners] if any(map(is_sharded, work.owners)) else [],
+        slots=tuple(slots) if any(slot is not None for slot in slots) else (),
     )
 
 
 def _known(rule: Rule, values: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
-    """The scalars that make terms vanish: those that are 0 or 1, unless they follow the step or the learning rate."""
+    """Return the scalars that remove terms: those that are 0 or 1, unless they depend on the step or the learning rate."""
     known = []
     for n, scalar in enumerate(rule.scalars):
         if not scalar.changes and not re.search(r"\blr\b", scalar.key):

@@ -1,4 +1,4 @@
-"""Optimizers that can take a step with kernels made from their rule: when they do, and what they give the kernels."""
+"""The option ``fused`` of optimizers: when a step is fused, and how it is taken and overlapped with the backward pass."""
 
 import weakref
 from collections.abc import Callable
@@ -10,34 +10,35 @@ from torch import Tensor
 from upgd.methods import Method
 from upgd.optim._base import BaseOptimizer
 from upgd.optim._fused import Fused, Repeated, StepPlan, Work, reason_against
+from upgd.optim._sharded import largest_across, local
 
 __all__ = ["FusingOptimizer"]
 
 
 class FusingOptimizer(BaseOptimizer):
-    """An optimizer with an option ``fused``. A subclass knows the methods of its groups and what they work on."""
+    """Base class of optimizers with an option ``fused``. Subclasses provide the methods of their groups and their tensors."""
 
-    #: The kernels and what they keep between steps; a copy of the optimizer makes its own.
+    #: The kernels and their memory; a copy of the optimizer creates its own.
     _fused: Fused | None = None
-    #: The last step, if the next one may be like it.
+    #: The plan of the last step, if the next one may reuse it.
     _repeated: Repeated | None = None
-    #: Whether there are kernels for the optimizer at all.
+    #: Whether the optimizer has fused steps at all.
     _can_fuse = True
 
     def _methods(self) -> list[tuple[Method, bool]]:
-        """The method of each group in the variant that its options choose, and whether the group is gated."""
+        """Return the method of each group, in the variant given by its options, and whether the group is gated."""
         raise NotImplementedError
 
     def _works(self) -> list[Work]:
-        """What each group works on in this step."""
+        """Return the inputs of a step, for each group."""
         raise NotImplementedError
 
     def _everywhere(self) -> Callable[[Tensor], Tensor] | None:
-        """Takes a maximum over the parameters of this process to that over all processes; None if there are no others."""
+        """Return a function that reduces a maximum over all processes; None if this process has all parameters."""
         return None
 
     def _fuses(self) -> bool:
-        """Whether steps are fused: where the user asks for it, and on a GPU wherever it is possible."""
+        """Return whether steps are fused: if requested, and on a GPU wherever possible."""
         if not self._can_fuse:
             return False
         asked = [group["fused"] for group in self.param_groups]
@@ -46,32 +47,30 @@ class FusingOptimizer(BaseOptimizer):
         if any(group["fused"] is False or group.get("foreach") is not None for group in self.param_groups):
             if True in asked:
                 raise ValueError(
-                    "fused=True is for all parameter groups together, but one has fused=False or foreach; give all groups "
-                    "the same."
+                    "fused=True must hold for all parameter groups, but one has fused=False or foreach; give all groups the "
+                    "same options."
                 )
             return False
-        if torch.compiler.is_compiling():  # what runs outside the compiled step looks for reasons against it
+        if torch.compiler.is_compiling():  # the part outside the compiled step looks for reasons against it
             return True in asked
         params = [param for group in self.param_groups for param in group["params"]]
         if True not in asked and (not params or params[0].device.type != "cuda"):
             return False
-        reason = reason_against(params, self._methods())
-        if any(group.get("state_dtype") is not None or group.get("stochastic_rounding") for group in self.param_groups):
-            reason = "state_dtype and stochastic_rounding are options of other implementations"
+        reason = reason_against(params, self._methods(), self.param_groups)
         if reason is not None and True in asked:
             raise RuntimeError(f"fused=True is not possible, because {reason}; leave fused out.")
         return reason is None
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """For :class:`torch.amp.GradScaler`, which then leaves the scale and infinite gradients to the kernels."""
+        """Read by :class:`torch.amp.GradScaler`, which then lets the step unscale gradients and skip infinite ones."""
         return self._fuses()
 
     def _needs_seed(self) -> bool:
         return super()._needs_seed() or self._fuses()
 
     def _advance_fused(self) -> bool:
-        """Take a fused step, if steps are fused; whether it was taken."""
+        """Take a fused step if steps are fused; return whether it was taken."""
         if not torch.compiler.is_compiling() and self._repeated is not None:
             if (plan := self._repeated.plan(self)) is not None:
                 self._take(plan, self._repeated.changed() if self._overlaps() else None)
@@ -87,7 +86,7 @@ class FusingOptimizer(BaseOptimizer):
         if self._repeated is not None and (plan := self._repeated.plan(self)) is not None:
             self._take(plan)
             return
-        self._fuses()  # raises where that is impossible
+        self._fuses()  # raises an error if that is impossible
         if self._fused is None:
             self._fused = Fused()
         if any(map(self._perturbs, self.param_groups)) and self.param_groups[0]["seed"] is None:
@@ -102,14 +101,21 @@ class FusingOptimizer(BaseOptimizer):
     def _take(self, plan: StepPlan, changed: list[tuple[int, int]] | None = None) -> None:
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if grad_scale is not None or found_inf is not None:
-            changed = None  # what was observed early had the wrong scale
+            changed = None  # the gradients observed early were scaled
         plan.step(
             self.param_groups[0]["seed"] or 0,
             grad_scale=grad_scale,
             found_inf=found_inf,
             everywhere=self._everywhere(),
+            across=largest_across if self._has_shards else None,
             changed=changed,
         )
+
+    def _local(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+        """Return the local parts of tensors that belong to parameters."""
+        if not self._has_shards:
+            return tensors
+        return [local(tensor, param) for tensor, param in zip(tensors, params, strict=bool(tensors))]
 
     # -------------------------------------------------------------------------------------------------------- overlap
 
@@ -129,13 +135,13 @@ class FusingOptimizer(BaseOptimizer):
     def _check_overlap(self, plan: StepPlan) -> None:
         reason = None
         if not hasattr(plan.engine, "observe"):
-            reason = "it is for parameters on a GPU"
+            reason = "the parameters are not on a GPU"
         elif not plan.reductions:
             reason = "no group has gates, so there is nothing to compute before the step"
         elif not Repeated.possible(plan):
-            reason = "a parameter does not lie in one piece in memory, or the method uses curvature"
+            reason = "a parameter is not contiguous, or the method uses curvature"
         elif torch.distributed.is_available() and torch.distributed.is_initialized():
-            reason = "gradients are reduced over processes after the backward pass has computed them"
+            reason = "torch.distributed is initialized, and gradients may be reduced after they have been computed"
         if reason is not None:
             raise RuntimeError(f"overlap=True is not possible, because {reason}; leave overlap out.")
 
@@ -144,7 +150,7 @@ class FusingOptimizer(BaseOptimizer):
             self._repeated.observe(self, param)
 
     def _counted(self, param: Tensor) -> Tensor:
-        """The number of steps that a parameter has taken, where the kernels count it."""
+        """Return the step count of a parameter on the device where the kernels update it."""
         state: dict[str, Any] = self.state[param]
         if state["step"].device != param.device:
             state["step"] = state["step"].to(param.device)
@@ -153,7 +159,7 @@ class FusingOptimizer(BaseOptimizer):
 
 
 class _Early:
-    """Tells an optimizer, if it is still there, that a gradient has been accumulated."""
+    """The hook that notifies an optimizer, if it still exists, of an accumulated gradient."""
 
     def __init__(self, optimizer: "weakref.ref[FusingOptimizer]") -> None:
         self._optimizer = optimizer

@@ -4,6 +4,7 @@ A step works on the local part of each tensor, as on any other tensor. Other pro
 (:func:`across`, :func:`reduced_across`), which are combined into a few messages.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -74,6 +75,20 @@ def box(param: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...
     return shape, tuple(offset), tuple(size)
 
 
+def has_whole_rows(param: Tensor) -> bool:
+    """Return whether the local part of a sharded parameter consists of whole rows, which are contiguous."""
+    placements: Any = param.placements  # type: ignore[attr-defined]
+    return all(placement.is_replicate() or getattr(placement, "dim", None) == 0 for placement in placements)
+
+
+def first_entry(param: Tensor) -> int:
+    """Return the index, in the whole parameter, of the first entry of a local part with whole rows."""
+    if not is_sharded(param):
+        return 0
+    shape, offset, _ = box(param)
+    return offset[0] * math.prod(shape[1:]) if shape else 0
+
+
 def zeros_per_row(param: Tensor, columns: int) -> Tensor:
     """32-bit zeros, ``columns`` for each row of a parameter, whose rows may be sharded."""
     rows = local(param).shape[0]
@@ -123,6 +138,29 @@ def across(partials: Sequence[Tensor], params: Sequence[Tensor], operation: str,
         for i, piece in zip(members, torch.split(flat, [partials[i].numel() for i in members]), strict=True):
             results[i] = piece.view(partials[i].shape)
     return results
+
+
+def largest_across(keys: Tensor, params: Sequence[Tensor]) -> None:
+    """Reduce maxima over the processes that hold parts of the same parameter, in place.
+
+    Args:
+        keys: integers of shape (reductions, parameters) that are ordered as the values are.
+        params: the parameters.
+    """
+    together: dict[Any, list[int]] = {}
+    for i, param in enumerate(params):
+        if is_sharded(param):
+            mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]
+            dims = tuple(dim for dim, placement in enumerate(placements) if not placement.is_replicate())
+            together.setdefault((mesh, dims), []).append(i)
+    for (mesh, dims), members in together.items():
+        every = len(members) == len(params)
+        some = keys if every else torch.stack([keys[:, i] for i in members], 1)
+        for dim in dims:
+            torch.distributed.all_reduce(some, torch.distributed.ReduceOp.MAX, group=mesh.get_group(dim))
+        if not every:
+            for column, i in enumerate(members):
+                keys[:, i].copy_(some[:, column])
 
 
 def scales_of_units(utilities: Iterable[Tensor], params: Sequence[Tensor]) -> list[Tensor]:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["Curvature", "WeightwiseOptimizer", "step_device"]
 
 
+#: The names of the states in the rules of methods, and in ``optimizer.state``.
+_STATES = {"utility": "utility", "first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
+
+
 class WeightwiseOptimizer(FusingOptimizer):
     """Base class of the weight-wise optimizers. Subclasses set the switches of the rule."""
 
@@ -166,12 +170,18 @@ class WeightwiseOptimizer(FusingOptimizer):
                     noise=group["noise"] if self._perturbs(group) else "none",
                     values=values,
                     sign=-1.0 if group["maximize"] else 1.0,
-                    params=params,
-                    grads=grads,
+                    owners=params,
+                    params=self._local(params, params),
+                    grads=self._local(grads, params),
                     curvatures=[self._diagonal(param) for param in params] if method.uses_curvature else [],
-                    states={"utility": utilities, "first_moment": exp_avgs, "second_moment": exp_avg_sqs},
+                    states={
+                        name: self._local(tensors, params)
+                        for name, tensors in zip(_STATES, (utilities, exp_avgs, exp_avg_sqs), strict=True)
+                    },
                     steps=[self._counted(param) for param in params] if steps else [],
                     numbers=[numbering[param] for param in params],
+                    slots={name: self._slot(own) for name, own in _STATES.items()},
+                    rounds=group["stochastic_rounding"],
                 )
             )
         return works

@@ -441,12 +441,17 @@ class MethodOptimizer(FusingOptimizer):
                     noise=self._noise_of(method, group),
                     values=vars(self._numbers(group, params[0].device)) if params else {},
                     sign=-1.0 if group["maximize"] else 1.0,
-                    params=params,
-                    grads=grads,
+                    owners=params,
+                    params=self._local(params, params),
+                    grads=self._local(grads, params),
                     curvatures=[self._diagonal(param) for param in params] if method.uses_curvature else [],
-                    states=dict(zip(method.state, lists, strict=True)),
+                    states={
+                        name: self._local(tensors, params) for name, tensors in zip(method.state, lists, strict=True)
+                    },
                     steps=[self._counted(param) for param in params] if steps else [],
                     numbers=[numbering[param] for param in params],
+                    slots={name: self._slot(name) for name in method.state},
+                    rounds=group["stochastic_rounding"],
                 )
             )
         return works

@@ -1,0 +1,328 @@
+"""The memory of an optimizer's steps on a GPU, and the launches that use it.
+
+A table on the device holds the addresses of the tensors, so gradients may move; it is rewritten if they did, and within every
+captured graph, which therefore has its own addresses. Nothing synchronizes with the GPU.
+"""
+
+import itertools
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from upgd.kernels.steps import Part, Reductions
+from upgd.kernels.triton_source import (
+    NOTHING,
+    ROWS,
+    WRITTEN_AT_ONCE,
+    atomic,
+    combines,
+    early_names_of,
+    kernels,
+    kernels_for_writing,
+    names_of,
+    widths,
+)
+
+__all__ = ["Common", "Laid", "capturing", "starts_of"]
+
+#: Number of entries per block and of warps that share it; the same for rows, which may be shorter or longer.
+_BLOCK, _WARPS = 2048, 8
+_ROW_BLOCK, _ROW_WARPS = 1024, 4
+_GRADIENT = ROWS.index("gradient")
+
+
+class Common:
+    """Buffers that all parts of a step share."""
+
+    def __init__(self, device: torch.device, tensors: int, entries: int, reductions: Reductions, seed: int) -> None:
+        self.key = tensors, entries, reductions, seed
+        self.device, self.tensors, self.entries, self.reductions = device, tensors, entries, reductions
+        count = max(1, len(reductions))
+        self.slots = torch.full((count, max(1, tensors)), NOTHING, dtype=torch.int32, device=device)
+        self.layers = torch.empty(count * max(1, tensors), dtype=torch.float64, device=device)
+        self.learner = torch.zeros(count, dtype=torch.float32, device=device)
+        self.seed = torch.empty(1, dtype=torch.int64, device=device)
+        _send(self.seed, [seed - 2**64 if seed >= 2**63 else seed])
+        self.grad_scale, self.found_inf = torch.ones((), device=device), torch.zeros((), device=device)
+        self.amp = False
+        self._one, self._zero = self.grad_scale, self.found_inf
+
+    def scale(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """Take the values of a gradient scaler for the next launches."""
+        self.amp = grad_scale is not None or found_inf is not None
+        self.grad_scale = self._one if grad_scale is None else grad_scale.to(torch.float32)
+        self.found_inf = self._zero if found_inf is None else found_inf.to(torch.float32)
+
+    def forget(self) -> None:
+        """Forget all maxima."""
+        self.slots.fill_(NOTHING)
+
+    def conclude(
+        self,
+        observing: "list[Laid]",
+        everywhere: Callable[[Tensor], Tensor] | None,
+        across: Callable[[Tensor], None] | None,
+    ) -> None:
+        """Reduce what has been observed; see :meth:`upgd.kernels.cuda_step.CudaStep.step`."""
+        for one in observing:
+            if combines(one.part.rule):
+                one.combine()
+            one.observed.clear()
+        if across is not None:
+            across(self.slots)
+        if any(over == "learner" for _, _, over in self.reductions):
+            observing[0].kernels.conclude[(1,)](
+                self.tensors, float(self.entries), self.slots, self.layers, self.learner, BLOCK=1024
+            )
+            if everywhere is not None:
+                self.learner.copy_(everywhere(self.learner))
+
+
+class Laid:
+    """A part of a step, laid out for the kernels."""
+
+    def __init__(self, part: Part, common: Common, start: int) -> None:
+        self.part, self.common = part, common
+        self.block, self.warps = _BLOCK, _WARPS
+        self.offset = start  #: the index of the first tensor among all that are reduced
+        self.kernels = kernels(part.rule, part.noise, part.slots)
+        self.by_unit = any(over == "unit" for _, over in part.rule.reductions)
+        self.signature = self._signature(part)
+        device, count = common.device, len(part.params)
+        sizes = [param.numel() for param in part.params]
+        rows = [param.shape[0] if param.ndim > 1 else 1 for param in part.params]
+        shard_starts = part.starts or [0] * count
+        self.sharded, self.odd = any(shard_starts), part.noise > 0 and any(first % 2 for first in shard_starts)
+        blocks = [
+            -(-(size + (first % 2 if self.odd else 0)) // self.block)
+            for size, first in zip(sizes, shard_starts, strict=True)
+        ]
+        nothing = [0] * count
+        self.blocks, self.rows = sum(blocks), sum(rows)
+        self.piece_counts = rows if self.by_unit else blocks  #: of each tensor, as iterated by ``observe``
+        self.piece_starts = starts_of(self.piece_counts)
+        self.pieces = sum(self.piece_counts)
+        table = {
+            "parameter": [param.data_ptr() for param in part.params],
+            "gradient": [grad.data_ptr() for grad in part.grads],
+            "curvature": [diagonal.data_ptr() for diagonal in part.curvatures] or nothing,
+            "step": [step.data_ptr() for step in part.steps] or nothing,
+            "number": part.numbers,
+            "start": shard_starts,
+            "entries": sizes,
+            "rows": rows,
+            "first_block": starts_of(blocks),
+            "blocks": blocks,
+            "first_row": starts_of(rows),
+        }
+        lists = [*(table[name] for name in ROWS), *([t.data_ptr() for t in tensors] for tensors in part.states)]
+        self.table = torch.empty(len(lists), count, dtype=torch.int64, device=device)
+        _send(self.table, [number for row in lists for number in row])
+        numbers = torch.arange(count, dtype=torch.int32, device=device)
+        counts = self.table[ROWS.index("blocks")]
+        self.tensor_of_block = torch.repeat_interleave(numbers, counts, output_size=self.blocks)
+        if self.by_unit:
+            counts = self.table[ROWS.index("rows")]
+            self.tensor_of_row = torch.repeat_interleave(numbers, counts, output_size=self.rows)
+        width = widths(part.rule, part.noise, part.slots)
+        self.names, self.early_names = names_of(part.rule), set(early_names_of(part.rule))
+        self.h = torch.empty(max(1, len(self.names)), dtype=torch.float64, device=device)
+        self.k = torch.empty(count * width.scalars, dtype=torch.float32, device=device)
+        self.keys = torch.empty(count * width.keys, dtype=torch.int32, device=device)
+        #: What ``observe`` needs, in two halves: one to read, one to write for the next step; ``turn`` is the one to read.
+        self.early = torch.empty(2 * count * width.early, dtype=torch.float32, device=device)
+        self.early_keys = torch.empty(2 * count * width.early_keys, dtype=torch.int32, device=device)
+        self.turn = torch.zeros(1, dtype=torch.int32, device=device)
+        self.partial = torch.empty(max(1, len(part.rule.reductions)) * self.pieces, dtype=torch.float32, device=device)
+        self.moving = self._moving(part)
+        self.types = self._types()
+        self.slots, self.layers = common.slots.view(-1)[self.offset :], common.layers[self.offset :]
+        #: The indices of tensors that have been observed since the last conclusion.
+        self.observed: set[int] = set()
+        self.is_primed = False
+        self.values: dict[str, float] = {}
+        self.lr: Tensor | None = None
+        self.versions = -1
+        self._send_values()
+
+    @staticmethod
+    def _signature(part: Part) -> tuple[Any, ...]:
+        addresses = tuple(tensor.data_ptr() for tensors in (part.params, *part.states) for tensor in tensors)
+        steps = tuple(step.data_ptr() for step in part.steps)
+        shapes = tuple(param.shape for param in part.params)
+        places = tuple(part.numbers), tuple(part.starts), part.slots
+        return addresses, part.rule, part.noise, steps, shapes, places, bool(part.curvatures)
+
+    @staticmethod
+    def _moving(part: Part) -> list[int]:
+        return [tensor.data_ptr() for tensors in (part.grads, part.curvatures) for tensor in tensors]
+
+    def takes(self, part: Part, start: int) -> bool:
+        """Return whether this is the same part, apart from gradients, curvature and settings."""
+        return self.offset == start and (part is self.part or self.signature == self._signature(part))
+
+    def refresh(self, part: Part) -> None:
+        """Update gradients, curvature and settings."""
+        self.part = part
+        moving = self._moving(part)
+        if moving != self.moving:
+            self.moving = moving
+            self.types = self._types()
+            _send(self.table[_GRADIENT : _GRADIENT + len(moving) // len(part.params)], moving)
+        self._send_values()
+
+    def _send_values(self) -> None:
+        lr = self.part.values.get("lr")
+        self.lr = lr if isinstance(lr, Tensor) and lr.device == self.common.device and "lr" in self.names else None
+        values = {
+            name: 0.0 if name == "lr" and self.lr is not None else float(self.part.values[name]) for name in self.names
+        }
+        changed = {name for name, value in values.items() if self.values.get(name) != value}
+        if changed:
+            self.values = values
+            self.is_primed = self.is_primed and changed.isdisjoint(self.early_names)
+            bits = [struct.unpack("<q", struct.pack("<d", value))[0] for value in values.values()]
+            _send(self.h.view(torch.int64)[: len(bits)], bits)
+        # Detect changes of the step counts by others.
+        versions = sum(step._version for step in self.part.steps)
+        if versions != self.versions or (self.lr is not None and "lr" in self.early_names):
+            self.versions, self.is_primed = versions, False
+
+    def move(self, place: int, grad: Tensor) -> None:
+        """Update the gradient of one tensor."""
+        if self.moving[place] != grad.data_ptr():
+            self.moving[place] = grad.data_ptr()
+            self.types = self._types()
+            _send(self.table[_GRADIENT, place : place + 1], [grad.data_ptr()])
+
+    # ------------------------------------------------------------------------------------------------------- launches
+
+    def _preparing(self) -> dict[str, Any]:
+        """Return the arguments of ``prepare`` that ``observe`` has, too."""
+        common = self.common
+        return {
+            "h": self.h,
+            "lr": self.h if self.lr is None else self.lr,
+            "k": self.k,
+            "keys": self.keys,
+            "early": self.early,
+            "early_keys": self.early_keys,
+            "turn": self.turn,
+            "seed": common.seed,
+            "found_inf": common.found_inf,
+            "LR": self.lr is not None,
+            "AMP": common.amp,
+        }
+
+    def prepare(self, *, count: bool = True) -> None:
+        """Count the step and prepare ``update``, if ``count``; and prepare the next ``observe``."""
+        number = len(self.part.params)
+        self.kernels.prepare[(number,)](self.table, number, **self._preparing(), COUNT=count, num_warps=1)
+
+    def prime(self) -> None:
+        """Prepare the first ``observe``, or one after settings changed; the others are prepared by the one before."""
+        if not self.is_primed:
+            self.prepare(count=False)
+            self.is_primed = True
+
+    def observe(self, *, only: int | None = None, prepare: bool = True) -> None:
+        """Observe all tensors, or one; and count the step and prepare ``update``, if ``prepare``."""
+        self.prime()
+        places = range(len(self.part.params)) if only is None else (only,)
+        if atomic(self.part.rule) and not self.observed.isdisjoint(places):  # a maximum only grows
+            for n in range(len(self.part.rule.reductions)):
+                self.common.slots[n, self.offset + places[0] : self.offset + places[-1] + 1].fill_(NOTHING)
+        if only is not None:
+            self.observed.add(only)
+        first, pieces = (0, self.pieces) if only is None else (self.piece_starts[only], self.piece_counts[only])
+        self._observe(first, pieces, prepare)
+
+    def prepare_observed(self) -> None:
+        """Count the step and prepare ``update``, if all tensors have been observed."""
+        self._observe(0, 0, True)
+
+    def _observe(self, first: int, pieces: int, prepare: bool) -> None:
+        common, count = self.common, len(self.part.params)
+        preparing = count if prepare else 0
+        self.kernels.observe[(preparing + pieces,)](
+            self.table,
+            count,
+            common.tensors,
+            self.pieces,
+            first,
+            preparing,
+            self.tensor_of_row if self.by_unit else self.tensor_of_block,
+            **self._preparing(),
+            slots=self.slots,
+            partial=self.partial,
+            grad_scale=common.grad_scale,
+            sign=self.part.sign,
+            **self.types,
+            BLOCK=_ROW_BLOCK if self.by_unit else self.block,
+            num_warps=_ROW_WARPS if self.by_unit else self.warps,
+        )
+
+    def combine(self) -> None:
+        common, count = self.common, len(self.part.params)
+        self.kernels.combine[(count,)](
+            self.table, count, common.tensors, self.pieces, self.partial, self.layers, BLOCK=1024
+        )
+
+    def update(self) -> None:
+        common, count = self.common, len(self.part.params)
+        self.kernels.update[(self.blocks,)](
+            self.table,
+            count,
+            common.tensors,
+            self.pieces,
+            self.tensor_of_block,
+            self.k,
+            self.keys,
+            self.turn,
+            self.partial,
+            self.layers,
+            common.learner,
+            common.grad_scale,
+            common.found_inf,
+            self.part.sign,
+            **self.types,
+            AMP=common.amp,
+            ODD=self.odd,
+            BLOCK=self.block,
+            num_warps=self.warps,
+        )
+
+    def _types(self) -> dict[str, Any]:
+        import triton.language as tl
+
+        kinds = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+        return {
+            "WT": kinds[self.part.params[0].dtype],
+            "GT": kinds[self.part.grads[0].dtype],
+            "ALIGNED": not any(address % 16 for address in (*self.signature[0], *self.moving)),
+            "SHARDED": self.sharded,
+        }
+
+
+def starts_of(counts: list[int]) -> list[int]:
+    """Return the sum of all counts before each one."""
+    return [0, *itertools.accumulate(counts)][:-1]
+
+
+def capturing(device: torch.device) -> bool:
+    """Return whether launches are captured in a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _send(out: Tensor, numbers: list[int]) -> None:
+    """Copy numbers to the device without synchronizing."""
+    if not capturing(out.device):
+        out.view(-1).copy_(torch.tensor(numbers, dtype=torch.int64), non_blocking=True)
+        return
+    write = kernels_for_writing().write
+    for start in range(0, len(numbers), WRITTEN_AT_ONCE):
+        some = numbers[start : start + WRITTEN_AT_ONCE]
+        write[(1,)](out, start, len(some), *some, *[0] * (WRITTEN_AT_ONCE - len(some)), num_warps=1)
