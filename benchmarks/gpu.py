@@ -60,6 +60,13 @@ def images(kind: str, outputs: int):
     return make("input-permuted", data=(pictures, labels))
 
 
+def colour_images():
+    """Return output-permuted random images of CIFAR's size."""
+    random = np.random.default_rng(0)
+    pictures = (random.random((5_000, 3, 32, 32)) * 256).astype(np.uint8)
+    return make("output-permuted", data=(pictures, (np.arange(5_000) % 10).astype(np.uint8)))
+
+
 def upgd_learners(count: int, **more) -> list[Learner]:
     return [Learner(seed=seed, **{**UPGD, **more}) for seed in range(count)]
 
@@ -123,6 +130,11 @@ def on_chip(kind: str):
         Learner(seed=s, **settings) for settings in (UPGD, GENERATED["AdamW"], GENERATED["L2 Init"]) for s in range(8)
     ]
     yield "UPGD, AdamW, L2 Init, 8 each", paper, some, stream
+    convnet, colour = ConvNet((3, 32, 32), 10), colour_images()
+    yield "ConvNet, UPGD, 128", convnet, upgd_learners(128, sigma=0.001), colour
+    for name in ("UPGD, second order", "UPGD, feature-wise", "AdamW", "AdaUPGD", "L2 Init"):
+        learners = [Learner(seed=seed, **{**GENERATED[name], "lr": 1e-4}) for seed in range(128)]
+        yield f"ConvNet, {name}, 128", convnet, learners, colour
 
 
 def general(kind: str):
@@ -133,12 +145,7 @@ def general(kind: str):
     yield "UPGD, local scaling, 128", paper, upgd_learners(128, scaling="local"), stream
     yield "UPGD, second order, 128", paper, upgd_learners(128, order=2), stream
     yield "UPGD, feature-wise, 128", paper, upgd_learners(128, granularity="feature"), stream
-    random = np.random.default_rng(0)
-    colour = (random.random((5_000, 3, 32, 32)) * 256).astype(np.uint8)
-    labels = (np.arange(5_000) % 10).astype(np.uint8)
-    cifar = make("output-permuted", data=(colour, labels))
-    learners = [Learner(method="upgd", lr=0.01, sigma=0.001, seed=s) for s in range(128)]
-    yield "ConvNet, UPGD, 128", ConvNet((3, 32, 32), 10), learners, cifar
+    yield "ConvNet, UPGD, 128", ConvNet((3, 32, 32), 10), upgd_learners(128, sigma=0.001), colour_images()
 
 
 def main(kind: str = "random", which: str = "both", path: str | None = None) -> None:

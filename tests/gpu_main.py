@@ -19,7 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "population"))
 sys.path.insert(0, str(Path(__file__).parent / "optim"))
 
-import general_on_gpu  # noqa: F401 (here and below: they put their checks among CHECKS)
+import convolutions_on_gpu  # noqa: F401 (here and below: they put their checks among CHECKS)
+import general_on_gpu  # noqa: F401
 import gpu_checks
 import population_on_gpu  # noqa: F401
 import torch

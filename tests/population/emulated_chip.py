@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -17,7 +17,7 @@ from torch import nn
 
 from upgd.population.backend import Group
 from upgd.population.cuda import backend as on_chip
-from upgd.population.cuda import planner
+from upgd.population.cuda import convolutional, planner
 from upgd.population.cuda.backend import CudaBackend
 from upgd.population.cuda.planner import ChipPlan
 
@@ -66,7 +66,9 @@ class EmulatedBackend(CudaBackend):
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Fewer threads than on a GPU, so that small networks keep all of them busy and steps take less time."""
-    with patch.object(planner, "THREADS", count), patch.object(on_chip, "THREADS", count):
+    with ExitStack() as patches:
+        for module in (planner, on_chip, convolutional):
+            patches.enter_context(patch.object(module, "THREADS", count))
         on_chip._plans.cache_clear()
         yield
     on_chip._plans.cache_clear()
@@ -77,7 +79,7 @@ def _emulated() -> Iterator[None]:
     parts = {**on_chip.parts(), "machine.cuh": _MACHINE.read_text(encoding="utf-8")}
 
     def kernel(plan: ChipPlan, loss: str, indexed: bool, device: torch.device) -> Kernel:
-        return Kernel(plan, planner.source(plan, loss, indexed, parts), 2)  # type: ignore[arg-type]
+        return Kernel(plan, on_chip.text(plan, loss, indexed, parts), 2)  # type: ignore[arg-type]
 
     with (
         patch.object(on_chip, "unsupported", lambda *_: None),

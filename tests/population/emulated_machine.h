@@ -19,6 +19,7 @@ typedef long long i64;
 #define advance advance_on_chip  // the C library has another one
 #define __global__
 #define __launch_bounds__(...)
+struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -29,7 +30,7 @@ struct Cta {
   std::map<u64, Meeting> meetings;  // by warp and mask
 };
 struct Index { unsigned x; };
-struct Fiber { ucontext_t context; Cta* cta; Index thread, block; bool done; std::unique_ptr<char[]> stack; };
+struct Fiber { ucontext_t context; Cta* cta; Index thread, block; bool done; std::unique_ptr<char[]> stack; u64 round = 0; };
 struct Cluster { std::vector<std::unique_ptr<Cta>> ctas; int arrived = 0; u64 round = 0; };
 static Fiber* current;
 static Cluster* cluster_of_all;
@@ -63,12 +64,13 @@ inline void __syncthreads() {
   if (++cta.arrived == THREADS) { cta.arrived = 0; ++cta.round; return; }
   while (cta.round == round) rest();
 }
-inline void cluster_sync() {
+inline void cluster_arrive() {
   Cluster& all = *cluster_of_all;
-  const u64 round = all.round;
-  if (++all.arrived == CLUSTER * THREADS) { all.arrived = 0; ++all.round; return; }
-  while (all.round == round) rest();
+  current->round = all.round;
+  if (++all.arrived == CLUSTER * THREADS) { all.arrived = 0; ++all.round; }
 }
+inline void cluster_wait() { while (cluster_of_all->round == current->round) rest(); }
+inline void cluster_sync() { cluster_arrive(); cluster_wait(); }
 inline const u32* meet(u32 mask, u32 value) {  // what the lanes of the mask have brought
   Meeting& here = current->cta->meetings[(u64)(threadIdx.x / 32) << 32 | mask];
   const u64 round = here.round, side = round & 1;

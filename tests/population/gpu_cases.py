@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from upgd.networks import MLP, Linear
+from upgd.networks import MLP, ConvNet, Linear
 from upgd.noise import Purpose, normals, words
 from upgd.population import Learner, Population
 from upgd.population.result import Result
@@ -99,6 +99,44 @@ NETWORKS: dict[str, Problem] = {
         nn.Sequential(nn.Linear(20, 31, bias=False), nn.Tanh(), nn.Linear(31, 6, bias=False)),
         Samples((20,), 6, "mse"),
     ),
+}
+
+
+class SmallConvNet(ConvNet):
+    CHANNELS = (4, 5)
+    KERNEL = 3
+    HIDDEN = (9, 8)
+
+
+class PaddedConvNet(SmallConvNet):
+    """Strides, zeros around the images, windows that overlap, a pooling before its activation, a layer without biases."""
+
+    def __init__(self) -> None:
+        super().__init__((2, 12, 10), 3)
+        self.layers = nn.Sequential(
+            nn.Conv2d(2, 5, (3, 2), padding=(1, 1)),
+            nn.MaxPool2d(3, stride=2),
+            nn.LeakyReLU(0.1),
+            nn.Conv2d(5, 4, 2, stride=(1, 2), padding=(0, 1), bias=False),
+            nn.Tanh(),
+            nn.Conv2d(4, 6, 1),
+            nn.Flatten(-3),
+            nn.Linear(72, 7),
+            nn.ReLU(),
+            nn.Linear(7, 3),
+        )
+
+
+#: Networks that begin with convolutions, small enough for any number of steps; by the size of the clusters.
+CONVOLUTIONS: dict[int, Problem] = {
+    1: (SmallConvNet((12, 12), 3, "tanh"), Samples((12, 12), 3)),
+    2: (PaddedConvNet(), Samples((2, 12, 10), 3, images=True, task_length=5)),
+    3: (SmallConvNet((3, 14, 12), 5), Samples((3, 14, 12), 5, images=True, task_length=5)),
+    4: (SmallConvNet((2, 12, 12), 2, conv_activation=False), Samples((2, 12, 12), 2, "mse")),
+}
+PAPERS_CONVNET: dict[bool, Problem] = {
+    active: (ConvNet((3, 32, 32), 10, conv_activation=active), Samples((3, 32, 32), 10, images=True, task_length=5))
+    for active in (True, False)
 }
 
 

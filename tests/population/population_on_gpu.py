@@ -13,8 +13,10 @@ from functools import partial
 import long_runs
 import torch
 from gpu_cases import (
+    CONVOLUTIONS,
     NETWORKS,
     NOISES,
+    PAPERS_CONVNET,
     Problem,
     Run,
     Samples,
@@ -35,9 +37,9 @@ from upgd.networks import MLP
 from upgd.noise import learner_normals
 from upgd.population import Learner, Population
 from upgd.population.cuda import backend as on_chip
+from upgd.population.cuda import convolutional
 from upgd.population.cuda.compiler import compiled
-from upgd.population.cuda.network import dense_layers
-from upgd.population.cuda.planner import fastest, source
+from upgd.population.cuda.planner import fastest
 from upgd.population.spec import groups
 
 STEPS = 100
@@ -56,6 +58,7 @@ EVERY_RULE = [learner for noise in NOISES for learner in rule_learners(noise)]
 _UPGD: Settings = {"method": "upgd", "sigma": 0.1, "beta_utility": 0.99}
 #: Methods whose kernels are made from their rules, and what can be had besides: each in some settings.
 GENERATED: dict[str, Settings] = {
+    "utility": _UPGD,
     "one number": {"method": "l2-init"},
     "two numbers": {"method": "adamw", "eps": 1e-3},
     "three numbers": {"method": "adaupgd", "sigma": 0.1, "eps": 1e-3},
@@ -69,6 +72,12 @@ GENERATED: dict[str, Settings] = {
     "sums": {"method": "obgd"},
 }
 ON_THE_PAPERS_NETWORK = ("two numbers", "three numbers", "second order", "features", "normalized")
+#: Networks that begin with convolutions, the methods that each is run with, and the size of the clusters if it is given.
+CONVOLUTIONAL: list[tuple[Problem, Sequence[str], int | None]] = [
+    *((problem, tuple(GENERATED)[size - 1 :: 4], size) for size, problem in CONVOLUTIONS.items()),
+    (PAPERS_CONVNET[True], ("utility", *ON_THE_PAPERS_NETWORK), None),
+    (PAPERS_CONVNET[False], ("utility",), None),
+]
 
 
 def generated_learners(names: Iterable[str] = tuple(GENERATED)) -> list[Learner]:
@@ -78,13 +87,16 @@ def generated_learners(names: Iterable[str] = tuple(GENERATED)) -> list[Learner]
 @contextmanager
 def clusters_of(size: int | None) -> Iterator[None]:
     """Let the planner choose among clusters of one size alone."""
-    before = on_chip.CLUSTERS
-    on_chip.CLUSTERS = before if size is None else (size,)
+    modules = (on_chip, convolutional)
+    before = [module.CLUSTERS for module in modules]
+    for module, sizes in zip(modules, before, strict=True):
+        module.CLUSTERS = sizes if size is None else (size,)
     on_chip._plans.cache_clear()
     try:
         yield
     finally:
-        on_chip.CLUSTERS = before
+        for module, sizes in zip(modules, before, strict=True):
+            module.CLUSTERS = sizes
         on_chip._plans.cache_clear()
 
 
@@ -100,6 +112,8 @@ def kernels_to_come() -> Iterator[tuple[Problem, Sequence[Learner], int | None]]
     yield NETWORKS["five layers"], generated_learners(), None
     yield NETWORKS["784-300-150-10"], generated_learners(ON_THE_PAPERS_NETWORK), None
     yield SMALL[8], generated_learners(), 8
+    for problem, names, size in CONVOLUTIONAL:
+        yield problem, generated_learners(names), size
     long_learners = [Learner(**settings) for settings in long_runs.ON_CHIP.values()]
     for size in (None, 8):
         yield (long_runs.NETWORK, long_runs.STREAM), long_learners, size
@@ -112,11 +126,12 @@ def texts(device: torch.device) -> set[str]:
         indexed = stream.chunk([0], 0, 1).index is not None
         with clusters_of(size):
             for group, _ in groups(learners, [0] * len(learners)):
-                layers = dense_layers(network, group.kind.gated)
+                layers = on_chip._layers(network, group.kind.gated)
                 assert not isinstance(layers, str), layers
-                chosen = fastest(on_chip._plans(tuple(layers), group.kind, on_chip._program(group), device))
+                program = on_chip._program(group, on_chip._convolutional(network))
+                chosen = fastest(on_chip._plans(layers, group.kind, program, device))
                 assert size in (None, chosen.cluster)
-                found.add(source(chosen, stream.loss, indexed, on_chip.parts()))
+                found.add(on_chip.text(chosen, stream.loss, indexed, on_chip.parts()))
     return found
 
 

@@ -233,7 +233,7 @@ def test_rules_written_by_hand_are_those_that_are_generated(monkeypatch, scaling
     problem, learners = PROBLEMS[2], [Learner(**UPGD, scaling=scaling, seed=seed) for seed in (0, 1)]
     with clusters_of(2):
         by_hand = run(problem, learners, EmulatedBackend)
-        monkeypatch.setattr(on_chip, "_program", lambda group: program(group.method))
+        monkeypatch.setattr(on_chip, "_program", lambda group, *_: program(group.method))
         generated = run(problem, learners, EmulatedBackend)
     assert [p._backends[0]._plan.program is None for p in (by_hand, generated)] == [True, False]
     for name, tensor in state(by_hand).items():

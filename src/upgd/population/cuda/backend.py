@@ -2,8 +2,9 @@
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from upgd.methods._scalars import evaluate
 from upgd.methods.tracing import CannotTrace
 from upgd.population.backend import Group, Kind, Loss, Tally
-from upgd.population.cuda import compiler, driver
+from upgd.population.cuda import compiler, convolutional, driver
+from upgd.population.cuda.convolutional import Stage, StagePlan
 from upgd.population.cuda.generated import program, scalars
 from upgd.population.cuda.network import dense_layers
 from upgd.population.cuda.planner import CLUSTERS, THREADS, ChipPlan, Dense, Program, fastest, plan, source
@@ -25,6 +27,10 @@ __all__ = ["CudaBackend", "missing", "unsupported"]
 #: Compute capability (Hopper) that introduced clusters of thread blocks.
 _CAPABILITY = (9, 0)
 _LAYERS = 12
+
+#: Of an MLP, or of a network that begins with convolutions.
+Layers: TypeAlias = tuple[Dense, ...] | tuple[Stage, ...]
+Plan: TypeAlias = ChipPlan | StagePlan
 
 _NORMALIZER = ("mean", "variance")
 #: The files of the kernel.
@@ -40,6 +46,9 @@ _PARTS = (
     "generated.cuh",
     "resets.cuh",
     "onchip.cu",
+    "convolution.cuh",
+    "rows.cuh",
+    "convolution.cu",
 )
 
 #: ``Settings`` of basics.cuh.
@@ -77,27 +86,44 @@ def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: t
     if dtype != torch.float32:
         return f"it computes in torch.float32, not in {dtype}"
     try:
-        program = _program(group)
+        program = _program(group, _convolutional(network))
     except CannotTrace as why:
         return f"no kernel can be generated for {group.method.name}: {why}"
-    layers = dense_layers(network, group.kind.gated)
+    layers = _layers(network, group.kind.gated)
     if isinstance(layers, str):
         return layers
+    if _convolutional(network) and hasattr(group.method, "reset_units"):
+        return f"{group.method.name} resets hidden units, which it supports without convolutions alone"
     if reason := missing(device):
         return reason
     if len(layers) > _LAYERS or layers[-1].outputs > THREADS:
         return f"it supports up to {_LAYERS} layers and {THREADS} outputs"
-    if not _plans(tuple(layers), group.kind, program, _indexed(device)):
+    if not _plans(layers, group.kind, program, _indexed(device)):
         words = 1 + len(group.method.state)
         numbers = words * sum(d.inputs * d.outputs for d in layers)
-        return f"a learner, {4 * numbers / 1e6:.1f} MB, does not fit on {max(CLUSTERS)} multiprocessors"
+        most = max(CLUSTERS if isinstance(layers[0], Dense) else convolutional.CLUSTERS)
+        return f"a learner, {4 * numbers / 1e6:.1f} MB, does not fit on {most} multiprocessors"
     return None
 
 
-def _program(group: Group) -> Program | None:
+def _convolutional(network: nn.Module) -> bool:
+    return any(isinstance(module, nn.Conv2d) for module in network.modules())
+
+
+def _layers(network: nn.Module, gated: str) -> Layers | str:
+    """Return the layers for the planner, or why there are none, worded to follow "because"."""
+    if _convolutional(network):
+        stages = convolutional.stages(network, gated)
+        return stages if isinstance(stages, str) else tuple(stages)
+    layers = dense_layers(network, gated)
+    return layers if isinstance(layers, str) else tuple(layers)
+
+
+def _program(group: Group, convolutional: bool = False) -> Program | None:
     """Return the generated rule; ``None`` if there is a hand-written kernel."""
     kind = group.kind
-    by_hand = kind.rule in ("plain", "utility") and kind.granularity == "weight" and kind.order == 1 and not kind.others
+    by_weight = kind.granularity == "weight" and kind.order == 1 and not kind.others
+    by_hand = kind.rule in ("plain", "utility") and by_weight and not convolutional
     return None if by_hand else program(group.method)
 
 
@@ -129,13 +155,13 @@ class CudaBackend:
     ) -> None:
         if reason := unsupported(network, group, device, dtype):
             raise ValueError(f"the kernel cannot run this, because {reason}")
-        layers = dense_layers(network, group.kind.gated)
+        layers = _layers(network, group.kind.gated)
         assert not isinstance(layers, str)
         self._device = _indexed(device)
-        program = _program(group)
-        self._plan = fastest(_plans(tuple(layers), group.kind, program, self._device))
+        program = _program(group, _convolutional(network))
+        self._plan = fastest(_plans(layers, group.kind, program, self._device))
         self.learners, self.cost, self.size = len(group), self._plan.cycles, self._plan.cluster
-        self.room = dict(_plans(tuple(layers), group.kind, program, self._device))[self._plan]
+        self.room = dict(_plans(layers, group.kind, program, self._device))[self._plan]
         self._scalars = () if program is None else scalars(group.method)
         self._values = {name: value.to(self._device).unsqueeze(1) for name, value in group.values.items()}
         self._shapes = {name: p.shape for name, p in network.named_parameters()}
@@ -152,7 +178,9 @@ class CudaBackend:
         self._unit_names = tuple(group.method.unit_state)
         self._of_layers = tuple(begins_as == "layer" for begins_as in group.method.unit_state.values())
         self._units = torch.zeros(learners, len(self._unit_names), made.hidden, device=self._device)
-        self._inputs = torch.zeros(learners, 2, layers[0].inputs, device=self._device)
+        first = layers[0]
+        inputs = first.inputs if isinstance(first, Dense) else first.channels * first.sides[0] * first.sides[1]
+        self._inputs = torch.zeros(learners, 2, inputs, device=self._device)
         self._inputs[:, 1] = 1
         self._input_shape: torch.Size | None = None  #: known after the first sample
         self._settings = torch.from_numpy(_settings(group).view(np.uint8)).to(self._device)
@@ -249,7 +277,7 @@ class CudaBackend:
 
     def _unit_views(self, number: int) -> dict[str, Tensor]:
         """Return a number of every hidden unit, or of every layer, by incoming weight."""
-        weights = [name for name, shape in self._shapes.items() if len(shape) == 2][:-1]
+        weights = [name for name, shape in self._shapes.items() if len(shape) > 1][:-1]
         pieces = torch.split(self._units[:, number], [self._shapes[name][0] for name in weights], 1)
         # A layer's own number lies where that of its first unit would.
         count = 1 if self._of_layers[number] else None
@@ -265,10 +293,17 @@ class CudaBackend:
 
 
 @functools.cache
-def _kernel(chosen: ChipPlan, loss: Loss, indexed: bool, device: torch.device) -> driver.Kernel:
+def _kernel(chosen: Plan, loss: Loss, indexed: bool, device: torch.device) -> driver.Kernel:
     major, minor = torch.cuda.get_device_capability(device)
-    code = compiler.compiled(source(chosen, loss, indexed, parts()), f"sm_{major}{minor}")
-    return driver.Kernel(code, b"advance", chosen.cluster, THREADS, chosen.shared_bytes)
+    code = compiler.compiled(text(chosen, loss, indexed, parts()), f"sm_{major}{minor}")
+    return driver.Kernel(code, b"advance", chosen.cluster, chosen.threads, chosen.shared_bytes)
+
+
+def text(chosen: Plan, loss: Loss, indexed: bool, parts: Mapping[str, str]) -> str:
+    """Return the kernel's text; see :func:`.planner.source`."""
+    if isinstance(chosen, StagePlan):
+        return convolutional.source(chosen, loss, indexed, parts)
+    return source(chosen, loss, indexed, parts)
 
 
 @functools.cache
@@ -279,17 +314,25 @@ def parts() -> Mapping[str, str]:
 
 
 @functools.cache
-def _plans(
-    layers: tuple[Dense, ...], kind: Kind, program: Program | None, device: torch.device
-) -> tuple[tuple[ChipPlan, int], ...]:
+def _plans(layers: Layers, kind: Kind, program: Program | None, device: torch.device) -> tuple[tuple[Plan, int], ...]:
     """Return the possible cluster sizes, with the number of clusters that the device runs at once."""
     limit = driver.shared_bytes(device)
-    plans = [p for cluster in CLUSTERS if (p := plan(layers, kind, cluster, limit, program))]
+    plans = [p for p in _each_plan(layers, kind, program, limit) if p is not None]
     # A kernel leaves no registers for a second block on its multiprocessor, so a probe must request as much shared memory.
     active = [
-        (p, driver.active_clusters(device, p.cluster, THREADS, max(p.shared_bytes, limit // 2 + 1024))) for p in plans
+        (p, driver.active_clusters(device, p.cluster, p.threads, max(p.shared_bytes, limit // 2 + 1024))) for p in plans
     ]
     return tuple((p, count) for p, count in active if count)
+
+
+def _each_plan(layers: Layers, kind: Kind, program: Program | None, limit: int) -> Iterator[Plan | None]:
+    if isinstance(layers[0], Dense):
+        for cluster in CLUSTERS:
+            yield plan(layers, kind, cluster, limit, program)
+    else:
+        assert program is not None
+        for cluster in convolutional.CLUSTERS:
+            yield convolutional.plan(layers, kind, cluster, limit, program)
 
 
 @functools.lru_cache(maxsize=64)

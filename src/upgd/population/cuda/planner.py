@@ -6,12 +6,12 @@ tiles of 2 rows × 4 lanes, a block of a layer is what one assignment of threads
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from upgd.methods.method import Reduction
 from upgd.population.backend import Kind, Loss
 
-__all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "Program", "Resets", "fastest", "plan", "source"]
+__all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "Program", "Resets", "fastest", "plan", "reductions", "source"]
 
 THREADS = 384  #: three warps for each of the four schedulers; 168 registers for each thread
 CLUSTERS = (1, 2, 4, 8, 16)
@@ -170,6 +170,10 @@ class ChipPlan:
         return 4 * self.floats
 
     @property
+    def threads(self) -> int:
+        return THREADS
+
+    @property
     def parameters(self) -> int:
         """How many parameters a learner has."""
         return _parameters([layer.dense for layer in self.layers])
@@ -231,7 +235,18 @@ def _words(kind: Kind, program: Program | None) -> int:
     return 2 if kind.rule == "utility" else 1
 
 
-def fastest(plans: Sequence[tuple[ChipPlan, int]]) -> ChipPlan:
+class _Plan(Protocol):
+    @property
+    def cluster(self) -> int: ...
+
+    @property
+    def cycles(self) -> float: ...
+
+
+P = TypeVar("P", bound=_Plan)
+
+
+def fastest(plans: Sequence[tuple[P, int]]) -> P:
     """The plan that should serve most learners in a time. It is the same for few of them: sums are rounded as a plan orders
     them, and a learner alone shall be the same, bit for bit, as among others.
 
@@ -453,7 +468,7 @@ def source(plan: ChipPlan, loss: Loss, indexed: bool, parts: Mapping[str, str]) 
     """
     before = [parts[f"{name}.cuh"] for name in ("machine", "basics", "judge", "joins", "tiles", "network", "rule")]
     made = plan.program
-    rule = [parts["by_hand.cuh"]] if made is None else [*_reductions(plan), made.text, parts["generated.cuh"]]
+    rule = [parts["by_hand.cuh"]] if made is None else [*_reductions(plan, made), made.text, parts["generated.cuh"]]
     rule += [parts["resets.cuh"]] if made is not None and made.resets else []
     return "\n".join([*_constants(plan, loss, indexed), *before, *rule, parts["onchip.cu"]])
 
@@ -508,14 +523,21 @@ def _constants(plan: ChipPlan, loss: Loss, indexed: bool) -> list[str]:
     return lines
 
 
-def _reductions(plan: ChipPlan) -> list[str]:
-    """Needed behind the functions that join values."""
-    program = plan.program
-    if program is None:
-        return []
+def _reductions(plan: ChipPlan, program: Program) -> list[str]:
     gated = sum(_parameters([layer.dense]) for layer in plan.layers if layer.dense.gated)
+    return reductions(program, gated, plan.hidden)
+
+
+def reductions(program: Program, gated: int, hidden: int) -> list[str]:
+    """What a rule reduces; needed behind the functions that join values.
+
+    Args:
+        program: the rule.
+        gated: how many parameter entries have gates.
+        hidden: how many hidden units there are.
+    """
     lines = ["template <int n> struct Reduction;", "template <int n> struct UnitReduction;"]
-    kinds = (("Reduction", program.reductions, gated), ("UnitReduction", program.unit_reductions, plan.hidden))
+    kinds = (("Reduction", program.reductions, gated), ("UnitReduction", program.unit_reductions, hidden))
     for name, reductions, count in kinds:
         for n, (operation, over) in enumerate(reductions):
             at = ("UNIT_" if name == "UnitReduction" else "") + f"REDUCTION_{n}"

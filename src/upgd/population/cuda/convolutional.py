@@ -1,0 +1,473 @@
+"""Where everything of one learner lies on the chips that it is spread over, if its network begins with convolutions; pure
+arithmetic, no GPU needed. The words are those of ``convolution.cu``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from torch import nn
+
+from upgd.population import network as net
+from upgd.population.backend import Kind, Loss
+from upgd.population.cuda.planner import Program, reductions
+from upgd.population.torch_backend import gated_parameters
+
+__all__ = ["CLUSTERS", "THREADS", "Stage", "StagePlan", "plan", "source", "stages"]
+
+THREADS = 640  #: five warps for each of the four schedulers; 96 registers for each thread
+CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8)
+#: Floats for sums on their way; input channels, and sums, that a thread has at once.
+_SCRATCH = 4096
+_CHANNELS = 8
+_SUMS = 8
+#: Exchanges that a thread can keep apart (one bit each), and bytes that one may bring.
+_BARRIERS = 32
+_BYTES = 1 << 20
+
+_ACTIVATIONS = {"relu": "RELU", "leaky_relu": "LEAKY", "tanh": "TANH", "identity": "IDENTITY"}
+
+Pair = tuple[int, int]
+
+
+class Stage(NamedTuple):
+    """A convolution or a Linear layer, and the pooling and the activation behind it."""
+
+    outputs: int  #: units; channels of a convolution
+    bias: bool
+    channels: int  #: of the inputs; of a Linear layer, all inputs
+    sides: Pair = (1, 1)  #: of the inputs
+    kernel: Pair | None = None  #: None for a Linear layer
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    pool: Pair = (1, 1)
+    pool_stride: Pair = (1, 1)
+    activation: str = "IDENTITY"
+    slope: float = 0.0  #: LEAKY's
+    gated: bool = True  #: whether the rule's gates hold for it
+
+    @property
+    def taps(self) -> int:
+        return 1 if self.kernel is None else self.kernel[0] * self.kernel[1]
+
+    @property
+    def inputs(self) -> int:
+        """Weights that enter a unit."""
+        return self.channels * self.taps
+
+    @property
+    def windows(self) -> Pair:
+        """Values that a unit has: down and across."""
+        if self.kernel is None:
+            return (1, 1)
+        return _positions(_positions(self.sides, self.kernel, self.stride, self.padding), self.pool, self.pool_stride)
+
+    @property
+    def values(self) -> int:
+        return self.windows[0] * self.windows[1]
+
+    @property
+    def parameters(self) -> int:
+        return self.outputs * (self.inputs + self.bias)
+
+
+def _positions(sides: Pair, size: Pair, stride: Pair, padding: Pair = (0, 0)) -> Pair:
+    down, across = ((sides[i] + 2 * padding[i] - size[i]) // stride[i] + 1 for i in range(2))
+    return down, across
+
+
+def stages(network: nn.Module, gated: str = "all") -> list[Stage] | str:
+    """Return the stages in order; or why the network is not supported, worded to follow "because".
+
+    Args:
+        network: the network.
+        gated: the layers with gates; see :func:`upgd.population.torch_backend.gated_parameters`.
+    """
+    try:
+        chain = net.read(network)
+    except net.NotAChain as reason:
+        return str(reason)
+    if chain.image is None:
+        return "it supports convolutions if the network is a ConvNet, which knows the shape of its images"
+    found: list[Stage] = []
+    with_gates = gated_parameters(network, gated)
+    shape = chain.image
+    pooled = active = True  # nothing but a convolution may begin
+    for layer in chain.layers:
+        if isinstance(layer, net.Convolution) and layer.dilation == (1, 1):
+            geometry = layer.kernel_size, layer.stride, layer.padding
+            stage = Stage(layer.outputs, layer.bias is not None, layer.inputs, shape[1:], *geometry)
+            found.append(stage._replace(gated=layer.weight in with_gates))
+            pooled = active = False
+        elif isinstance(layer, net.Dense):
+            found.append(Stage(layer.outputs, layer.bias is not None, layer.inputs, gated=layer.weight in with_gates))
+            pooled, active = True, False
+        elif isinstance(layer, net.MaxPool) and not pooled and _is_plain(layer):
+            found[-1] = found[-1]._replace(pool=layer.kernel_size, pool_stride=layer.stride)
+            pooled = True
+        elif isinstance(layer, net.Activation) and not active and (layer.kind != "leaky_relu" or layer.slope > 0):
+            slope = layer.slope if layer.kind == "leaky_relu" else 0.0
+            found[-1] = found[-1]._replace(activation=_ACTIVATIONS[layer.kind], slope=slope)
+            active = True
+        elif not isinstance(layer, net.Flatten):
+            return (
+                "it supports convolutions and Linear layers with at most one pooling and one activation behind each, but "
+                f"the network's layer {layer.name!r} is another {net.torch_name(layer)}"
+            )
+        shape = (found[-1].outputs, *found[-1].windows)
+    return found
+
+
+def _is_plain(pool: net.MaxPool) -> bool:
+    return pool.padding == (0, 0) and pool.dilation == (1, 1) and not pool.ceil_mode
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """How the threads of a CTA share the work of a stage: see convolution.cuh."""
+
+    stage: Stage
+    number: int
+    weight: int  #: index of the first weight among the learner's parameters
+    rows: int  #: units of the CTA that has most
+    tile: int = 1  #: units that a thread computes at once
+    split: int = 1  #: threads that share the input channels of an output
+    back_tile: int = 1
+    back_groups: int = 1
+    own_tile: int = 1
+    own_groups: int = 1
+    first_thread: int = 0
+    bias_thread: int = 0
+
+    @property
+    def step(self) -> int:
+        """Floats from one row of weights to the next: those of a Linear layer are read in fours."""
+        return self.stage.inputs if self.stage.kernel else -(-self.stage.inputs // 4) * 4
+
+    @property
+    def rows_stored(self) -> int:
+        return -(-self.rows // self.tile) * self.tile
+
+    @property
+    def quads(self) -> bool:
+        """Whether rows begin at even indices and consist of fours."""
+        return self.stage.inputs % 4 == 0 and self.weight % 2 == 0
+
+    @property
+    def bias(self) -> int:
+        return self.weight + self.stage.outputs * self.stage.inputs if self.stage.bias else -1
+
+    @property
+    def pitch(self) -> int:
+        """Floats from one row of an image to the next: rows of a filter's size should lie in different banks."""
+        width = self.stage.sides[1] + 2 * self.stage.padding[1]
+        return width + (4 - width) % 8
+
+    @property
+    def plane(self) -> int:
+        return self.pitch * (self.stage.sides[0] + 2 * self.stage.padding[0])
+
+    @property
+    def paired(self) -> bool:
+        """Whether a window begins at an even place, and sees an even number of inputs across."""
+        stage = self.stage
+        if stage.kernel is None:
+            return False
+        patch = (stage.pool[1] - 1) * stage.stride[1] + stage.kernel[1]
+        return patch % 2 == 0 and stage.pool_stride[1] * stage.stride[1] % 2 == 0
+
+    @property
+    def scratch(self) -> int:
+        """Floats for sums on their way."""
+        stage, outputs = self.stage, self.rows_stored * self.stage.pool[0] * self.stage.pool[1] * self.stage.values
+        forward = self.split * outputs if self.split > 1 else 0
+        inputs = stage.channels * stage.sides[0] * stage.sides[1] if stage.kernel else self.step
+        back = self.back_groups * inputs if self.number else 0
+        own = self.own_groups * self.rows * stage.inputs if stage.kernel else 0
+        return max(forward, back, own, 2 * self.rows * stage.values)
+
+
+@dataclass(frozen=True, eq=False)
+class StagePlan:
+    """One way to run a network under a rule on clusters of a given size; like :class:`.planner.ChipPlan`."""
+
+    kind: Kind
+    program: Program
+    cluster: int
+    layers: tuple[LayerPlan, ...]
+    offsets: dict[str, int]  #: where things are in shared memory, in floats
+    floats: int  #: of shared memory
+    barriers: tuple[str, ...]
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.floats
+
+    @property
+    def threads(self) -> int:
+        return THREADS
+
+    @property
+    def parameters(self) -> int:
+        return sum(layer.stage.parameters for layer in self.layers)
+
+    @property
+    def words(self) -> int:
+        """Numbers for each parameter entry, the entry itself included."""
+        return 1 + len(self.program.state)
+
+    @property
+    def hidden(self) -> int:
+        """How many hidden units there are."""
+        return sum(layer.stage.outputs for layer in self.layers[:-1])
+
+    @property
+    def cycles(self) -> float:
+        """A guess at the cycles of one step, good enough to compare cluster sizes."""
+        entries = sum(layer.rows * layer.stage.inputs for layer in self.layers)
+        per_entry = self.program.operations + {"none": 10, "white": 30, "anticorrelated": 50}[self.kind.noise]
+        products = sum(layer.rows * layer.stage.inputs * layer.stage.values for layer in self.layers)
+        return entries * per_entry / 100 + products / 20 + 800 * len(self.barriers)
+
+
+def plan(stages: Sequence[Stage], kind: Kind, cluster: int, shared_bytes: int, program: Program) -> StagePlan | None:
+    """Lay out a network.
+
+    Args:
+        stages: the network.
+        kind: the rule.
+        cluster: how many CTAs share a learner.
+        shared_bytes: what a CTA may have.
+        program: the rule.
+
+    Returns:
+        The plan, or None if it does not fit.
+    """
+    if any(stage.outputs < cluster for stage in stages[:-1]):
+        return None  # CTAs without units would not wait for the others
+    layers = []
+    weight = 0
+    for number, stage in enumerate(stages):
+        layers.append(_shared_out(LayerPlan(stage, number, weight, -(-stage.outputs // cluster))))
+        weight += stage.parameters
+    made = _placed(_spread(layers), kind, program, cluster)
+    most = 4 * max(cluster * layer.rows * layer.stage.values for layer in made.layers)
+    return made if made.shared_bytes <= shared_bytes and len(made.barriers) <= _BARRIERS and most < _BYTES else None
+
+
+def _shared_out(layer: LayerPlan) -> LayerPlan:
+    """Let threads share the work so that most of them have some, as far as there is room for their sums."""
+    stage, rows = layer.stage, layer.rows
+    if stage.kernel is None:
+        return _best(
+            [replace(layer, back_groups=n) for n in range(1, rows + 1)],
+            lambda own: _rounds(own.back_groups * own.step // 4) * -(-rows // own.back_groups),
+        )
+    tiles = -(-stage.channels // _CHANNELS)
+    at_once = -(-stage.channels // tiles)
+    tile = max(1, min(rows, _SUMS // (stage.pool[0] * stage.pool[1])))
+    layer = replace(layer, tile=tile, back_tile=at_once, own_tile=at_once)
+    outputs = layer.rows_stored // tile * stage.values
+    layer = _best(
+        [replace(layer, split=n) for n in range(1, stage.channels + 1)],
+        lambda own: _rounds(own.split * outputs) * -(-stage.channels // own.split),
+    )
+    pixels = tiles * stage.sides[0] * stage.sides[1]
+    layer = _best(
+        [replace(layer, back_groups=n) for n in range(1, rows + 1)],
+        lambda own: _rounds(own.back_groups * pixels) * -(-rows // own.back_groups),
+    )
+    taps = tiles * stage.taps * rows
+    return _best(
+        [replace(layer, own_groups=n) for n in range(1, stage.values + 1)],
+        lambda own: _rounds(own.own_groups * taps) * -(-stage.values // own.own_groups),
+    )
+
+
+def _rounds(items: int) -> int:
+    return -(-items // THREADS)
+
+
+def _best(choices: Sequence[LayerPlan], cost: Callable[[LayerPlan], int]) -> LayerPlan:
+    """The cheapest that has room, the first of equals."""
+    return min([own for own in choices if own.scratch <= _SCRATCH] or choices[:1], key=cost)
+
+
+def _spread(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
+    """Let the entries of layers, and biases, begin at warps of their own, one after the other."""
+    start = 0
+
+    def turn(threads: int) -> int:
+        nonlocal start
+        mine, start = start, (start + -(-threads // 32) * 32) % THREADS
+        return mine
+
+    groups = [layer.rows * layer.stage.inputs // (4 if layer.quads else 2) for layer in layers]
+    made = [replace(layer, first_thread=turn(count)) for layer, count in zip(layers, groups, strict=True)]
+    return tuple(replace(layer, bias_thread=turn(layer.rows)) for layer in made)
+
+
+def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program, cluster: int) -> StagePlan:
+    """Give everything its place in shared memory."""
+    offsets: dict[str, int] = {}
+    end = 0
+
+    def place(name: str, floats: int) -> None:
+        nonlocal end
+        offsets[name] = end
+        end += -(-floats // 4) * 4
+
+    tensors, words = 2 * len(layers), 1 + len(program.state)
+    barriers = _barriers(layers, program)
+    place("BARRIERS", 2 * len(barriers))
+    offsets |= {name: i for i, name in enumerate(barriers)}
+    offsets["VECTORS_AT"] = end
+    for layer in layers:
+        stage, number, hidden = layer.stage, layer.number, layer.number + 1 < len(layers)
+        values, curved = layer.rows * stage.values, program.curvature
+        floats = {"IN": stage.channels * layer.plane if stage.kernel else layer.step, "C": curved * values}
+        if stage.kernel:
+            own = layer.rows * stage.inputs
+            floats |= {"SEEN": 2 * values, "WEIGHT_GRADIENT": own, "BIAS_GRADIENT": layer.rows}
+            floats |= {"WEIGHT_CURVATURE": curved * own, "BIAS_CURVATURE": curved * layer.rows}
+        else:
+            floats["D"] = layer.rows
+        if hidden:
+            floats |= {"BACKWARD_BUFFER": cluster * values, "BEND_BUFFER": curved * cluster * values}
+        if hidden and program.features:
+            floats |= {"GATE_GRADIENT": layer.rows, "GATE_CURVATURE": layer.rows}
+            floats["UNIT_STATE"] = len(program.unit_state) * layer.rows
+            floats["UNIT_OBSERVED"] = len(program.unit_reductions) * layer.rows
+        floats |= {f"VALUES_{n}": layer.rows for n, (_, over) in enumerate(program.reductions) if over == "unit"}
+        floats["BIAS_WORDS"] = words * layer.rows if stage.bias else 0
+        for name, count in floats.items():
+            place(f"{name}.{number}", count)
+    place("OUTPUTS_AT", layers[-1].stage.outputs)
+    place("TARGETS_AT", layers[-1].stage.outputs)
+    place("KEYS", 8)
+    for name in barriers:
+        if "." not in name:
+            place(f"{name}_BUFFER", cluster * tensors)
+            place(f"{name}_VALUES", tensors)
+    place("OF_WARPS", tensors * THREADS // 32)
+    place("NUMBERS", program.scalars)
+    first = layers[0].stage
+    for name in ("MEANS", "VARIANCES"):
+        place(name, first.channels * first.sides[0] * first.sides[1] if kind.normalize else 0)
+    offsets["VECTORS_END"] = end
+    place("PART", max(layer.scratch for layer in layers))
+    for layer in layers:
+        place(f"WORDS_AT.{layer.number}", words * layer.rows_stored * layer.step)
+    return StagePlan(kind, program, cluster, layers, offsets, end, barriers)
+
+
+def _barriers(layers: Sequence[LayerPlan], program: Program) -> tuple[str, ...]:
+    """What the CTAs exchange in a step."""
+    names = [f"FORWARD.{layer.number}" for layer in layers]
+    for layer, _ in pairwise(layers):
+        names += [f"{name}.{layer.number}" for name in ("BACKWARD", "BEND")[: 1 + program.curvature]]
+    names += [f"REDUCTION_{n}" for n in range(len(program.reductions))]
+    return (*names, *(f"UNIT_REDUCTION_{n}" for n in range(len(program.unit_reductions))))
+
+
+# ------------------------------------------------------------------------------------------------ the plan as C++ constants
+
+
+def source(plan: StagePlan, loss: Loss, indexed: bool, parts: Mapping[str, str]) -> str:
+    """The text to compile; see :func:`.planner.source`."""
+    before = [parts[f"{name}.cuh"] for name in ("machine", "basics", "judge", "joins", "convolution")]
+    gated = sum(layer.stage.parameters for layer in plan.layers if layer.stage.gated)
+    rule = [*reductions(plan.program, gated, plan.hidden), plan.program.text, parts["rows.cuh"]]
+    return "\n".join([*_constants(plan, loss, indexed), *before, *rule, parts["convolution.cu"]])
+
+
+def _constants(plan: StagePlan, loss: Loss, indexed: bool) -> list[str]:
+    kind, program = plan.kind, plan.program
+    lines = [
+        "enum { RELU, LEAKY, TANH, IDENTITY };",
+        "enum { NONE, WHITE, ANTICORRELATED };",
+        "enum { CROSS_ENTROPY, MSE };",
+        "enum { MAX, NORM, MEAN, SUM };",
+        "enum { LEARNER, LAYER, UNIT };",
+        f"constexpr int NOISE = {kind.noise.upper()}, LOSS = {loss.upper()};",
+        f"constexpr bool INDEXED = {_bool(indexed)}, NORMALIZE = {_bool(kind.normalize)};",
+        f"constexpr bool CURVATURE = {_bool(program.curvature)}, FEATURES = {_bool(program.features)};",
+        f"constexpr int CLUSTER = {plan.cluster}, THREADS = {plan.threads}, LAYERS = {len(plan.layers)};",
+        f"constexpr int PARAMETERS = {plan.parameters}, WORDS = {plan.words}, HIDDEN = {plan.hidden};",
+        f"constexpr int BARRIER_COUNT = {len(plan.barriers)}, SCALARS = {program.scalars};",
+        f"constexpr int UNIT_STATES = {len(program.unit_state)};",
+        f"constexpr int REDUCTIONS = {len(program.reductions)}, UNIT_REDUCTIONS = {len(program.unit_reductions)};",
+    ]
+    lines += [f"constexpr int {name} = {offset};" for name, offset in plan.offsets.items() if "." not in name]
+    lines += ["template <int l> struct Layer;", "template <int l, int n> struct Reduced;"]
+    for layer in plan.layers:
+        lines.append(_layer(layer, plan))
+        for n in range(len(program.reductions)):
+            values = plan.offsets.get(f"VALUES_{n}.{layer.number}", -1)
+            lines.append(
+                f"template <> struct Reduced<{layer.number}, {n}> {{ static constexpr int VALUES = {values}; }};"
+            )
+    return lines
+
+
+def _bool(value: bool) -> str:
+    return str(bool(value)).lower()
+
+
+#: What has a place in shared memory, or a number as an exchange.
+_PLACES = (
+    *("IN", "C", "D", "SEEN", "WEIGHT_GRADIENT", "BIAS_GRADIENT", "WEIGHT_CURVATURE", "BIAS_CURVATURE"),
+    *("BACKWARD_BUFFER", "BEND_BUFFER", "GATE_GRADIENT", "GATE_CURVATURE", "UNIT_STATE", "UNIT_OBSERVED"),
+    *("BIAS_WORDS", "WORDS_AT", "FORWARD", "BACKWARD", "BEND"),
+)
+
+
+def _layer(layer: LayerPlan, plan: StagePlan) -> str:
+    stage = layer.stage
+    numbers: dict[str, object] = {
+        "NUMBER": layer.number,
+        "OUTPUTS": stage.outputs,
+        "INPUTS": stage.inputs,
+        "CHANNELS": stage.channels,
+        "TAPS": stage.taps,
+        "WINDOWS": stage.values,
+        "WEIGHT": layer.weight,
+        "BIAS": layer.bias,
+        "ROWS": layer.rows,
+        "STEP": layer.step,
+        "SIZE": layer.rows_stored * layer.step,
+        "PITCH": layer.pitch,
+        "PLANE": layer.plane,
+        "TILE": layer.tile,
+        "SPLIT": layer.split,
+        "BACK_TILE": layer.back_tile,
+        "BACK_GROUPS": layer.back_groups,
+        "OWN_TILE": layer.own_tile,
+        "OWN_GROUPS": layer.own_groups,
+        "FIRST_THREAD": layer.first_thread,
+        "BIAS_THREAD": layer.bias_thread,
+        "ACTIVATION": stage.activation,
+        "FIRST_HIDDEN": sum(other.stage.outputs for other in plan.layers[: layer.number]),
+    }
+    pairs = {
+        ("HEIGHT", "WIDTH"): stage.sides,
+        ("KERNEL_Y", "KERNEL_X"): stage.kernel or (1, 1),
+        ("STRIDE_Y", "STRIDE_X"): stage.stride,
+        ("PAD_Y", "PAD_X"): stage.padding,
+        ("POOL_Y", "POOL_X"): stage.pool,
+        ("POOL_SY", "POOL_SX"): stage.pool_stride,
+        ("DOWN", "ACROSS"): stage.windows,
+    }
+    for names, values in pairs.items():
+        numbers |= dict(zip(names, values, strict=True))
+    numbers |= {name: plan.offsets.get(f"{name}.{layer.number}", -1) for name in _PLACES}
+    switches = {"CONVOLUTION": stage.kernel is not None, "GATED": stage.gated, "TURNED": False}
+    switches |= {"QUADS": layer.quads, "PAIRED": layer.paired}
+    ints = ", ".join(f"{name} = {value}" for name, value in numbers.items())
+    bools = ", ".join(f"{name} = {_bool(value)}" for name, value in switches.items())
+    # Initial weights and biases are uniform on [−BOUND, BOUND].
+    floats = f"SLOPE = {stage.slope!r}f, BOUND = {stage.inputs**-0.5!r}f"
+    return (
+        f"template <> struct Layer<{layer.number}> {{ static constexpr int {ints}; static constexpr bool {bools}; "
+        f"static constexpr float {floats}; }};"
+    )
