@@ -92,7 +92,7 @@ class TestNotes:
 def test_it_says_how_much_there_is_and_no_more():
     study = plan("upgd-stationary-mnist", "smoke", panels=["weight-global", "weight-local"])
     assert _computed(reproduce(study, lambda _: Results([]))) == (
-        "Computed: weight-wise, global: nothing; weight-wise, local: nothing."
+        "Not computed: weight-wise, global; weight-wise, local."
     )
 
     def some(experiment):  # nothing of UPGD, and one run of SGD's search
@@ -109,7 +109,7 @@ def test_it_says_how_much_there_is_and_no_more():
         return Results([one for one in results(experiment).records if not one.key.method.startswith("upgd")])
 
     found = reproduce(replace(study, panels=study.panels[:1]), others)
-    assert _computed(found) == "Computed: weight-wise, global: only the methods shared with the other panels."
+    assert _computed(found) == "Not computed: weight-wise, global."
     assert found.panel(study.panels[0]) == (None, [])
     only = plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], methods=["sgd"])
     assert _computed(reproduce(only, results)) == "Computed: weight-wise, global: 4 settings, 4 final runs."

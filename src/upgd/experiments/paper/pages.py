@@ -259,19 +259,17 @@ def _who_diverged(found: Reproduction, panel: Panel) -> str:
 
 
 def _computed(found: Reproduction) -> str:
-    """Return a sentence about how much of each panel has been computed."""
-    parts = []
+    """Return a sentence about how much of each panel has been computed, and one about those that have not."""
+    parts, absent = [], []
     for panel in found.plan.panels:
         arms = [arm for arm in panel.arms if arm in found.plan.arms()]
         wanted = {arm: len(found.plan.settings(arm)) for arm in arms}
         there = {arm: found.findings[arm].best.tried if arm in found.findings else 0 for arm in arms}
         final = {arm: _final_runs(found, arm) for arm in arms}
-        if not any(there.values()):
-            parts.append(f"{_inside_a_sentence(panel.title)}: nothing")
-            continue
         shared = [arm for arm in arms if all(arm in other.arms for other in found.plan.study.panels)]
-        if len(shared) < len(arms) and not any(there[arm] for arm in arms if arm not in shared):
-            parts.append(f"{_inside_a_sentence(panel.title)}: only the methods shared with the other panels")
+        own = [arm for arm in arms if arm not in shared] or arms
+        if not any(there[arm] for arm in own):
+            absent.append(_inside_a_sentence(panel.title))
             continue
         missing = [f"{arm.name} {there[arm]:,} of {wanted[arm]:,}" for arm in arms if there[arm] < wanted[arm]]
         ended = f"{_of(sum(n for n, _ in final.values()), sum(n for _, n in final.values()))} final runs"
@@ -279,7 +277,10 @@ def _computed(found: Reproduction) -> str:
             f"{_inside_a_sentence(panel.title)}: {_of(sum(there.values()), sum(wanted.values()))} settings, {ended}"
             + (f" (settings of {', '.join(missing)})" if missing else "")
         )
-    return f"Computed: {'; '.join(parts)}."
+    sentences = [
+        f"{what}: {'; '.join(which)}." for what, which in (("Computed", parts), ("Not computed", absent)) if which
+    ]
+    return " ".join(sentences)
 
 
 def _final_runs(found: Reproduction, arm: Arm) -> tuple[int, int]:
