@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+NOTES = sorted(RESULTS.glob("*.notes.md"))
 PAGES = sorted(page for page in RESULTS.glob("*.md") if "| row − column |" in page.read_text(encoding="utf-8"))
 LABELS = {
     "SGD": "sgd",
@@ -115,6 +116,67 @@ def test_every_number_of_a_table_follows_from_the_rows(page, shipped):
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES])
+def test_what_is_bold_is_significant_and_what_is_level_is_within_the_grid(page, shipped):
+    stats = pytest.importorskip("scipy.stats", reason="an independent t-test")
+    for problem, network, steps, table, matrix in _panels(page.read_text(encoding="utf-8")):
+        runs = [_chosen(shipped(problem), line, network, steps) for line in table]
+        promised = [_promised(shipped(problem), own) for own in runs]
+        cells, p_values, paired = [], [], []
+        for i, line in enumerate(matrix[1:]):
+            for j in range(i + 1, len(runs)):
+                common = sorted(runs[i].keys() & runs[j].keys())
+                ours, theirs = ([float(own[seed]["accuracy"]) for seed in common] for own in (runs[i], runs[j]))
+                cells.append(line[j])
+                p_values.append(stats.ttest_rel(ours, theirs).pvalue)
+                paired.append((np.mean(ours) - np.mean(theirs), promised[i], promised[j]))
+        order = np.argsort(p_values)
+        corrected = np.empty(len(order))
+        corrected[order] = np.maximum.accumulate(np.array(p_values)[order] * np.arange(len(order), 0, -1)).clip(max=1)
+        for cell, p, (difference, first, second) in zip(cells, corrected, paired, strict=True):
+            assert cell.startswith("**") == (p < 0.05), cell
+            assert cell.endswith("=") == (p >= 0.05 or abs(difference) <= (second if difference > 0 else first)), cell
+
+
+def _promised(rows, chosen):
+    """How much a setting between those of the grid may be better: parabolas through the chosen one and its neighbours."""
+    own = next(iter(chosen.values()))
+    best, height = json.loads(own["settings"]), 0.0
+    search = [(json.loads(r["settings"]), float(r["accuracy"] or "nan")) for r in rows if _is_search(r, own)]
+    (score,) = (score for settings, score in search if settings == best)
+    for name in best:
+        line = sorted((s[name], score) for s, score in search if {**s, name: 0} == {**best, name: 0})
+        at = [value for value, _ in line].index(best[name])
+        steps = [abs(score - line[i][1]) for i in (at - 1, at + 1) if 0 <= i < len(line) and not math.isnan(line[i][1])]
+        both = len(steps) == 2 and sum(steps) > 0
+        height += (steps[0] - steps[1]) ** 2 / (8 * sum(steps)) if both else sum(steps) / 8
+    return height
+
+
+def _is_search(row, like):
+    return row["seed"] == "0" and all(row[name] == like[name] for name in ("method", "network", "steps"))
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES])
+def test_the_runs_of_the_search_that_diverged(page, shipped):
+    text = page.read_text(encoding="utf-8")
+    for problem, network, steps, table, _ in _panels(text):
+        wanted, total = {}, 0
+        for line in table:
+            label = line[0].split(". ", 1)[1]
+            like = {"method": LABELS[label], "network": network, "steps": str(steps)}
+            search = [row for row in shipped(problem) if _is_search(row, like)]
+            total += len(search)
+            if lost := sum(row["diverged_at"] != "" for row in search):
+                wanted[label] = f"{label} {lost} of {len(search)}"
+        said = re.search(r"^([\d,]+) of ([\d,]+) runs of the search diverged \((.*)\):$", text, re.MULTILINE)
+        assert int(said[2].replace(",", "")) == total
+        assert said[3].count(" of ") == len(wanted)
+        assert all(one in said[3] for one in wanted.values())
+        assert int(said[1]) == sum(int(one.split()[-3]) for one in wanted.values())
+        assert f"{total} settings" in text or f"{total} of " in text
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES])
 def test_who_was_chosen_did_best_in_the_shortlist(page, shipped):
     """Of the five best of the search, on three fresh seeds."""
     for problem, network, steps, table, _ in _panels(page.read_text(encoding="utf-8")):
@@ -156,3 +218,33 @@ def test_the_page_can_be_written_from_the_files_alone(page, tmp_path, monkeypatc
         return [line for line in page.splitlines() if not line.startswith("- Data: ")]
 
     assert without_data(Path("out", page.name).read_text(encoding="utf-8")) == without_data(text)
+
+
+def _from_its_tables(notes, page, titles):
+    """The notes of a page with the numbers of its tables, found by the title of the panel, the method and the column."""
+    columns = {"": 0, "first quarter": 1, "last quarter": 2}
+    parts = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
+
+    def number(match):
+        panel, curve, which = ([part.strip() for part in match[1].split("|")] + [""])[:3]
+        row = re.search(rf"^\| (?:\d\. )?{re.escape(curve)} \| .*$", parts[titles[panel]], re.MULTILINE)
+        return re.findall(r"\| (\d\.\d{4})\b", row[0])[columns[which]]
+
+    return re.sub(r"\{\{([^}]*)\}\}", number, notes)
+
+
+@pytest.mark.parametrize("notes", [pytest.param(notes, id=notes.stem) for notes in NOTES])
+def test_the_numbers_of_the_notes_are_those_of_the_tables(notes):
+    """On pages that were written before results were shipped, too."""
+    from upgd.experiments.paper.catalogue import STUDIES
+
+    name = notes.name.removesuffix(".notes.md")
+    page = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    titles = {panel.key: panel.title for panel in STUDIES[name].panels}
+    checked = 0
+    for paragraph in notes.read_text(encoding="utf-8").strip().split("\n\n"):
+        beyond = re.search(r"\{\{[^}]*( - | (lr|weight_decay|sigma|beta_utility) )[^}]*\}\}", paragraph)
+        if not beyond:  # differences and neighbours are in the page that is written again
+            assert _from_its_tables(paragraph, page, titles) in page
+            checked += 1
+    assert checked
