@@ -243,7 +243,8 @@ def test_commands_are_understood(page):
 
     for line, command in commands(page):
         try:
-            app.parse_args(shlex.split(command, comments=True)[1:], exit_on_error=False, print_error=False)
+            words = shlex.split(re.sub(r" --plugin \S+", "", command), comments=True)[1:]  # which main loads first
+            app.parse_args(words, exit_on_error=False, print_error=False)
         except MissingArgumentError:
             continue  # only its name, as in: "`upgd run` prints a table"
         except (CycloptsError, ValueError) as error:

@@ -1,0 +1,93 @@
+"""Two differences from the authors' code that are no learning rules; see docs/differences.md.
+
+Run it: ``python examples/their_measurements.py``, or with ``--seeds 1 --steps 100`` for a quick look.
+"""
+
+import argparse
+
+import torch
+from torch import nn
+
+import upgd
+import upgd.curvature
+import upgd.streams
+from upgd import utility
+from upgd.networks import MLP, reset
+
+
+class TheirAvgPool2d(nn.AvgPool2d):
+    """Average pooling for which HesScale has the authors' rule. Windows must not overlap."""
+
+
+@upgd.curvature.layer(TheirAvgPool2d)
+def their_average_pool(module, call, h, g):
+    """An input contributes 1/n to its mean, so its curvature is h/n²; the authors' code has h/n."""
+    size = module.kernel_size
+    return h.repeat_interleave(size, -2).repeat_interleave(size, -1) / size**2
+
+
+def accuracy(pool: type[nn.AvgPool2d], seed: int, steps: int) -> float:
+    """The online accuracy of second-order UPGD with average pooling, on output-permuted digits."""
+    layers = (nn.Conv2d(1, 8, 3), nn.ReLU(), pool(2), nn.Flatten(), nn.Linear(72, 10))
+    model = reset(nn.Sequential(*layers), seed)
+    criterion = nn.CrossEntropyLoss()
+    curvature = upgd.HesScale(model, criterion)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = upgd.UPGD(
+        model.parameters(), lr=0.03, beta_utility=0.99, sigma=0.001, curvature=curvature, generator=generator
+    )
+    right = 0
+    for x, y in upgd.streams.iterate(upgd.streams.make("output-permuted-digits"), seed, steps=steps):
+        outputs = model(x.view(1, 1, 8, 8))
+        right += (outputs.argmax() == y).item()
+        optimizer.zero_grad()
+        criterion(outputs, y).backward()
+        optimizer.step()
+    return right / steps
+
+
+def correlations(seed: int, steps: int) -> list[float]:
+    """The mean rank correlation of second-order utility with the true utility, both with the weights before the update,
+    and both with those after it; derivatives are from before the update."""
+    model, criterion = MLP((5, 50, 1), seed=seed).double(), nn.MSELoss()
+    curvature = upgd.HesScale(model, criterion)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    found = []
+    for x, y in upgd.streams.iterate(upgd.streams.make("utility-quality-weights"), seed, steps=steps):
+        optimizer.zero_grad()
+        criterion(model(x.double()), y.double()).backward()
+        second = {name: curvature.diagonal(p).clone() for name, p in model.named_parameters()}
+        with curvature.paused():
+            before = correlation(model, criterion, second, x.double(), y.double())
+            optimizer.step()
+            after = correlation(model, criterion, second, x.double(), y.double())
+        found.append([before, after])
+    return torch.tensor(found).nanmean(0).tolist()
+
+
+def correlation(model, criterion, second, x, y) -> torch.Tensor:
+    items = dict(model.named_parameters())
+    approximate = {name: upgd.rules.utility(w.detach(), w.grad, second[name]) for name, w in items.items()}
+    return utility.correlation(approximate, utility.true_weights(model, criterion, x, y))
+
+
+def summary(values: list[float]) -> str:
+    of_seeds = torch.tensor(values, dtype=torch.float64)
+    return f"{of_seeds.mean():.4f} ± {of_seeds.std() / len(values) ** 0.5:.4f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2_000)
+    wanted = parser.parse_args()
+    print("average pooling, online accuracy of second-order UPGD:")
+    for name, pool in (("h/n²", nn.AvgPool2d), ("h/n", TheirAvgPool2d)):
+        print(f"  {name}: {summary([accuracy(pool, seed, wanted.steps) for seed in range(wanted.seeds)])}")
+    before, after = zip(*(correlations(seed, wanted.steps) for seed in range(wanted.seeds)), strict=True)
+    print("rank correlation of second-order utility with the true utility:")
+    print(f"  weights before the update: {summary(before)}\n  weights after the update: {summary(after)}")
+
+
+if __name__ == "__main__":
+    main()
