@@ -36,6 +36,7 @@ OTHERS = (
     "test_networks_on_gpu.py",
 )
 FIRST = "kernels_compile"
+OPTIMIZERS = [f"optimizers: {name}" for name in gpu_checks.CHECKS]
 #: They go through torch.compile.
 LONGEST = ("long_runs_of_weights", "long_runs_of_moments_and_features", "compiled_steps_of_a_convnet")
 SMALL = "every_path_in_few_steps"
@@ -46,12 +47,15 @@ def run_others(path: str, device: str) -> str:
         return run_tests(Path(__file__).parent / path) if device == "cuda" else "needs a GPU"
 
 
-def run_optimizers(device: str) -> str:
-    return gpu_checks.run_all() if device == "cuda" else "needs a GPU"
+def run_optimizers(name: str, device: str) -> str:
+    if device != "cuda":
+        return "needs a GPU"
+    gpu_checks.CHECKS[name]()
+    return "passed"
 
 
 ALL = CHECKS | {Path(path).stem: Check(partial(run_others, path), needs_kernels=False) for path in OTHERS}
-ALL["optimizers"] = Check(run_optimizers, needs_kernels=False)
+ALL |= {f"optimizers: {name}": Check(partial(run_optimizers, name), needs_kernels=False) for name in gpu_checks.CHECKS}
 
 
 def outcome(name: str, device: str) -> tuple[bool, str]:
@@ -88,12 +92,13 @@ def outcomes(names: Sequence[str], device: str, jobs: int) -> Iterator[tuple[boo
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(ALL)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of them, or optimizers: {', '.join(ALL)}")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="how many checks at once")
     parser.add_argument("--small", action="store_true", help=f"{SMALL} alone")
     parser.add_argument("--device", default="cuda", help="cpu tries out the checks where there is no GPU")
     given = parser.parse_args(arguments)
     names = [SMALL] if given.small else given.names or list(ALL)
+    names = [one for name in names for one in (OPTIMIZERS if name == "optimizers" else [name])]
     if unknown := set(names) - ALL.keys():
         parser.error(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
     begin = time.perf_counter()

@@ -237,10 +237,3 @@ CHECKS: dict[str, Callable[[], None]] = {
     "state moves with the parameters": check_state_moves_with_the_parameters,
     **fused_on_gpu.CHECKS,
 }
-
-
-def run_all() -> str:
-    """Run the checks; an error of a check is raised. In words: which there were."""
-    for check in CHECKS.values():
-        check()
-    return "\n".join(CHECKS)

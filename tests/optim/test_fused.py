@@ -240,12 +240,14 @@ class TestNoise:
         correlations = torch.corrcoef(torch.stack(streams)) - torch.eye(4)
         assert float(correlations.abs().max()) < 4.5 / 200_001**0.5  # of steps and of tensors
 
-    def test_the_global_generator_seeds_it(self) -> None:
+    @pytest.mark.parametrize("own", [False, True], ids=["torch.manual_seed", "generator"])
+    def test_a_generator_seeds_it(self, own: bool) -> None:
         found = []
         for seed in (1, 1, 2):
-            torch.manual_seed(seed)
+            torch.manual_seed(0 if own else seed)
+            generator = torch.Generator().manual_seed(seed) if own else None
             params = [nn.Parameter(torch.zeros(50))]
-            found.append(drawn(upgd.PGD(params, 1.0, sigma=1.0, fused=True), params)[0])
+            found.append(drawn(upgd.PGD(params, 1.0, sigma=1.0, fused=True, generator=generator), params)[0])
         assert torch.equal(found[0], found[1])
         assert not torch.equal(found[0], found[2])
 
@@ -303,11 +305,12 @@ def test_autograd_notices_that_parameters_changed() -> None:
         loss.backward()
 
 
-def test_a_compiled_step_is_fused() -> None:
+def test_a_compiled_step_is_fused(engine: str) -> None:
     trained = []
     for compiled in (False, True):
+        torch._dynamo.reset()
         params = [nn.Parameter(torch.ones(3, 4))]
-        optimizer = upgd.UPGD(params, seed=1, fused=True)
+        optimizer = upgd.UPGD(params, seed=1, fused=True, capturable=compiled)
         step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
         for n in range(3):
             checks.put_gradients(params, n)

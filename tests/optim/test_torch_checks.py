@@ -5,6 +5,7 @@ test cases; the behaviours that torch tests with them are re-created here in our
 """
 
 import copy
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from torch.testing._internal.common_optimizers import (
 )
 
 import upgd
+from upgd.optim import _fused
 
 CPU = torch.device("cpu")
 
@@ -196,16 +198,27 @@ def test_foreach_matches_forloop(info: OptimizerInfo, case: OptimizerInput) -> N
     torch.testing.assert_close(finals[0][1], finals[1][1])
 
 
-@pytest.mark.slow  # numba compiles a dozen kernels; test_fused.py has the cases that matter
+@pytest.mark.parametrize(
+    ("package", "steps"),
+    [pytest.param("numba", 7, marks=pytest.mark.slow), ("triton", 2)],  # numba compiles a dozen kernels
+    ids=["numba", "triton"],
+)
 @every_configuration
-def test_fused_matches_forloop(info: OptimizerInfo, case: OptimizerInput) -> None:
-    pytest.importorskip("numba", reason="fused steps on the CPU need numba")
+def test_fused_matches_forloop(
+    info: OptimizerInfo, case: OptimizerInput, package: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By numba's kernels, and by those for GPUs in Triton's interpreter."""
+    pytest.importorskip(package)
+    if package == "triton":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("needs Triton's interpreter")
+        monkeypatch.setitem(_fused._KINDS, "cpu", _fused._KINDS["cuda"])
     finals = []
     for options in ({"foreach": False}, {"fused": True}):
         model, loss = problem(torch.float32)
         kwargs = {**copy.deepcopy(case.kwargs), "foreach": None, "seed": 1, **options}
         optimizer = info.optim_cls(model.parameters(), **kwargs)
-        advance(model, loss, optimizer, 7)
+        advance(model, loss, optimizer, steps)
         finals.append((list(model.parameters()), [optimizer.state[p] for p in model.parameters()]))
     torch.testing.assert_close(finals[0][0], finals[1][0])
     torch.testing.assert_close(finals[0][1], finals[1][1], rtol=1e-4, atol=1e-6)

@@ -1,16 +1,17 @@
-"""State and parameters in fewer bits: bfloat16, and 8 bits with a scale for each block.
+"""State and parameters with fewer bits: bfloat16, and 8 bits with a scale per block.
 
-A trace with β = 0.999 changes by a thousandth of a new value at a step, which rounding to the nearest of few numbers loses.
-Rounding at random to one of the two neighbours, so that the mean is right, loses nothing on average. The random numbers are a
-function of (seed, step, parameter, entry), as noise is: results do not depend on the number of processes.
+A trace with β = 0.999 changes by a thousandth of the new value per step. Rounding to nearest would lose such changes.
+Stochastic rounding, to one of the two neighbours with probabilities that make the expectation exact, keeps them on average.
+The random numbers are a function of (seed, step, parameter, entry), like the noise, so results do not depend on the number of
+processes.
 
-The 8-bit code divides each row of a tensor into blocks of 256 entries with a scale s, the largest magnitude among them::
+The 8-bit format divides each row of a tensor into blocks of 256 entries with a scale s, the largest magnitude in the block::
 
     code c in 0 … 254, s ≥ 0      s·sign(c − 127)·(|c − 127| / 127)⁴
     code c in 0 … 255, s < 0      |s|·((c + 1) / 256)⁴                    for blocks without negative entries
 
-Its relative resolution is 3 % for the largest entries, and the smallest are 10⁻⁹ of them. In blocks without negative entries
-nothing is rounded to zero: Adam divides by the average of squares.
+The relative resolution is 3 % for the largest entries, and the smallest representable magnitude is 10⁻⁹ of the largest. In
+blocks without negative entries nothing is rounded to zero, because Adam divides by the average of squares.
 """
 
 import math
@@ -26,14 +27,14 @@ from upgd.optim._sharded import box, local, zeros_per_row
 __all__ = ["DTYPES", "Stored", "begin", "rounding_of", "stored", "wide_state"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.uint8)
-#: Entries that share a scale.
+#: Number of entries that share a scale.
 BLOCK = 256
-#: Parameters with fewer entries keep their state in 32 bits: they cost next to nothing.
+#: Parameters with fewer entries keep 32-bit state, because they hardly need memory.
 LEAST = 4096
 
 
 class Rounding:
-    """The random words for rounding one tensor of one parameter at one step, or rows of it."""
+    """The random words with which a tensor of one parameter, or some of its rows, is rounded at one step."""
 
     def __init__(self, keys: Tensor, start: int, row: int, inner: Tensor | None) -> None:
         self._keys, self._start, self._row, self._inner = keys, start, row, inner
@@ -42,7 +43,7 @@ class Rounding:
         return Rounding(self._keys, self._start + first * self._row, self._row, self._inner)
 
     def words(self, shape: torch.Size) -> Tensor:
-        """A random 32-bit word for each entry, int32."""
+        """Return a random 32-bit word for each entry, int32."""
         device = self._keys.device
         if self._inner is None:
             index = torch.arange(self._start, self._start + shape.numel(), device=device)
@@ -53,7 +54,7 @@ class Rounding:
 
 
 def rounding_of(param: Tensor, group: dict[str, Any], step: float | Tensor, number: int, slot: int) -> Rounding:
-    """How to round a tensor that belongs to a parameter; those with different slots are rounded independently."""
+    """Return the random words for a tensor of a parameter; tensors with different slots are rounded independently."""
     keys = noise.parameter_keys(
         group["seed"],
         step if isinstance(step, Tensor) else int(step),
@@ -73,7 +74,7 @@ def rounding_of(param: Tensor, group: dict[str, Any], step: float | Tensor, numb
 
 
 class Stored:
-    """A tensor in bfloat16, or in 8 bits with scales; a slice of its rows is one, too."""
+    """A tensor stored in bfloat16, or in 8 bits with scales. Slices of rows are of the same type."""
 
     def __init__(self, data: Tensor, scales: Tensor | None, rounding: Rounding | None, dtype: torch.dtype) -> None:
         self._data, self._scales, self._rounding, self._dtype = data, scales, rounding, dtype
@@ -83,11 +84,11 @@ class Stored:
         return Stored(self._data[rows], None if self._scales is None else self._scales[rows], rounding, self._dtype)
 
     def wide(self) -> Tensor:
-        """The values, in the dtype to compute with."""
+        """Return the values in the dtype of the computation."""
         if self._scales is None:
             return self._data.to(self._dtype)
         scale = self._scales[..., None].to(self._dtype)
-        # Of both codes: x = (c − 127) / 127 or (c + 1) / 256, and the value is |s|·x³·|x|.
+        # In both cases the value is |s|·x³·|x|, with x = (c − 127) / 127 or (c + 1) / 256.
         positive = scale < 0
         x = _blocks(self._data.to(self._dtype))
         x.add_(torch.where(positive, 1.0, -127.0)).mul_(torch.where(positive, 1 / 256, 1 / 127))
@@ -95,7 +96,7 @@ class Stored:
         return value.flatten(1)[:, : self._data.shape[1:].numel()].reshape(self._data.shape)
 
     def keep(self, values: Tensor) -> Tensor:
-        """Keep the values; return them as they are kept."""
+        """Store values; return them as stored."""
         assert self._rounding is not None
         words = self._rounding.words(values.shape)
         if self._scales is None:
@@ -108,7 +109,7 @@ class Stored:
         magnitude = blocks.abs()
         part = magnitude.div_(size.clamp(min=torch.finfo(size.dtype).tiny)[..., None]).clamp_(max=1)
         uniform = _blocks(((words >> 8) & 0xFFFFFF).to(part.dtype)).mul_(2.0**-24)
-        # Where x is between two of the code's levels, take the upper one with the probability that makes the mean right.
+        # Between two levels, take the upper one with the probability that makes the expectation exact.
         levels, shift = torch.where(positive, 256.0, 127.0)[..., None], positive.to(part.dtype)[..., None]
         low = part.sqrt().sqrt_().mul_(levels).sub_(shift).floor_().clamp_(min=0)
         below, above = _fourth_power((low + shift).div_(levels)), _fourth_power((low + (shift + 1)).div_(levels))
@@ -120,18 +121,18 @@ class Stored:
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """(rows, blocks, 256): each row in blocks, the last one filled up."""
+    """Return a tensor of shape (rows, blocks, 256), in which the last block of each row is padded."""
     rows = values.flatten(1)
     number = -(-rows.shape[1] // BLOCK)
     return torch.nn.functional.pad(rows, (0, number * BLOCK - rows.shape[1])).view(len(rows), number, BLOCK)
 
 
 def _fourth_power(values: Tensor) -> Tensor:
-    return values.square_().square_()  # a general power takes ten times as long
+    return values.square_().square_()  # ten times as fast as a general power
 
 
 def _to_bfloat16(values: Tensor, words: Tensor) -> Tensor:
-    """One of the two bfloat16 neighbours, at random such that the mean is right."""
+    """Round stochastically to one of the two neighbours in bfloat16."""
     exact = values.to(torch.float32)
     bits = exact.view(torch.int32)
     rounded = ((bits + (words & 0xFFFF)) & -0x10000).view(torch.float32)
@@ -139,21 +140,21 @@ def _to_bfloat16(values: Tensor, words: Tensor) -> Tensor:
 
 
 def stored(data: Tensor, scales: Tensor | None, param: Tensor, rounding: Rounding | None) -> Tensor | Stored:
-    """What a step reads and keeps state by: the tensor itself if it is not narrow."""
+    """Return the local state of a parameter as a step reads and writes it: the tensor itself if it has full precision."""
     if data.dtype == utility_dtype(param):
         return local(data)
     return Stored(local(data), None if scales is None else local(scales), rounding, utility_dtype(param))
 
 
 def _dtype_of(param: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype in which to keep the state of a parameter."""
+    """Return the dtype in which the state of a parameter is stored."""
     if dtype is None or (dtype == torch.uint8 and (param.numel() < LEAST or param.ndim < 2)):
         return utility_dtype(param)
     return torch.promote_types(dtype, param.dtype) if dtype == torch.float32 else dtype
 
 
 def begin(state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> None:
-    """Let a parameter's state of a name be of that dtype: zeros if there is none yet, else what there is, rounded."""
+    """Create a state of a parameter as zeros in the requested dtype, or convert it if it exists with another dtype."""
     kind, scales = _dtype_of(param, dtype), f"{name}_scale"
     if name in state and state[name].dtype == kind:
         return
@@ -169,6 +170,6 @@ def begin(state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | 
 
 
 def wide_state(state: dict[str, Any], name: str, param: Tensor) -> Tensor:
-    """The values of a parameter's state, of this process's part, in the dtype to compute with."""
+    """Return the local values of a parameter's state in the dtype of the computation."""
     kept = stored(state[name], state.get(f"{name}_scale"), param, None)
     return kept.wide() if isinstance(kept, Stored) else kept
