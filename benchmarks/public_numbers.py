@@ -57,7 +57,7 @@ CASES = [
     *(Case(MNIST, {"method": "sgd", "lr": lr, "normalize": 0.99}, 0.862) for lr in (0.01, 0.005, 0.003, 0.001)),
     *(
         Case(MNIST, {"method": "sgdw", "lr": lr, "weight_decay": decay, "normalize": 0.99}, 0.862)
-        for lr in (0.005, 0.003)
+        for lr in (0.01, 0.005, 0.003, 0.001)
         for decay in (0.01, 0.001)
     ),
     *(
