@@ -1,11 +1,13 @@
-"""Write the pages that list what there is: commands, problems, methods. `make docs` does it; a test checks that it was done.
+"""Write the generated pages: commands, problems, methods, reference, and the results table of the README.
 
-Both pages come from what the program itself uses: the help of the command line and the registries.
+They come from the help of the command line, the registries and docstrings. `make docs` runs this script, and a test checks
+that the pages are current.
 """
 
 import inspect
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import partial
@@ -34,9 +36,9 @@ def commands() -> str:
     text = re.sub(r" \*\[default: (False|\(\))\]\*", "", text)
     return (
         "# Commands\n\n"
-        "What `upgd --help` says about each command. [Experiments](experiments.md) explains how the commands work "
-        "together. Every command also takes `--plugin MODULE`, several times if need be: a module that registers methods, "
-        "streams, networks, data sets or diagnostics. [Your own method](your-own-method.md) explains it.\n\n"
+        "The help of each command, as shown by its option `--help`. [Experiments](experiments.md) explains how the "
+        "commands work together. Every command also takes `--plugin MODULE`, a module that registers methods, streams, "
+        "networks, data sets or diagnostics; it can be repeated. See [Your own method](your-own-method.md).\n\n"
         + text.strip()
         + "\n"
     )
@@ -48,11 +50,11 @@ def problems() -> str:
         [
             "# Problems and methods",
             "",
-            "Names that `upgd run`, `upgd sweep` and `upgd.experiments` take.",
+            "The names that `upgd run`, `upgd sweep` and `upgd.experiments` accept.",
             "",
             "## Problems",
             "",
-            f"{_code(f'{family}-DATA' for family in registry.FAMILIES)} exist for every data set, your own too. "
+            f"{_code(f'{family}-DATA' for family in registry.FAMILIES)} exist for every data set, including your own. "
             "Network, steps and seeds are the defaults of an experiment. [Streams](streams.md) explains the problems.",
             "",
             *_table(
@@ -78,7 +80,7 @@ def problems() -> str:
             "",
             "## Short grids",
             "",
-            "What a sweep tries if no values are given (`--grid short`). Other settings keep their defaults.",
+            "The values that a sweep tries if none are given (`--grid short`). Other settings keep their defaults.",
             "",
             *_table(
                 ["method", "settings", "values to try"],
@@ -165,9 +167,10 @@ def methods() -> str:
     lines = [
         "# Methods",
         "",
-        "Every method is one class in `upgd.methods`, with its formula and source. The tests hold it to a loop in float64 "
-        "that is written from the published formula. w is a weight, g its gradient, ξ normal noise, t the step from 1. "
-        "[Problems and methods](problems.md) lists settings and grids; [Population](population.md) says how to add a method.",
+        "Every method is one class in `upgd.methods`, with its formula and source. Tests compare it with a float64 loop "
+        "written from the published formula. w is a weight, g its gradient, ξ normal noise, t the step from 1. "
+        "[Problems and methods](problems.md) lists settings and grids; [Your own method](your-own-method.md) explains how to "
+        "add a method.",
     ]
     families: dict[str, list[str]] = {}
     for name, method in METHODS.items():
@@ -198,8 +201,9 @@ _SHOWN = ("output-permuted-emnist", "output-permuted-cifar10", "input-permuted-m
 _COLUMNS = ("UPGD", "Shrink & Perturb", "SGDW", "PGD", "AdamW")
 
 
-def readme() -> str:
-    """README.md with its table of results, which comes from the first table of each result's page."""
+def readme(repository: str | None = None) -> str:
+    """README.md with its badges, its links to Colab, and the results, which come from the first table of each page."""
+    repository = repository or _repository()
     rows = []
     for name in _SHOWN:
         page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
@@ -213,9 +217,87 @@ def readme() -> str:
         ]
         rows.append([f"[{title}](docs/results/{name}.md)", *cells])
     text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    before, start, rest = text.partition("<!-- results -->\n")
-    table = "\n".join(_table(["problem", *_COLUMNS], rows))
-    return f"{before}{start}{table}\n<!-- end of results -->{rest.partition('<!-- end of results -->')[2]}"
+    text = _between(text, "badges", " ".join(_badges(repository)))
+    text = _between(text, "notebooks", "\n".join(_notebooks(repository)))
+    return _between(text, "results", "\n".join(_table(["problem", *_COLUMNS], rows)))
+
+
+def _between(text: str, name: str, content: str) -> str:
+    """The text with other content between two comments."""
+    begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+    before, found, rest = text.partition(begin)
+    _, also_found, after = rest.partition(end)
+    if not (found and also_found):
+        raise ValueError(f"README.md must have the comments {begin.strip()} and {end.strip()}")
+    return f"{before}{begin}{content}{end}{after}"
+
+
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project
+
+
+def _repository() -> str | None:
+    """The address of the repository, which is written in pyproject.toml only."""
+    address: str | None = _project()["urls"].get("Repository")
+    return address and address.rstrip("/")
+
+
+def _badges(repository: str | None) -> list[str]:
+    project = _project()
+    pythons = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    torch = next(one.removeprefix("torch>=") for one in project["dependencies"] if one.startswith("torch>="))
+    shields = "https://img.shields.io/badge"
+    badges = [
+        f"![Python {pythons[0]}–{pythons[-1]}]({shields}/python-{pythons[0]}–{pythons[-1]}-blue)",
+        f"![PyTorch {torch}+]({shields}/pytorch-{torch}%2B-ee4c2c)",
+        f"![{project['license']} licence]({shields}/licence-{project['license']}-green)",
+    ]
+    if repository:
+        runs = f"{repository}/actions/workflows/ci.yml"
+        badges[:0] = [
+            f"[![CI]({runs}/badge.svg)]({runs})",
+            f"[![PyPI](https://img.shields.io/pypi/v/{project['name']})](https://pypi.org/project/{project['name']}/)",
+        ]
+    return badges
+
+
+#: The notebooks in examples/ and their subjects.
+_NOTEBOOKS = {
+    "optimizer": "UPGD instead of AdamW in a training loop",
+    "compare": "search settings, compare methods, confirm the result on fresh seeds",
+    "look_inside": "plasticity, dormant units and utility of a network",
+}
+
+
+def _notebooks(repository: str | None) -> list[str]:
+    """A list of the notebooks; with links to Colab if the repository is on GitHub."""
+    github = "https://github.com/"
+    lines = []
+    for name, about in _NOTEBOOKS.items():
+        colab = f"https://colab.research.google.com/github/{(repository or '').removeprefix(github)}"
+        path = f"examples/{name}.ipynb"
+        link = f" ([open in Colab]({colab}/blob/main/{path}))" if (repository or "").startswith(github) else ""
+        lines.append(f"- [`{name}.ipynb`]({path}): {about}{link}")
+    return lines
+
+
+def settings_of_site(repository: str | None = None) -> str:
+    """mkdocs.yml with the address of the repository."""
+    return _with_line("mkdocs.yml", "site_description", "repo_url", repository or _repository())
+
+
+def citation(repository: str | None = None) -> str:
+    """CITATION.cff with the address of the repository."""
+    return _with_line("CITATION.cff", "license", "repository-code", repository or _repository())
+
+
+def _with_line(file: str, after: str, key: str, value: str | None) -> str:
+    """A file of YAML with one key set, or without it if there is no value."""
+    lines = (DOCS.parent / file).read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if not line.startswith(f"{key}:")]
+    at = next(i for i, line in enumerate(lines) if line.startswith(f"{after}:")) + 1
+    return "\n".join([*lines[:at], *([f"{key}: {value}"] if value else []), *lines[at:], ""])
 
 
 def _rounded(number: str) -> str:
@@ -231,7 +313,7 @@ MODULES = {
     "upgd.data": "Data sets: load, download, register.",
     "upgd.population": "Train many independent online learners at once.",
     "upgd.population.diagnostics": "Figures about learners of a population, and how to add your own.",
-    "upgd.population.backend": "What a backend of your own implements.",
+    "upgd.population.backend": "The interface of backends.",
     "upgd.methods": "Learning methods: one class each.",
     "upgd.methods.units": "What methods that act on hidden units receive and return.",
     "upgd.networks": "Networks by name, with initial weights as a function of the seed.",
@@ -245,7 +327,7 @@ MODULES = {
 }
 
 
-#: What the public constants are; everything else says it in its docstring.
+#: Descriptions of public constants, which have no docstrings.
 CONSTANTS = {
     "upgd.population.METHODS": "All registered methods by name.",
     "upgd.methods.METHODS": "All registered methods by name.",
@@ -300,6 +382,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "problems.md": problems,
     "../README.md": readme,
+    "../mkdocs.yml": settings_of_site,
+    "../CITATION.cff": citation,
 }
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next letter at every position; puts out the mean loss."""
+    """Predicts the next letter at every position; returns the mean loss."""
 
     def __init__(self, width: int = 64, heads: int = 4, layers: int = 2) -> None:
         super().__init__()

@@ -141,7 +141,7 @@ def test_files_of_ones_own_get_a_name(upgd, files, option):
             2,
             "--transposed and --replace apply only to files added with --as NAME",
         ),
-        (["fetch", "--from", "does-not-exist"], 1, "no such file or folder: does-not-exist."),
+        (["fetch", "--from", "does-not-exist"], 1, "there is no file or folder does-not-exist; check the path."),
         (["fetch", "--from", "does-not-exist", "--as", "mnist"], 1, "'mnist' is the name of an official data set"),
         (["fetch", "mnist", "--mirror", "ftp://x"], 1, "mirror must be a URL that starts with http"),
     ],

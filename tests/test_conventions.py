@@ -1,4 +1,4 @@
-"""What packaging, continuous integration and citation files say is the same everywhere."""
+"""Packaging, continuous integration and citation files are consistent."""
 
 import re
 import runpy
@@ -61,6 +61,24 @@ def test_the_changelog_keeps_to_its_format():
     for release in releases:
         found = re.findall(r"^### (.*)$", release, re.M)
         assert found == [kind for kind in kinds if kind in found]
+
+
+def test_the_address_of_the_repository_is_in_one_place_only():
+    """The other files either do not have it, or are generated from pyproject.toml."""
+    address = PROJECT["urls"].get("Repository")
+    if address is None:
+        for name in ("README.md", "mkdocs.yml", "CITATION.cff"):
+            text = (ROOT / name).read_text(encoding="utf-8")
+            assert not re.search(r"github\.com|colab\.research|repo_url|repository-code", text)
+    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    readme = generate["readme"]("https://github.com/me/upgd")
+    assert "[![CI](https://github.com/me/upgd/actions/workflows/ci.yml/badge.svg)]" in readme
+    for notebook in (ROOT / "examples").glob("*.ipynb"):
+        path = f"examples/{notebook.name}"
+        assert f"(https://colab.research.google.com/github/me/upgd/blob/main/{path})" in readme
+    assert "colab.research" not in generate["readme"]("https://host/me/upgd")
+    assert "\nrepo_url: https://host/me\n" in generate["settings_of_site"]("https://host/me")
+    assert yaml.safe_load(generate["citation"]("https://host/me"))["repository-code"] == "https://host/me"
 
 
 def test_links_of_the_readme_work_on_pypi():

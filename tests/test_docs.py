@@ -7,6 +7,7 @@ Commands are parsed by the command line itself.
 import doctest
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import re
@@ -195,13 +196,41 @@ def test_every_public_name_is_in_the_reference():
         assert f"::: upgd.{name}\n" in text
 
 
-def test_the_lists_name_all_there_is():
-    listed = (ROOT / "docs" / "problems.md").read_text()
+@pytest.mark.parametrize(
+    ("module", "names"),
+    {
+        "upgd": ["UPGD", "AdaUPGD", "FeatureUPGD", "HesScale", "Monitor", "open", "record"],
+        "upgd.experiments": ["run", "confirm", "load", "Experiment", "Results"],
+        "upgd.data": ["load", "register", "fetch", "from_arrays", "Dataset"],
+    }.items(),
+)
+def test_names_that_users_type_are_documented_with_their_arguments(module, names):
+    page = (ROOT / "docs" / "reference" / f"{module.removeprefix('upgd.')}.md").read_text(encoding="utf-8")
+    for name in names:
+        assert f"::: {module}.{name}\n" in page
+        one = getattr(importlib.import_module(module), name)
+        text = inspect.getdoc(one)
+        code = one.__init__ if inspect.isclass(one) else one
+        wanted = set(inspect.signature(code).parameters) - {"self", "params", "args", "kwargs"}
+        if "All other arguments are those of" in text:
+            continue
+        missing = {parameter for parameter in wanted if not re.search(rf"\b{parameter}\b", text)}
+        assert not missing, f"{module}.{name} does not document {missing}"
+
+
+def test_problems_methods_and_commands_are_listed():
+    listed = (ROOT / "docs" / "problems.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in listed for name in (*streams.names(), *METHODS))
+    explained = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    built_in = [name for name, method in METHODS.items() if method.__module__.startswith("upgd.methods.")]
+    assert all(f": `{name}`\n" in explained for name in built_in)
     from upgd.cli import app
 
-    listed = (ROOT / "docs" / "commands.md").read_text()
-    assert all(f"\n## upgd {name}\n" in listed for name in app if not name.startswith("-"))
+    listed = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    for name in (name for name in app if not name.startswith("-")):
+        assert f"\n## upgd {name}\n" in listed
+        for part in (part for part in app[name] if not part.startswith("-")):
+            assert f"\n### upgd {name} {part}\n" in listed
 
 
 @pytest.mark.slow

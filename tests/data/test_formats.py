@@ -152,7 +152,7 @@ def test_what_is_left_of_a_damaged_cifar10_archive_is_no_cifar10(tmp_path, in_a_
 def test_a_folder_without_cifar10_gets_one_sentence(tmp_path):
     with pytest.raises(DataError, match="contains neither data_batch"):
         read_cifar10(tmp_path)
-    with pytest.raises(DataError, match="no such file or folder"):
+    with pytest.raises(DataError, match="there is no file or folder"):
         read_cifar10(tmp_path / "nowhere")
 
 

@@ -171,7 +171,7 @@ def test_channels_that_cannot_be_told_apart_are_refused(model: nn.Module, shape:
     _optimizer = upgd.FeatureUPGD(model)
     x = torch.ones(2, 1, 5, 5) if isinstance(model[0], nn.Conv2d) else torch.ones(2, 5, 5)
     with pytest.raises(
-        RuntimeError, match=rf"its ReLU puts out the shape {re.escape(str(shape))}.*before what merges them"
+        RuntimeError, match=rf"its ReLU returns the shape {re.escape(str(shape))}.*before the module that merges them"
     ):
         model(x)
 
@@ -302,7 +302,7 @@ def test_impossible_pairs_are_refused(features: object, message: str) -> None:
 
 
 def test_mistakes_are_explained() -> None:
-    with pytest.raises(TypeError, match="pass the model and not its parameters"):
+    with pytest.raises(TypeError, match="pass the model instead of its parameters"):
         upgd.FeatureUPGD(Functional().parameters())
     with pytest.raises(ValueError, match=r"this Linear has 1 and so no hidden features; use the weight-wise optimizer"):
         upgd.FeatureUPGD(nn.Linear(3, 2))
@@ -549,7 +549,7 @@ def test_a_residual_block_with_one_relu() -> None:
         torch.testing.assert_close(found[f"{number}.conv1"].grad, gate_gradient(first))
         torch.testing.assert_close(found[f"{number}.conv2"].grad, gate_gradient(second))
     torch.testing.assert_close(found["3.downsample.0"].grad, found["3.conv2"].grad)
-    assert repr(found["2.conv2"]) == "Feature(4 channels of Conv2d '2.conv2', put out by ReLU '2.relu')"
+    assert repr(found["2.conv2"]) == "Feature(4 channels of Conv2d '2.conv2', output of ReLU '2.relu')"
     assert repr(found["2.conv2"]) in repr(optimizer)
     optimizer.step()
     assert optimizer.gates().keys() == {feature.layer.weight for feature in found.values()}
@@ -596,7 +596,7 @@ def test_one_activation_module_for_all_layers() -> None:
     assert all(feature.grad is not None for feature in named.features)
     second_order = upgd.FeatureUPGD(one, curvature=upgd.HesScale(one, criterion := nn.MSELoss()))
     criterion(one(torch.ones(2, 3)), torch.zeros(2, 2)).backward()
-    with pytest.raises(RuntimeError, match="because '1' is called more than once; give each layer an activation"):
+    with pytest.raises(RuntimeError, match="because '1' is called more than once; give each layer its own activation"):
         second_order.step()
 
 
@@ -660,7 +660,7 @@ def test_functions_beside_modules_are_told() -> None:
             super().__init__()
             del self.act
 
-    with pytest.raises(ValueError, match=r"model has no activation module, so that the features of 'conv'"):
+    with pytest.raises(ValueError, match=r"model has no activation module, so the features of 'conv'"):
         upgd.FeatureUPGD(Functions())
 
     class Unused(nn.Module):
@@ -674,7 +674,7 @@ def test_functions_beside_modules_are_told() -> None:
     model = Unused()
     optimizer = upgd.FeatureUPGD(model)
     model(torch.ones(2, 3)).sum().backward()
-    with pytest.raises(RuntimeError, match="no activation module was called behind any layer"):
+    with pytest.raises(RuntimeError, match="no activation module was called after any layer"):
         optimizer.step()
 
 

@@ -235,15 +235,19 @@ def test_repr_names_the_method() -> None:
         ("upgd", {"granularity": "feature"}, r"works on hidden units, so it needs the model.*optimizer\('upgd', model"),
         ("upgd", {"order": 2}, r"order=2 needs curvature; pass curvature=upgd\.HesScale"),
         ("sgd", {"lr": 0.1, "curvature": upgd.HesScale(network(), nn.CrossEntropyLoss())}, "does not use curvature"),
-        ("adamw", {"generator": torch.Generator()}, "generator is no option of AdamW, which method='adamw' is"),
+        (
+            "adamw",
+            {"generator": torch.Generator()},
+            "generator is not an option of AdamW, the optimizer of method='adamw'",
+        ),
         ("ups-even", {}, r"method='ups-even' needs lr; give it a value, such as lr=1\.0"),
         ("ups-even", {"lr": 1.0, "granularity": "feature"}, "works on hidden units, so it needs the model"),
         ("redo", {"lr": 1.0}, r"use upgd\.methods\.optimizer\('redo', model"),
-        ("weight-clipping", {"lr": 1.0}, r'pass the model and not its parameters, or groups.*"bound": 0\.05'),
+        ("weight-clipping", {"lr": 1.0}, r'pass the model instead of its parameters, or groups.*"bound": 0\.05'),
         ("weight-clipping", {"lr": 1.0, "bound": 0}, "bound must be a positive number, or None"),
         ("sgd", {"lr": 1.0, "bound": 0.1}, r"bound=0\.1 has no meaning for method='sgd'"),
-        ("sgd", {"lr": 1.0, "features": {}}, "features is no option of PGD"),
-        ("ups-even", {"lr": 1.0, "foreach": True}, "foreach is no option of an optimizer for method='ups-even'"),
+        ("sgd", {"lr": 1.0, "features": {}}, "features is not an option of PGD"),
+        ("ups-even", {"lr": 1.0, "foreach": True}, "foreach is not an option of an optimizer for method='ups-even'"),
     ],
 )
 def test_mistakes(name: str, settings: dict, sentence: str) -> None:

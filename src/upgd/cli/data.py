@@ -38,15 +38,15 @@ def fetch(
     names
         The data sets; with --from, none means all that are found.
     source
-        A folder or archive with the files: recognised by what is in them, verified by checksum, copied.
+        A folder or archive with local files, which are recognized by content, verified by checksum and copied.
     rename
-        Take the IDX files in the folder under this name, although they are no official data set.
+        Add IDX files that are not an official data set under this name.
     transposed
-        With --as: the images are stored with rows and columns swapped, as EMNIST's are.
+        With --as: the images are stored transposed, as in EMNIST.
     replace
-        With --as: take them in place of different data of that name; delete the results that were learned from these.
+        With --as: replace different data of that name. Delete results that were computed with the old data.
     mirror
-        The address of a web folder that has the official files, tried before the public ones.
+        URL of a folder with the official files, tried before the public mirrors.
     """
     from upgd.data import console
 
@@ -62,7 +62,9 @@ def fetch(
         raise UsageError("--mirror and --from are mutually exclusive: download, or use local files.")
     elif rename is not None:
         if names:
-            raise UsageError(f"--as {rename} takes files that are no official data set: leave out {', '.join(names)}.")
+            raise UsageError(
+                f"--as {rename} is for files that are not an official data set; leave out {', '.join(names)}."
+            )
         console.adopt_command(source, rename, transposed, replace)
     elif transposed or replace:
         raise UsageError("--transposed and --replace apply only to files added with --as NAME.")

@@ -49,7 +49,7 @@ def check_folder(output: Path, named: str) -> None:
 def given_options(execution: Execution) -> set[str]:
     """Return the execution options that a study without a choice of execution cannot use."""
     given = {one.name for one in fields(Execution) if getattr(execution, one.name) != one.default} - {"quiet"}
-    everywhere = os.environ.get("UPGD_STORE")  # is not said to this command alone
+    everywhere = os.environ.get("UPGD_STORE")  # does not count as an option of this command
     return given - {"store"} if everywhere is not None and execution.store == Path(everywhere) else given
 
 

@@ -141,7 +141,7 @@ def _documentation() -> str:
     lines = {name: _help(name) for name in known()}
     lines["lr"] = "Learning rate. Separate several values by commas, here and below."
     parts = [f"{name}\n    {text or 'See the method.'}" for name, text in {**lines, **_OTHER_HELP}.items()]
-    return "Of what is run.\n\nParameters\n----------\n" + "\n".join(parts)
+    return "Options that define an experiment.\n\nParameters\n----------\n" + "\n".join(parts)
 
 
 if TYPE_CHECKING:
@@ -227,13 +227,13 @@ def _leave(*_: object) -> None:
 
 
 def store_path(given: Path | None) -> Path:
-    """Where results are."""
+    """Return the path of the store: the given one, ``UPGD_STORE``, or the default."""
     return given or Path(os.environ.get("UPGD_STORE") or "upgd.db")
 
 
 def store_files(named: Sequence[Path], option: Path | None) -> list[Path]:
     """Return the stores of a command: positional as in ``upgd table a.db``, ``--store``, or ``UPGD_STORE``."""
-    everywhere = os.environ.get("UPGD_STORE")  # stands for the option, but is not said to this command alone
+    everywhere = os.environ.get("UPGD_STORE")  # sets the option, but does not conflict with a positional argument
     if named and option is not None and not (everywhere and option == Path(everywhere)):
         raise UsageError(f"two stores are named, {named[0]} and --store {option}; leave one of them out.")
     if named and (methods := [str(path) for path in named if str(path) in METHODS and not path.exists()]):
@@ -261,14 +261,14 @@ def _value(name: str, text: str) -> Any:
         if any(not (setting.is_switch or setting.pair) for setting in settings):
             return float(plain_digits(text))
     if any(setting.is_switch for setting in settings):
-        return text  # a wrong one is refused by the method
+        return text  # the method checks it
     if settings[0].pair:
         raise UsageError(f"{option} takes two numbers joined by a slash, such as 0.9/0.999, not {text!r}.")
     raise UsageError(f"{option} takes numbers separated by commas, such as 0.1,0.01; not {text!r}.")
 
 
 def read_seeds(text: str) -> int | list[int]:
-    """How many, or which."""
+    """Parse a number of seeds, or a list of seeds."""
     seeds: int | list[int] = 0
     with suppress(ValueError):
         digits = plain_digits(text)

@@ -82,7 +82,7 @@ def watch(
 
     path = store_path(store)
     server = Watch(path, port, problem)
-    print(f"watching {path} at {server.address} (Ctrl-C ends it)", flush=True)
+    print(f"watching {path} at {server.address} (Ctrl-C to stop)", flush=True)
     if browser:
         import webbrowser
 

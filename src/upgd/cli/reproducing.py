@@ -129,7 +129,7 @@ def reproduce(
 
     check(execution, dry_run=dry_run)
     studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
-    if [study.name for study in studies] == [UTILITY_QUALITY]:  # beside others, the options are for those
+    if [study.name for study in studies] == [UTILITY_QUALITY]:  # with other studies, the options apply to those
         _refuse(given)
     if not dry_run:
         figures.check()
@@ -236,7 +236,7 @@ def _carry_out(
     else:
         unlimited = execution.ray is None and execution.stop_after is None
         if plan.scale.name == "paper" and unlimited and not execution.quiet:
-            _say_what_is_left(plan, execution, [*resume_from, data])  # it may be weeks
+            _say_what_is_left(plan, execution, [*resume_from, data])  # it may take weeks
         say = (lambda text: None) if execution.quiet else (lambda text: print(f"  {text}", flush=True))
         with terminable():
             found, finished = piece(
@@ -362,7 +362,7 @@ def _length(text: str) -> tuple[str, int]:
 
 
 def _by_problem(lengths: Mapping[str, int], study: "Study") -> dict[str, int]:
-    """The same without the "", for :func:`upgd.experiments.paper.reproduce.plan`."""
+    """Expand the key "" to all other problems, for :func:`upgd.experiments.paper.reproduce.plan`."""
     all_of_them = dict.fromkeys(study.problems(), lengths[""]) if "" in lengths else {}
     return all_of_them | {name: steps for name, steps in lengths.items() if name}
 

@@ -35,7 +35,7 @@ class Filter:
     steps
         Use only the results of this length.
     seeds
-        Use only the first so many seeds (3), or these (0,5,7).
+        Use only the first N seeds (3), or a list (0,5,7).
     store
         The file of results. Default: UPGD_STORE, or upgd.db in this folder.
     """

@@ -151,7 +151,7 @@ _STUDIES: dict[str, Literal["weight", "feature"]] = {
 
 
 def _refuse_study(problem: str) -> None:
-    """Where methods are compared; it would be run as a plain stream, with the network and the length of permuted MNIST."""
+    """Reject a study of utilities as a problem to compare methods on."""
     if problem in _STUDIES:
         raise UsageError(
             f"{problem} compares approximations of utility and not methods; use `upgd run {problem}`, without a method."

@@ -95,7 +95,7 @@ def leaves(path: Path, problems: Problems) -> Iterator[Leaf]:
 
 def _files(path: Path) -> Iterator[Path]:
     if not path.exists():
-        raise DataError(f"no such file or folder: {path}.")
+        raise DataError(f"there is no file or folder {path}; check the path.")
     if path.is_file():
         yield path
         return

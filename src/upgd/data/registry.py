@@ -25,6 +25,9 @@ def register(name: str) -> Callable[[AnyFunction], AnyFunction]:
     when the data set is first used. It returns two arrays as accepted by :func:`from_arrays` (images as bytes or floats,
     or feature vectors; and integer labels), or a :class:`Dataset`.
 
+    Args:
+        name: The name of the data set: lower-case letters, digits, ``-``, ``_`` and ``.``.
+
     Example:
         >>> import numpy as np
         >>> import upgd.data

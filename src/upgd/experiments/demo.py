@@ -156,7 +156,7 @@ def _page(show: Show) -> str:
 <h2>The numbers</h2>
 {tables}
 <footer>Predictions are evaluated before the update. Each method has the best setting of its short grid, chosen on
-other seeds. “To the best” and p: paired over seeds.
+other seeds. The columns “vs. best” and p are paired over seeds.
 The results are next to this page: <code>upgd table --store {store}</code></footer>
 </body></html>
 """

@@ -44,7 +44,7 @@ def optimizer(name: str, params: "ParamsT | Module", **settings: Any) -> "Optimi
         >>> optimizer.step()
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> upgd.methods.optimizer("continual-backprop", model, lr=0.01).features
-        [Feature(8 units of Linear '0', put out by ReLU '1')]
+        [Feature(8 units of Linear '0', output of ReLU '1')]
     """
     # Imported late, because the optimizers are built on the methods.
     made: Optimizer = importlib.import_module("upgd.optim.from_method").optimizer(get(name), params, **settings)

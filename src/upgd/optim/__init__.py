@@ -1,8 +1,8 @@
 """The methods as torch optimizers.
 
-``upgd``, ``ada_upgd``, ``ups`` and ``pgd`` compare weights, ``feature_upgd`` hidden units, which ``features`` finds
-in a model. ``from_method`` makes an optimizer of any other method, ``unit_method`` of one that acts
-on hidden units. Modules with an underscore have what they share.
+``upgd``, ``ada_upgd``, ``ups`` and ``pgd`` are weight-wise, ``feature_upgd`` is feature-wise; ``features`` finds the hidden
+units of a model. ``from_method`` derives an optimizer from any other method, and ``unit_method`` from one that acts on hidden
+units. Modules with an underscore contain shared code.
 """
 
 from upgd.optim.ada_upgd import AdaUPGD

@@ -46,7 +46,7 @@ def check_complete(group: dict[str, Any], names: Iterable[str], optimizer: Optim
     for name in names:
         if name not in group:
             raise ValueError(
-                f"{type(optimizer).__name__} has no default for {name}, and a parameter group does not bring one; pass "
+                f"{type(optimizer).__name__} has no default for {name}, and a parameter group does not set it; pass "
                 f"{name}=... to the optimizer or in every group."
             )
 

@@ -139,12 +139,12 @@ class BaseOptimizer(Optimizer):
                 if isinstance(value, Tensor) and not is_sharded(param) and not self._fits(value, param, name):
                     raise ValueError(
                         f"state_dict has {name} of shape {tuple(value.shape)} for a parameter of shape "
-                        f"{tuple(param.shape)}, which {type(self).__name__} cannot take; load the checkpoint of an optimizer "
+                        f"{tuple(param.shape)}, which {type(self).__name__} cannot load; use the checkpoint of an optimizer "
                         "of the same kind, for weights or for features, and of the same model."
                     )
 
     def _fits(self, value: Tensor, param: Tensor, name: str) -> bool:
-        """Whether it can be the state of that name of a parameter."""
+        """Return whether the tensor can be the state of that name of a parameter."""
         return value.shape == param.shape
 
     @overload
@@ -172,7 +172,7 @@ class BaseOptimizer(Optimizer):
     # ---------------------------------------------------------------------------------------------------------- noise
 
     def _perturbs(self, group: dict[str, Any]) -> bool:
-        """Whether the parameters of a group get noise."""
+        """Return whether the parameters of a group get noise."""
         return bool(group["sigma"] > 0)
 
     def _needs_seed(self) -> bool:
@@ -186,7 +186,7 @@ class BaseOptimizer(Optimizer):
     def _kept(
         self, group: dict[str, Any], params: list[Tensor], steps: list[float | Tensor], name: str, tensors: list[Tensor]
     ) -> list[Tensor | Kept]:
-        """The local state of parameters, as a step reads and writes it."""
+        """Return the local state of parameters, as a step reads and writes it."""
         if not self._rounds(group):
             return [local(tensor) for tensor in tensors] if self._has_shards else [*tensors]
         numbers, slot = self._numbering(), self._slot(name)
@@ -205,7 +205,7 @@ class BaseOptimizer(Optimizer):
         return 1 + sorted(self._averages()).index(name)
 
     def _rounded(self, group: dict[str, Any], params: list[Tensor], steps: list[float | Tensor]) -> list[Tensor | Kept]:
-        """The parameters to round stochastically; empty if none."""
+        """Return the parameters to round stochastically; empty if none."""
         if not group.get("stochastic_rounding"):
             return []
         numbers = self._numbering()
@@ -251,7 +251,7 @@ class BaseOptimizer(Optimizer):
         return {param: number for number, param in enumerate(p for group in self.param_groups for p in group["params"])}
 
     def _draw(self, param: Tensor) -> Tensor:
-        """The next white noise of a parameter from torch's generators."""
+        """Return the next white noise of a parameter from torch's generators."""
         generator = self.generator
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             if self._replica_noise is None:

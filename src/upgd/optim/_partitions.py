@@ -29,8 +29,8 @@ class Peers(NamedTuple):
 
 
 def largest_of(peers: Peers, maxima: list[Tensor]) -> Tensor:
-    """The largest utility in any of the processes. All of them must call this, also one that has no utilities."""
-    # In 64 bits whatever the parameters have: the dtypes of the processes must agree.
+    """Return the largest utility in any of the processes. All of them must call this, even without utilities."""
+    # In 64 bits regardless of the parameters, because the dtypes of the processes must agree.
     nothing = torch.zeros((), dtype=torch.float64, device=peers.device)
     largest = rules.global_scale([nothing, *(m.to(nothing) for m in maxima)])
     torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=peers.group)
@@ -38,7 +38,7 @@ def largest_of(peers: Peers, maxima: list[Tensor]) -> Tensor:
 
 
 def given(process_group: Any, params: list[Tensor]) -> Peers | None:
-    """The peers of an optimizer that was given a process group."""
+    """Return the peers of an optimizer with a process group."""
     if process_group is None:
         return None
     if not torch.distributed.is_available() or not isinstance(process_group, torch.distributed.ProcessGroup):
@@ -50,7 +50,7 @@ def given(process_group: Any, params: list[Tensor]) -> Peers | None:
 
 
 def check_flattened(optimizer: Optimizer, peers: Peers | None) -> None:
-    """Refuse or warn where the parameters are shards of ``FullyShardedDataParallel``, which have lost their shapes."""
+    """Raise an error or warn if the parameters are shards of ``FullyShardedDataParallel``, which have lost their shapes."""
     groups = [group for group in optimizer.param_groups if any(map(is_flattened, group["params"]))]
     if any(group["scaling"] == "local" for group in groups):
         raise ValueError(
@@ -70,9 +70,9 @@ _watching_zero = False
 
 
 def watch_zero() -> None:
-    """Tell optimizers that a ``ZeroRedundancyOptimizer`` has made for its part who holds the other parts.
+    """Set the peers of optimizers that a ``ZeroRedundancyOptimizer`` has created for its part.
 
-    It does not pass its process group on, but a global torch hook sees every optimizer before its step.
+    It does not pass on its process group, but a global torch hook sees every optimizer before its step.
     """
     global _watching_zero
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -98,7 +98,7 @@ _last_step: tuple[int, "weakref.ref[Optimizer]"] | None = None
 
 
 def warn_if_one_of_several(optimizer: Optimizer) -> None:
-    """Warn if a second optimizer steps with global scaling during one backward pass; refuse if torch has made them so."""
+    """Warn if a second optimizer steps with global scaling during one backward pass; raise an error if torch created them."""
     global _last_step
     backward = torch._C._current_graph_task_id()
     if backward < 0 or not any(group["scaling"] == "global" for group in optimizer.param_groups):

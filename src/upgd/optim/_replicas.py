@@ -1,5 +1,5 @@
-"""What processes must share: replicas of a model under DistributedDataParallel drift apart unless all of them draw the same
-noise, and shards of a parameter draw theirs from one seed."""
+"""Shared noise of several processes: replicas of a model under DistributedDataParallel must draw the same noise, or they
+drift apart, and shards of a parameter draw theirs from one seed."""
 
 import gc
 import hashlib

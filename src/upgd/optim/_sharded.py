@@ -54,7 +54,7 @@ def placed(own: Tensor, like: Tensor) -> Tensor:
 
 
 def seeded_noise(param: Tensor, seed: int, step: float | Tensor, number: int) -> Tensor:
-    """:func:`upgd.noise.parameter_normals` for the part of a parameter that this process has."""
+    """Return :func:`upgd.noise.parameter_normals` for the part of a parameter that this process has."""
     keys = noise.parameter_keys(
         seed, step if isinstance(step, Tensor) else int(step), number, device=local(param).device
     )
@@ -62,7 +62,7 @@ def seeded_noise(param: Tensor, seed: int, step: float | Tensor, number: int) ->
 
 
 def box(param: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The shape of a parameter; and of the part that this process has, the first index along each dimension and the shape."""
+    """Return the shape of a parameter, and the offsets and the shape of the part that this process has."""
     shape = tuple(param.shape)
     if not is_sharded(param):
         return shape, (0,) * len(shape), shape
@@ -90,7 +90,7 @@ def first_entry(param: Tensor) -> int:
 
 
 def zeros_per_row(param: Tensor, columns: int) -> Tensor:
-    """32-bit zeros, ``columns`` for each row of a parameter, whose rows may be sharded."""
+    """Return 32-bit zeros, ``columns`` for each row of a parameter, whose rows may be sharded."""
     rows = local(param).shape[0]
     own = torch.zeros(rows, columns, dtype=torch.float32, device=local(param).device)
     if not is_sharded(param):
@@ -198,7 +198,7 @@ def reduced_across(
 
 
 def _partial(operation: str, over: str, value: Tensor) -> Tensor:
-    """What the reduction needs to know of one part: its maximum, the sum, or the sum of squares."""
+    """Return the partial result of one part: its maximum, its sum, or its sum of squares."""
     dims = tuple(range(1 if over == "unit" and value.ndim > 1 else 0, value.ndim))
     if operation == "max":
         if any(value.shape[dim] == 0 for dim in dims):

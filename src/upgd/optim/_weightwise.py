@@ -60,8 +60,8 @@ class WeightwiseOptimizer(FusingOptimizer):
         self._peers = partitions.given(process_group, own)
         if self._peers is not None and any(map(is_sharded, own)):
             raise ValueError(
-                "process_group is for parameters that are in one piece, but some of these are sharded, and torch "
-                "reduces over their shards by itself; leave process_group out."
+                "process_group is for unsharded parameters, but some of these are sharded, and their shards are reduced "
+                "automatically; leave process_group out."
             )
         if self._gated:
             partitions.check_flattened(self, self._peers)
@@ -117,7 +117,7 @@ class WeightwiseOptimizer(FusingOptimizer):
             (_foreach if use_foreach(w) else _phases).update(w, scale, noise)
 
     def _noise_of(self, work: Work) -> Callable[[int], Tensor]:
-        """A function that draws the noise of the work's parameters by their place in the work's lists."""
+        """Return a function that draws the noise of the work's parameters, by their index in the work's lists."""
         if work.options["seed"] is None:
             return lambda i: self._draw(work.params[i])
         numbers, kind = self._numbering(), work.options["noise"]
@@ -263,7 +263,7 @@ class WeightwiseOptimizer(FusingOptimizer):
             self._rounded(group, params, counted),
         )
 
-    # The name and the way of filling lists are those of torch's optimizers: torch.compile knows this method by its name.
+    # Name and signature are those of torch's optimizers, because torch.compile recognizes this method by its name.
     def _init_group(
         self,
         group: dict[str, Any],

@@ -114,7 +114,7 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
             unbiased.append(self._unbiased(feature, groups))
         if is_left_out and not any(feature.is_seen for feature in self._hidden.all):
             raise RuntimeError(
-                "no activation module was called behind any layer of the model, so that it has no hidden features; write "
+                "no activation module was called after any layer of the model, so it has no hidden features; write "
                 "nn.ReLU() for F.relu, name the modules with features={...}, or use the weight-wise optimizer."
             )
         return unbiased
@@ -125,8 +125,8 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
         if self.curvature is not None:
             if feature.is_shared:
                 raise RuntimeError(
-                    f"curvature cannot tell the features of {feature.name!r} from others, because {feature.module_name!r} is "
-                    "called more than once; give each layer an activation module of its own, or leave curvature out."
+                    f"curvature cannot distinguish the features of {feature.name!r}, because {feature.module_name!r} is "
+                    "called more than once; give each layer its own activation module, or leave curvature out."
                 )
             curvature = feature.curvature_by(self.curvature).to(gradient.dtype)
         utility = rules.utility(torch.ones_like(gradient), gradient, curvature)
@@ -228,11 +228,11 @@ def _no_gradient(feature: hidden.Feature) -> str:
     if feature.is_shared and not feature.is_seen:
         return (
             f"features names the {type(feature.module).__name__} {feature.module_name!r} for {feature.name!r}, but it is not "
-            f"called with what that layer puts out; name the module behind the layer: features={{{feature.name!r}: ...}}."
+            f"called with the output of that layer; name the module after the layer: features={{{feature.name!r}: ...}}."
         )
     return (
-        f"the parameters of {feature.name!r} have a gradient, but its features have none; let the forward and backward pass "
-        f"run through the model that the optimizer was given, after it was.{if_compiled()}"
+        f"the parameters of {feature.name!r} have a gradient, but its features have none; run the forward and backward pass "
+        f"through the model that was passed to the optimizer, after creating the optimizer.{if_compiled()}"
     )
 
 

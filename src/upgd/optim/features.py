@@ -79,7 +79,7 @@ class Feature:
     def __repr__(self) -> str:
         module = "unknown" if self.module is None else f"{type(self.module).__name__} {self.module_name!r}"
         kind = "units" if isinstance(self.layer, nn.Linear) else "channels"
-        return f"Feature({self.units} {kind} of {type(self.layer).__name__} {self.name!r}, put out by {module})"
+        return f"Feature({self.units} {kind} of {type(self.layer).__name__} {self.name!r}, output of {module})"
 
     @property
     def grad(self) -> Tensor | None:
@@ -174,15 +174,15 @@ class Feature:
         if dim is None:
             raise RuntimeError(
                 f"the features of {self.name!r} are its {self.units} units or channels, but its {type(self.module).__name__} "
-                f"puts out the shape {tuple(output.shape)}, in which they cannot be told apart; put the activation before "
-                "what merges them, such as nn.Flatten()."
+                f"returns the shape {tuple(output.shape)}, in which they cannot be distinguished; put the activation before "
+                "the module that merges them, such as nn.Flatten()."
             )
 
         def add(grad: Tensor) -> None:
             if features._version != version:
                 raise RuntimeError(
                     f"the features of {self.name!r} were changed in place after the forward pass, but their utility needs "
-                    "them as they were; use inplace=False in what follows the activation."
+                    "the original values; use inplace=False in the modules after the activation."
                 )
             with torch.no_grad():
                 wide = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
@@ -358,7 +358,7 @@ class SeesFeatures(Optimizer):
 
         Example:
             >>> upgd.FeatureUPGD(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))).features
-            [Feature(5 units of Linear '0', put out by ReLU '1')]
+            [Feature(5 units of Linear '0', output of ReLU '1')]
         """
         return self._hidden.known
 
@@ -396,12 +396,12 @@ def check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model must be a torch.nn.Module, but it is a {type(model).__name__}; features belong to a network, so pass "
-            "the model and not its parameters."
+            "the model instead of its parameters."
         )
     name = next((name for name, param in model.named_parameters() if is_sharded(param) or is_flattened(param)), None)
     if name is not None:
         raise TypeError(
-            f"model must have its parameters in one piece, but {name!r} is sharded over processes, and the utility of units "
+            f"model must not be sharded, but its parameter {name!r} is sharded over processes, and the utility of units "
             "is not known across them; use the weight-wise optimizer."
         )
 
@@ -421,7 +421,7 @@ def _check_own_weight(feature: Feature) -> None:
     if is_parametrized(feature.layer):
         raise TypeError(
             f"the incoming weights of the features of {feature.name!r} are computed from other parameters (weight or "
-            "spectral norm, another parametrization), which need not belong to a unit; take that off with "
+            "spectral norm, another parametrization), which need not belong to a unit; remove it with "
             "torch.nn.utils.parametrize.remove_parametrizations, or leave the layer out with features={...}."
         )
 
@@ -446,8 +446,8 @@ def _guessed_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module | N
             pairs.append((name, layer, candidates[0] if candidates else None))
     if not any(module for *_, module in pairs) and not any(isinstance(m, ACTIVATION_MODULES) for _, m in leaves):
         raise ValueError(
-            f"model has no activation module, so that the features of {leaves[layers[0]][0]!r} and other layers cannot be "
-            "found; write activations as modules, such as nn.ReLU() for F.relu, or say where the features are with "
+            f"model has no activation module, so the features of {leaves[layers[0]][0]!r} and other layers cannot be "
+            "found; write activations as modules, such as nn.ReLU() for F.relu, or specify the features with "
             f"features={{{leaves[layers[0]][0]!r}: 'module', ...}}."
         )
     return pairs
@@ -473,7 +473,9 @@ def _given_pairs(model: nn.Module, pairs: Pairs) -> list[tuple[str, nn.Module, n
     layers = [name for name, *_ in found]
     twice = next((name for name in layers if layers.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"features names the layer {twice!r} twice; name the one module that puts out its features.")
+        raise ValueError(
+            f"features names the layer {twice!r} twice; name the one module whose output its features are."
+        )
     if not found:
         raise ValueError("features must name one pair of layer and activation or more, but it is empty.")
     return found

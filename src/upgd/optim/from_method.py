@@ -62,9 +62,9 @@ _OPTIONS = (
     "stochastic_rounding",
     "process_group",
 )
-#: … if it needs the bounds of initial distributions; if it works on hidden units.
+#: Additional options of methods that need the bounds of initial distributions, and of those that act on hidden units.
 _BOUND, _OF_UNITS = "bound", ("features", "scaler")
-#: Names in a parameter's state that are not the method's.
+#: Names in a parameter's state that methods cannot use.
 _RESERVED = ("step", "previous_noise")
 
 
@@ -81,30 +81,32 @@ def optimizer(method: type[Method], params: ParamsT | nn.Module, **settings: Any
     given = given if isinstance(given, Tensor) else list(given)
     for name, setting in method.settings.items():
         if setting.default is ... and name not in settings and not (cls is not None and name == "lr"):
-            _check_groups_bring(method, name, setting, given)
+            _check_groups_set(method, name, setting, given)
     if issubclass(method, TorchMethod):
         return _adapted(method, given, settings)
     if cls is None or settings.get("profile", "paper") != "paper":
         if not works_on_units:
             return MethodOptimizer(given, method, **settings)
-        # It is built on this module.
+        # Imported late, because it is built on this module.
         made: Optimizer = importlib.import_module("upgd.optim.unit_method").UnitMethodOptimizer(
             model, method, **settings
         )
         return made
     if works_on_units:
         cls, given = _FEATURE_WISE[cls], model
-    # A public class has a `curvature` in the place of the order, and another class for features.
+    # A public class has `curvature` instead of the order, and there is another class for features.
     settings = {name: value for name, value in settings.items() if name not in ("granularity", "order", "profile")}
     known = inspect.signature(cls).parameters
     for name in [name for name in (*_OPTIONS, *_OF_UNITS) if name in settings and name not in known]:
         if settings.pop(name) is not None:
-            raise ValueError(f"{name} is no option of {cls.__name__}, which method={method.name!r} is; leave it out")
+            raise ValueError(
+                f"{name} is not an option of {cls.__name__}, the optimizer of method={method.name!r}; leave it out"
+            )
     return cls(given, **fixed, **settings)
 
 
 def _for_optimizer(method: type[Method], settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, without those that a model or parameter groups stand for; a ValueError for those that are wrong."""
+    """Return the settings without those that the model or parameter groups define; raise ValueError for invalid ones."""
     settings = {name: value for name, value in settings.items() if value is not None}
     options = (*_OPTIONS, *((_BOUND,) if method.needs("bound") else ()), *_OF_UNITS)
     for name, value in settings.items():
@@ -119,8 +121,8 @@ def _for_optimizer(method: type[Method], settings: dict[str, Any]) -> dict[str, 
         )
     if (gated := settings.pop("gated", "all")) != "all":
         raise ValueError(
-            f"gated={gated!r} names layers, which an optimizer does not know; put the parameters of the other layers into a "
-            'group {"params": …, "gated": False}'
+            f"gated={gated!r} names layers, but an optimizer only has parameters; put those of the other layers into a group "
+            '{"params": …, "gated": False}'
         )
     if settings.get("curvature") is not None:
         if "order" in method.settings:
@@ -134,7 +136,7 @@ def _for_optimizer(method: type[Method], settings: dict[str, Any]) -> dict[str, 
 
 def _needs_model(method: type[Method]) -> str:
     return (
-        f"method={method.name!r} with these settings works on hidden units, so it needs the model and not its parameters; "
+        f"method={method.name!r} with these settings works on hidden units, so it needs the model instead of its parameters; "
         f"use upgd.methods.optimizer({method.name!r}, model, …)"
     )
 
@@ -161,7 +163,7 @@ def groups_of(model: nn.Module, method: type[Method], **options: Any) -> list[An
     except TypeError as error:
         raise ValueError(
             f"method={method.name!r} needs the bound of every parameter's initial distribution, and {error}; pass parameter "
-            'groups with their own, such as {"params": …, "bound": 0.05}'
+            'groups with a bound, such as {"params": …, "bound": 0.05}'
         ) from None
     groups: dict[float | None, list[tuple[str, Tensor]]] = {}
     for name, param in named:
@@ -169,7 +171,7 @@ def groups_of(model: nn.Module, method: type[Method], **options: Any) -> list[An
     return [{"params": params, _BOUND: bound} for bound, params in groups.items()]
 
 
-def _check_groups_bring(method: type[Method], name: str, setting: Setting, params: Any) -> None:
+def _check_groups_set(method: type[Method], name: str, setting: Setting, params: Any) -> None:
     if not isinstance(params, list) or not params or not all(isinstance(g, dict) and name in g for g in params):
         raise ValueError(f"method={method.name!r} needs {name}; give it a value, such as {name}={setting.example!r}")
 
@@ -179,22 +181,22 @@ class Work:
     """One parameter group in one step; lists have one entry per parameter with a gradient."""
 
     group: dict[str, Any]
-    method: Method  #: in the variant that the group's options choose
-    params: list[Tensor]  #: what this process has of them; the other tensors likewise
-    owners: list[Tensor]  #: the parameters as the optimizer knows them
-    numbers: list[int]  #: of the parameters among all of the optimizer's; empty where the group has no seed
+    method: Method  #: in the variant selected by the group's options
+    params: list[Tensor]  #: their local parts; the other tensors likewise
+    owners: list[Tensor]  #: the parameters as passed to the optimizer
+    numbers: list[int]  #: indices of the parameters among all of the optimizer's; empty if the group has no seed
     weights: list[Tensor]  #: the parameters, in the type of their state
     grads: list[Tensor]
     curvatures: list[Tensor | None]
     states: list[dict[str, Any]]  #: tensors, or ``Kept`` in fewer bits
-    rounded: list[Tensor | Kept]  #: the parameters, if they are rounded at random
+    rounded: list[Tensor | Kept]  #: the parameters, if they are rounded stochastically
     steps: list[float | Tensor]
     previous_noises: list[Tensor]
-    observed: list[Mapping[str, Tensor]]  #: empty where the group has no gates
+    observed: list[Mapping[str, Tensor]]  #: empty if the group has no gates
 
 
 class MethodOptimizer(FusingOptimizer):
-    """Runs the rule of any method that works entry by entry; made by :func:`upgd.methods.optimizer`.
+    """Runs the rule of any method that works entry by entry; created by :func:`upgd.methods.optimizer`.
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer. Every group may have its own
@@ -208,7 +210,7 @@ class MethodOptimizer(FusingOptimizer):
         settings: the method's settings by name.
     """
 
-    #: Whether the model is known, and its hidden units with it.
+    #: Whether the model, and thus its hidden units, are known.
     _sees_units = False
 
     def __init__(
@@ -232,7 +234,7 @@ class MethodOptimizer(FusingOptimizer):
         self._required = tuple(name for name, setting in own.items() if setting.default is ...)
         if unknown := [name for name in settings if name not in own]:
             raise ValueError(
-                f"{unknown[0]} is no option of an optimizer for method={method.name!r}; leave it out, or use one of "
+                f"{unknown[0]} is not an option of an optimizer for method={method.name!r}; leave it out, or use one of "
                 f"{', '.join(own)}"
             )
         defaults = {
@@ -287,12 +289,12 @@ class MethodOptimizer(FusingOptimizer):
             )
         if method.needs("bound") and _BOUND not in group:
             raise ValueError(
-                f"method={name!r} needs the bound of every parameter's initial distribution; pass the model and not its "
-                'parameters, or groups with their own, such as {"params": …, "bound": 0.05}'
+                f"method={name!r} needs the bound of every parameter's initial distribution; pass the model instead of "
+                'its parameters, or groups with a bound, such as {"params": …, "bound": 0.05}'
             )
         if (bound := group.get(_BOUND)) is not None and not (isinstance(bound, float | int) and 0 < bound < math.inf):
             raise ValueError(
-                f"bound must be a positive number, or None for parameters that began with a constant, not {bound!r}"
+                f"bound must be a positive number, or None for parameters initialized to a constant, not {bound!r}"
             )
         if method.uses_curvature and self.curvature is None:
             raise ValueError(f"method={name!r} needs curvature; pass curvature=upgd.HesScale(model, criterion)")
@@ -302,7 +304,7 @@ class MethodOptimizer(FusingOptimizer):
             )
 
     def _variant(self, group: Mapping[str, Any]) -> Method:
-        """The method as a group's options choose it."""
+        """Return the method in the variant selected by a group's options."""
         switches = {
             name: group[name]
             for name, setting in self.method.settings.items()
@@ -332,7 +334,7 @@ class MethodOptimizer(FusingOptimizer):
         self._reset_units(work)
 
     def _observe_units(self, work: list[Work]) -> dict[Tensor, SimpleNamespace]:
-        """What the method says of the hidden units, by the parameters that enter them."""
+        """Return the method's observations of hidden units, by their incoming parameters."""
         return {}
 
     def _reset_units(self, work: list[Work]) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers for methods that score, gate or reset hidden units, made from the method's class."""
+"""Optimizers for methods that score, gate or reset hidden units, derived from the method's class."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -20,11 +20,11 @@ __all__ = ["UnitMethodOptimizer"]
 
 
 class UnitMethodOptimizer(hidden.SeesFeatures, MethodOptimizer):
-    """Runs the rule of a method that acts on hidden units; made by :func:`upgd.methods.optimizer`.
+    """Runs the rule of a method that acts on hidden units; created by :func:`upgd.methods.optimizer`.
 
-    The samples of a batch count like positions of a convolution: a method sees the units' outputs of all samples since the
-    last step. State of units is kept beside that of their incoming weights. Fresh weights of units that are reset come from
-    ``generator``, by default torch's own.
+    The samples of a batch are treated like the positions of a convolution: a method receives the units' outputs for all
+    samples since the last step. The state of units is stored with that of their incoming weights. New weights of reset units
+    are drawn from ``generator``, by default torch's global one.
 
     Args:
         model: the network. ``optimizer.features`` shows which hidden units were found; see :class:`upgd.FeatureUPGD`.
@@ -70,8 +70,8 @@ class UnitMethodOptimizer(hidden.SeesFeatures, MethodOptimizer):
         has_gradient = any(feature.params[0].grad is not None for feature in self._outputs)
         if has_gradient and not any(self._outputs.values()):
             raise RuntimeError(
-                "no hidden units were seen since the last step; let the forward and backward pass run through the model that "
-                f"the optimizer was given, with activations as modules, such as nn.ReLU() for F.relu.{if_compiled()}"
+                "no hidden units were seen since the last step; run the forward and backward pass through the model that was "
+                f"passed to the optimizer, with activations as modules, such as nn.ReLU() for F.relu.{if_compiled()}"
             )
         observed: dict[str, Mapping[str, Tensor]] = {}
         of_features: dict[str, tuple[hidden.Feature, Method]] = {}
@@ -147,7 +147,7 @@ class UnitMethodOptimizer(hidden.SeesFeatures, MethodOptimizer):
         )
 
     def _scalars(self, work: Work, i: int) -> tuple[Scalars, Any]:
-        """What unit hooks see as ``h`` and ``t``: as in a population, with one learner."""
+        """Return ``h`` and ``t`` for unit hooks, as in a population of one learner."""
         device = work.params[i].device
         numbers = vars(self._numbers(work.group, device))
         values = {
@@ -159,7 +159,7 @@ class UnitMethodOptimizer(hidden.SeesFeatures, MethodOptimizer):
         return h, h.step
 
     def _visible(self, work: Work, i: int, state: Mapping[str, Tensor]) -> SimpleNamespace:
-        """The state that unit hooks see: of the weights, and of the units."""
+        """Return the state for unit hooks: that of the weights and that of the units."""
         return SimpleNamespace(**{part: value.unsqueeze(0) for part, value in {**work.states[i], **state}.items()})
 
     def _unit_state(self, feature: hidden.Feature, method: Method) -> dict[str, Tensor]:
@@ -175,7 +175,7 @@ class UnitMethodOptimizer(hidden.SeesFeatures, MethodOptimizer):
         self._keep(dict(state), {part: value.squeeze(0) for part, value in changed.items()})
 
     def _reset(self, feature: hidden.Feature, method: Method, reset: Reset) -> None:
-        """Give the selected units fresh incoming weights, bias 0 and outgoing weights 0, and let their state begin again."""
+        """Give the selected units new incoming weights, bias 0 and outgoing weights 0, and reset their state."""
         chosen, follower = reset.units.squeeze(0), feature.follower
         weight, *bias = feature.params
         fresh = (2 * self._uniform(weight) - 1) * weight[0].numel() ** -0.5
@@ -207,7 +207,7 @@ class UnitMethodOptimizer(hidden.SeesFeatures, MethodOptimizer):
 
 
 def _spread(named: Mapping[str, Tensor], param: Tensor, learner_dims: int = 1) -> SimpleNamespace:
-    """One number per unit, in the shape that meets a parameter that enters the units."""
+    """Reshape one number per unit to broadcast against an incoming parameter of the units."""
     values = {name: value.squeeze(0) if learner_dims else value for name, value in named.items()}
     return SimpleNamespace(
         **{name: value.reshape(value.shape + (1,) * (param.ndim - value.ndim)) for name, value in values.items()}
@@ -218,6 +218,6 @@ def _check_one_process() -> None:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise RuntimeError(
-            "an optimizer for hidden units sees the samples of its own process only, so that replicas would drift apart; "
-            "use one process, or a method that works on weights."
+            "an optimizer for hidden units sees only the samples of its own process, so replicas would drift apart; use one "
+            "process, or a weight-wise method."
         )

@@ -138,7 +138,7 @@ class Chain:
         return self._biases[weight], following.weight, following.bias
 
     def outputs(self, parameters: Parameters, x: Tensor) -> Tensor:
-        """What the network puts out for one sample per learner; arguments as for :meth:`derivatives`."""
+        """Return the network's outputs for one sample per learner; arguments as for :meth:`derivatives`."""
         h = self._arranged(x)
         for layer in self._layers:
             h, _ = layer.forward(parameters, h)

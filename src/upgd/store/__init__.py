@@ -13,8 +13,8 @@ mistaken for results: readers skip damaged rows and warn (:class:`DamagedStoreWa
     ...     store.add([record]), store.add([record]), len(store)
     (1, 0, 1)
 
-``records`` says what is kept of a learner, ``file`` has the store itself, ``schema`` its tables, ``connections`` opens files,
-and ``errors`` has their mistakes in words.
+``records`` defines the stored data of a learner, ``file`` the store, ``schema`` its tables and ``errors`` the exceptions;
+``connections`` opens files.
 """
 
 from upgd.store.errors import DamagedStoreWarning, StoreError

@@ -1,4 +1,4 @@
-"""What can be wrong with a file of results, and SQLite's errors in words."""
+"""Exceptions of stores, and readable messages for SQLite's errors."""
 
 import sqlite3
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a store keeps of a learner: its key and its curves, as objects and as rows."""
+"""The stored data of a learner, its key and its curves, as objects and as rows."""
 
 import hashlib
 import json

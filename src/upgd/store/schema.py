@@ -1,4 +1,4 @@
-"""The tables of a store, and how old ones become new ones."""
+"""The tables of a store, and their migrations."""
 
 import sqlite3
 from collections.abc import Iterator

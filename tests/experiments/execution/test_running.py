@@ -415,7 +415,7 @@ def test_a_wrong_device_or_option_gets_one_sentence():
         ex.run("output-permuted-digits", {"sgd": {"lr": 0.1}}, steps=5, options={"length": 3})
     with pytest.raises(ValueError, match="workers must be at least 1, not 0"):
         ex.run(SMALL, workers=0)
-    with pytest.raises(ValueError, match="checkpoint_every must be a number of seconds, not -1"):
+    with pytest.raises(ValueError, match="checkpoint_every must be a number of seconds of at least 0, not -1"):
         ex.run(SMALL, checkpoint_every=-1)
     with pytest.raises(ValueError, match="insecure applies to a Ray cluster only"):
         ex.run(SMALL, insecure=True)

@@ -1,4 +1,4 @@
-"""Learners, their curves and what was seen inside them, as columns."""
+"""Learners, their curves and their diagnostics as columns."""
 
 import math
 from collections.abc import Mapping, Sequence

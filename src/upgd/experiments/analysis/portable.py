@@ -17,6 +17,7 @@ import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -101,8 +102,13 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
     Raises:
         ValueError: If the file is damaged; no part of it is used then.
     """
-    with open(path, "rb") as file:
-        content = file.read()
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no file {path}; write one with `upgd export {Path(path).name} --portable`, or check the path"
+        ) from None
     try:
         if content.startswith(_MAGIC):
             content = gzip.decompress(content)  # verifies gzip's checksum

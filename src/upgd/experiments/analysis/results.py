@@ -1,4 +1,4 @@
-"""What experiments have shown: learners to select, compare, tabulate and plot."""
+"""Results of experiments: learners to select, compare, tabulate and plot."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -110,7 +110,8 @@ def mistake(options: Any, spelled: Callable[[str], str], with_value: str) -> str
     for name in ("checkpoint_every", "stop_after"):
         seconds = getattr(options, name)
         if seconds is not None and not seconds >= 0:
-            return f"{spelled(name)} must be a number of seconds, not {seconds}"
+            remedy = "use 120 for two minutes" if name == "checkpoint_every" else "remove it to run without a limit"
+            return f"{spelled(name)} must be a number of seconds of at least 0, not {seconds:g}; {remedy}"
     ray = spelled("ray")
     if options.insecure and options.ray is None:
         return f"{spelled('insecure')} applies to a Ray cluster only; remove it, or name the cluster with {ray}"

@@ -98,7 +98,8 @@ def device_named(name: str) -> str:
         reason = (
             f" ({str(error).splitlines()[0]})" if name.startswith("cuda") else ""
         )  # otherwise, it lists all devices
-        raise ValueError(f"device={name!r} cannot be used{reason}; use 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
+        names = "'auto', 'cpu', 'cuda' or 'cuda:1'" if torch.cuda.is_available() else "'auto' or 'cpu'"
+        raise ValueError(f"device={name!r} cannot be used{reason}; use {names}") from error
     return str(device)
 
 

@@ -37,14 +37,22 @@ __all__ = ["load"]
 
 
 def load(path: str | os.PathLike[str]) -> Experiment:
-    """Read an experiment. Errors name the file, the key, the value and what is allowed."""
+    """Read an experiment from a TOML file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: If the file is not a valid experiment; the message names the file, the key, the value and what is
+            allowed.
+    """
     path = Path(path)
     if path.exists() and not path.is_file():  # reading from a named pipe would block forever
         raise ValueError(f"{path} is not a regular file; give a TOML file")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
+        raise ValueError(f"there is no file {path}; check the path, or name a problem") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     try:
