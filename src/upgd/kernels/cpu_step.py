@@ -1,13 +1,12 @@
 """One step of an optimizer on the CPU: two passes over all its parameters, in loops that numba compiles from the rule.
 
 The first pass, for rules with reductions, only reads; the second writes parameters and state. Both iterate over *blocks*,
-each a part of one tensor, which are distributed evenly over threads. For rules with reductions over units, a block is a unit.
+each a part of one tensor; a thread takes the next one when it has finished one. The second pass starts with the last block,
+which may still be in the cache. For rules with reductions over units, a block is a unit.
 """
 
 import functools
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +19,7 @@ from upgd.kernels.machine import digest_of_sources
 from upgd.kernels.modules import module_of
 from upgd.kernels.source import NUMBA, indented, lines
 from upgd.kernels.steps import Part, Reductions, scalars_of, states_of
+from upgd.kernels.team import run_on_all
 from upgd.methods.tracing import Node, Rule
 
 __all__ = ["CpuStep"]
@@ -27,8 +27,10 @@ __all__ = ["CpuStep"]
 #: Columns of the table, which has a row per tensor: addresses of parameter, gradient and curvature; index among all
 #: parameters, step; then addresses of the states.
 _W, _G, _C, _NUMBER, _STEP, _FIRST_STATE = range(6)
-#: Number of entries of a block, and of the piece of it whose noise is generated at once.
-_BLOCK, _CHUNK = 1 << 15, 1 << 12
+#: Number of entries of a block, and of the piece of it whose noise is generated at once: a page of memory.
+_BLOCK, _PAGE = 1 << 15, 1 << 10
+#: Noise of a step and of the one before, with an entry before the first one for odd offsets.
+_BUFFER = 2 * (_PAGE + 2)
 #: Work that one thread does alone, because waking up others would take longer.
 _ALONE = 1 << 16
 
@@ -40,7 +42,8 @@ import numpy as np
 
 from upgd.kernels.functions import exp, flushed, sign, tanh
 from upgd.kernels.machine import (
-    compiled, compiled_sum, floats_at, fused, kept_on_disk, larger, skip, smaller, start_of, vectorised,
+    compiled, compiled_sum, entry_point, floats_at, fused, integers_at, larger, skip, smaller, soon, taken,
+    vectorised,
 )
 from upgd.kernels.normals import fill_normals, parameter_keys
 
@@ -54,7 +57,9 @@ def observe_block(w, g, c, {states}count, k, out):
     vectorised()
 {scalars}
 {begin}
-    for j in range(count):
+    for page in range(0, count, {page}):
+{next_page}
+        for j in range(page, min(page + {page}, count)):
 {observed}
 {end}
 
@@ -76,41 +81,55 @@ def take_away(z, previous, count):
         z[j] -= previous[j]
 
 
-@kept_on_disk(SOURCES)
-def observe(table, blocks, first, last, k, out):
-    for b in range(first, last):
-        t, begin, count = blocks[b, 0], blocks[b, 1], blocks[b, 2]
+@entry_point(SOURCES)
+def observe(job):
+    table, blocks, k, out = integers_at(job[3]), integers_at(job[5]), floats_at(job[6]), floats_at(job[8])
+    b = taken(job)
+    while b < job[2]:
+        t, begin, count = blocks[3 * b], blocks[3 * b + 1], blocks[3 * b + 2]
+        row = skip(table, t * job[4])
         observe_block(
-            skip(floats_at(table[t, 0]), begin), skip(floats_at(table[t, 1]), begin),
-            skip(floats_at(table[t, 2]), begin), {pointers}
-            count, skip(start_of(k), t * k.shape[1]), skip(start_of(out), b * out.shape[1]),
+            skip(floats_at(row[0]), begin), skip(floats_at(row[1]), begin), skip(floats_at(row[2]), begin), {pointers}
+            count, skip(k, t * job[7]), skip(out, b * job[9]),
         )
+        b = taken(job)
 
 
-@kept_on_disk(SOURCES)
-def update(table, blocks, first, last, k, reduced, seed, noise):
-    z, previous = start_of(noise), skip(start_of(noise), {chunk} + 2)
-    for b in range(first, last):
-        t, whole = blocks[b, 0], blocks[b, 1] + blocks[b, 2]
-        step, number = table[t, 4], table[t, 3]
-        for begin in range(blocks[b, 1], whole, {chunk}):
-            count, odd = min({chunk}, whole - begin), begin % 2
+@entry_point(SOURCES)
+def update(job):
+    table, blocks, k, reduced = integers_at(job[3]), integers_at(job[5]), floats_at(job[6]), floats_at(job[8])
+    z = skip(floats_at(job[11]), taken(skip(job, 1)) * {buffer})
+    previous = skip(z, {page} + 2)
+    b = job[2] - 1 - taken(job)
+    while b >= 0:
+        t, whole = blocks[3 * b], blocks[3 * b + 1] + blocks[3 * b + 2]
+        row = skip(table, t * job[4])
+        keys = parameter_keys(job[10], row[4], row[3])
+        before = parameter_keys(job[10], row[4] - 1, row[3])
+        for begin in range(blocks[3 * b + 1], whole, {page}):
+            count, odd = min({page}, whole - begin), begin % 2
             if {noise} > 0:
-                fill_normals(z, begin // 2, (count + odd + 1) // 2, parameter_keys(seed, step, number))
-            if {noise} > 1 and step > 1:
-                fill_normals(previous, begin // 2, (count + odd + 1) // 2, parameter_keys(seed, step - 1, number))
+                fill_normals(z, begin // 2, (count + odd + 1) // 2, keys)
+            if {noise} > 1 and row[4] > 1:
+                fill_normals(previous, begin // 2, (count + odd + 1) // 2, before)
                 take_away(z, previous, count + odd)
             update_piece(
-                skip(floats_at(table[t, 0]), begin), skip(floats_at(table[t, 1]), begin),
-                skip(floats_at(table[t, 2]), begin), {pointers}
-                skip(z, odd), skip(start_of(reduced), b * reduced.shape[1]), count,
-                skip(start_of(k), t * k.shape[1]),
+                skip(floats_at(row[0]), begin), skip(floats_at(row[1]), begin), skip(floats_at(row[2]), begin), {pointers}
+                skip(z, odd), skip(reduced, b * job[9]), count, skip(k, t * job[7]),
             )
+        b = job[2] - 1 - taken(job)
 '''
 
 
-def source(rule: Rule, noise: int) -> str:
-    """Return the source of a module for a rule; ``noise`` is 0 for none, 1 for white and 2 for anticorrelated noise."""
+def source(rule: Rule, noise: int, scaled: bool) -> str:
+    """Return the source of a module for a rule.
+
+    Args:
+        rule: the rule.
+        noise: 0 for none, 1 for white and 2 for anticorrelated noise.
+        scaled: whether gradients are multiplied by a factor.
+    """
+    read = functools.partial(_read, scaled=scaled)
     used = states_of(rule)
     begin, adds, end = [], [], []
     for n, ((operation, _), place) in enumerate(zip(rule.reductions, rule.observed, strict=True)):
@@ -124,26 +143,30 @@ def source(rule: Rule, noise: int) -> str:
             adds.append(f"a{n} += v{place} * v{place}" if operation == "norm" else f"a{n} += v{place}")
             end.append(f"out[{n}] = a{n}")
     changed = {n: new for n, new in enumerate(rule.new_state) if new is not None}
-    updated = lines(rule, [rule.new_weight, *changed.values()], _read, NUMBA)
+    updated = lines(rule, [rule.new_weight, *changed.values()], read, NUMBA)
     updated += [f"s{n}[j] = flushed(v{new})" for n, new in changed.items()]
+    inputs = ["w", "g", *(["c"] if rule.uses("curvature") else []), *(f"s{n}" for n in used)]
     scalars = [f"k{n} = k[{n}]" for n in scalars_of(rule)]
     return _TEXT.format(
         sources=digest_of_sources(),
         states="".join(f"s{n}, " for n in used),
-        pointers=" ".join(f"skip(floats_at(table[t, {_FIRST_STATE + i}]), begin)," for i in range(len(used))),
+        pointers=" ".join(f"skip(floats_at(row[{_FIRST_STATE + i}]), begin)," for i in range(len(used))),
         scalars=indented([*scalars, f"factor = k[{len(rule.scalars)}]"], 4),
         begin=indented(begin, 4),
-        observed=indented([*lines(rule, list(rule.observed), _read, NUMBA), *adds], 8),
+        observed=indented([*lines(rule, list(rule.observed), read, NUMBA), *adds], 12),
         end=indented(end, 4),
         reduced=indented([f"r{n} = r[{n}]" for n in range(len(rule.reductions))], 4),
         updated=indented([*updated, f"w[j] = v{rule.new_weight}"], 8),
         noise=noise,
-        chunk=_CHUNK,
+        next_page=indented([f"soon({one}, page + {_PAGE})" for one in inputs], 8),
+        page=_PAGE,
+        buffer=_BUFFER,
     )
 
 
-def _read(node: Node) -> str:
-    inputs = {"w": "w[j]", "g": "g[j] * factor", "curvature": "c[j] * factor", "noise": "z[j]"}
+def _read(node: Node, scaled: bool) -> str:
+    factor = " * factor" if scaled else ""
+    inputs = {"w": "w[j]", "g": "g[j]" + factor, "curvature": "c[j]" + factor, "noise": "z[j]"}
     if node[0] in inputs:
         return inputs[node[0]]
     return {"state": "s{}[j]", "reduced": "r{}", "scalar": "k{}"}[node[0]].format(node[1])
@@ -166,7 +189,11 @@ class CpuStep:
         if found_inf is not None and float(found_inf) > 0:
             return
         scale = 1.0 if grad_scale is None else 1 / float(grad_scale)
-        laid = [_Laid(part, reductions, scale) for part in parts]
+        for part in parts:
+            if part.layout is None:
+                part.layout = _Layout(part, reductions)
+            part.layout.prepare(part, scale)
+        laid: list[_Layout] = [part.layout for part in parts]
         for one in laid:
             one.observe()
         _reduce(laid, reductions, everywhere)
@@ -174,46 +201,78 @@ class CpuStep:
             one.update(seed)
 
 
-class _Laid:
-    """A part of a step, laid out for the kernels."""
+class _Layout:
+    """A part of a step as arrays for the kernels."""
 
-    def __init__(self, part: Part, reductions: Reductions, scale: float) -> None:
-        self.part = part
-        self.kernels = _kernels(part.rule, part.noise)
+    def __init__(self, part: Part, reductions: Reductions) -> None:
+        self.rule, self.noise = part.rule, part.noise
         by_unit = any(over == "unit" for _, _, over in reductions)
-        self.shapes = tuple((param.numel(), param.shape[0] if param.ndim > 1 else 1) for param in part.params)
-        self.blocks, self.first = _blocks(self.shapes, by_unit)
-        count = len(part.params)
-        table = np.zeros((count, _FIRST_STATE + len(part.states)), np.int64)
-        table[:, _W] = [param.data_ptr() for param in part.params]
-        table[:, _G] = [grad.data_ptr() for grad in part.grads]
-        table[:, _C] = [diagonal.data_ptr() for diagonal in part.curvatures] or table[:, _W]
-        table[:, _NUMBER] = part.numbers
+        shapes = tuple((param.numel(), param.shape[0] if param.ndim > 1 else 1) for param in part.params)
+        self.blocks, self.first = _blocks(shapes, by_unit)
+        self.entries = np.array([entries for entries, _ in shapes])
+        self.is_small = self.entries.sum() <= _ALONE
+        self.table = np.zeros((len(shapes), _FIRST_STATE + len(part.states)), np.int64)
+        self.table[:, _W] = _addresses(part.params)
+        self.table[:, _NUMBER] = part.numbers
         for i, tensors in enumerate(part.states):
-            table[:, _FIRST_STATE + i] = [tensor.data_ptr() for tensor in tensors]
-        for step in part.steps:
-            step += 1
-        steps = [int(step.item()) for step in part.steps] or [0] * count
-        table[:, _STEP] = steps
-        self.table, self.k = table, _scalars(part, steps, part.sign * scale)
+            self.table[:, _FIRST_STATE + i] = _addresses(tensors)
+        self.k = np.zeros((len(shapes), len(part.rule.scalars) + 1), np.float32)
+        self.scalars = {n: part.rule.scalars[n] for n in scalars_of(part.rule)}
         self.out = np.zeros((len(self.blocks), max(1, len(part.rule.reductions))), np.float32)
         self.reduced = np.zeros_like(self.out)
+        self.buffers = np.zeros(0, np.float32)
+        self.jobs = [self._job(self.out), self._job(self.reduced)]
+        self.kernels: dict[bool, ModuleType] = {}
+
+    def _job(self, values: NDArray[np.float32]) -> NDArray[np.uint64]:
+        """Return the argument of a kernel. Threads increment the first two entries; the last two are the seed and buffers."""
+        table, blocks, k, numbers = (one.ctypes.data for one in (self.table, self.blocks, self.k, values))
+        widths = self.table.shape[1], self.k.shape[1], values.shape[1]
+        job = [0, 0, len(self.blocks), table, widths[0], blocks, k, widths[1], numbers, widths[2], 0, 0]
+        return np.array(job, np.uint64)
+
+    def prepare(self, part: Part, scale: float) -> None:
+        """Set what changes from step to step."""
+        self.table[:, _G] = _addresses(part.grads)
+        self.table[:, _C] = _addresses(part.curvatures) or self.table[:, _W]
+        if part.steps:
+            torch._foreach_add_(part.steps, 1)
+        steps = [int(step.item()) for step in part.steps] or [0] * len(part.params)
+        self.table[:, _STEP] = steps
+        values = {name: float(value) for name, value in part.values.items()}
+        for step in set(steps):
+            known = {**values, "t": float(step)}
+            of_step = self.table[:, _STEP] == step
+            for n, scalar in self.scalars.items():
+                self.k[of_step, n] = float(scalar.compute(known))
+        factor = part.sign * scale
+        self.k[:, -1] = factor
+        self.scaled = factor != 1
 
     def observe(self) -> None:
-        if self.part.rule.reductions:
-            _shared(self.blocks, lambda a, b: self.kernels.observe(self.table, self.blocks, a, b, self.k, self.out))
+        if self.rule.reductions:
+            self._run("observe", self.jobs[0])
 
     def update(self, seed: int) -> None:
-        def some(first: int, last: int) -> None:
-            noise = np.empty(2 * (_CHUNK + 2), np.float32)
-            self.kernels.update(self.table, self.blocks, first, last, self.k, self.reduced, seed, noise)
+        self._run("update", self.jobs[1], seed)
 
-        _shared(self.blocks, some)
+    def _run(self, name: str, job: NDArray[np.uint64], seed: int = 0) -> None:
+        if self.scaled not in self.kernels:
+            self.kernels[self.scaled] = _kernels(self.rule, self.noise, self.scaled)
+        threads = 1 if self.is_small else torch.get_num_threads()
+        if len(self.buffers) < threads * _BUFFER:
+            self.buffers = np.empty(threads * _BUFFER, np.float32)
+        job[:2], job[-2:] = 0, (seed, self.buffers.ctypes.data)
+        run_on_all(threads, getattr(self.kernels[self.scaled], name).address, job.ctypes.data)
+
+
+def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 @functools.lru_cache(maxsize=256)
-def _kernels(rule: Rule, noise: int) -> ModuleType:
-    return module_of(source(rule, noise))
+def _kernels(rule: Rule, noise: int, scaled: bool) -> ModuleType:
+    return module_of(source(rule, noise, scaled))
 
 
 @functools.lru_cache(maxsize=64)
@@ -228,40 +287,23 @@ def _blocks(shapes: tuple[tuple[int, int], ...], by_unit: bool) -> tuple[NDArray
     return np.array(made, np.int64).reshape(-1, 3), np.array(first, np.int64)
 
 
-def _scalars(part: Part, steps: list[int], factor: float) -> NDArray[np.float32]:
-    """Return, for each tensor, the scalars of the rule and the factor of the gradients."""
-    rule = part.rule
-    k = np.zeros((len(steps), len(rule.scalars) + 1), np.float32)
-    values = {name: float(value) for name, value in part.values.items()}
-    rows: dict[int, list[float]] = {}
-    used = set(scalars_of(rule))
-    for t, step in enumerate(steps):
-        if step not in rows:
-            known = {**values, "t": float(step)}
-            rows[step] = [float(scalar.compute(known)) if n in used else 0.0 for n, scalar in enumerate(rule.scalars)]
-        k[t, :-1] = rows[step]
-    k[:, -1] = factor
-    return k
-
-
-def _reduce(laid: list[_Laid], reductions: Reductions, everywhere: Callable[[Tensor], Tensor] | None) -> None:
+def _reduce(laid: list[_Layout], reductions: Reductions, everywhere: Callable[[Tensor], Tensor] | None) -> None:
     """Reduce the numbers of blocks to those that the second pass uses."""
-    laid = [one for one in laid if one.part.rule.reductions]
+    laid = [one for one in laid if one.rule.reductions]
     for n, (_, operation, over) in enumerate(reductions):
         per_tensor = []
         for one in laid:
             found = one.out[:, n].astype(np.float64)
-            entries = np.array([entries for entries, _ in one.shapes])
             if over == "unit":
                 one.reduced[:, n] = _finished(operation, found, one.blocks[:, 2])
                 continue
             combined = (np.maximum if operation == "max" else np.add).reduceat(found, one.first)
             if over == "layer":
-                one.reduced[:, n] = _finished(operation, combined, entries)[one.blocks[:, 0]]
+                one.reduced[:, n] = _finished(operation, combined, one.entries)[one.blocks[:, 0]]
             elif operation == "max":  # a tensor with an infinite or NaN maximum is excluded
                 per_tensor += [(value if np.isfinite(value) else 0.0, 1) for value in combined]
             else:
-                per_tensor += list(zip(combined, entries, strict=True))
+                per_tensor += list(zip(combined, one.entries, strict=True))
         if over == "learner" and per_tensor:
             values, counts = (np.array(column) for column in zip(*per_tensor, strict=True))
             overall = values.max() if operation == "max" else values.sum()
@@ -276,26 +318,3 @@ def _finished(operation: str, value: Any, entries: Any) -> Any:
     if operation == "norm":
         return np.sqrt(value)
     return value / entries if operation == "mean" else value
-
-
-# --------------------------------------------------------------------------------------------------------------- threads
-
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
-
-
-def _shared(blocks: NDArray[np.int64], work: Callable[[int, int], None]) -> None:
-    """Distribute a range of blocks over as many threads as torch uses, including the calling one."""
-    threads = torch.get_num_threads()
-    ends = np.cumsum(blocks[:, 2])
-    if threads == 1 or ends[-1] <= _ALONE:
-        work(0, len(blocks))
-        return
-    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) / threads, side="right")
-    ranges = list(zip([0, *cuts], [*cuts, len(blocks)], strict=True))
-    key = os.getpid(), threads  # threads do not survive a fork
-    if key not in _pools:
-        _pools[key] = ThreadPoolExecutor(threads - 1, thread_name_prefix="upgd-step")
-    waiting = [_pools[key].submit(work, int(first), int(last)) for first, last in ranges[1:]]
-    work(0, int(ranges[0][1]))
-    for one in waiting:
-        one.result()

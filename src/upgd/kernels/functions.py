@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from upgd.kernels.machine import add, float_of, fused, inlined, larger, shifted_left, smaller, truncated
+from upgd.kernels.machine import add, bits_of, float_of, fused, inlined, larger, shifted_left, smaller
 
 __all__ = ["exp", "flushed", "sign", "tanh"]
 
@@ -13,6 +13,8 @@ _f: Any = np.float32
 _u: Any = np.uint32
 #: Smaller numbers are flushed to zero, because processors are slow with subnormal numbers.
 _SMALL = _f(1e-37)
+#: 1.5·2²³: a sum with it is rounded to an integer, which is then in its last bits.
+_ROUNDING = _f(12582912)
 
 
 @inlined
@@ -23,17 +25,17 @@ def flushed(x: float) -> float:
 
 @inlined
 def exp(x: float) -> float:
-    """Return eˣ = 2ᵗ, where t = x·log₂e is split into an integer and a rest in [−½, ½]; 0 below −87, and at most 2¹²⁷."""
+    """Return eˣ = 2ᵗ, where t = x·log₂e is split into an integer and a rest in [−½, ½]; clamped to [2⁻¹²⁶, 2¹²⁷]."""
     t = smaller(larger(_f(math.log2(math.e)) * x, _f(-126)), _f(127))
-    whole = np.floor(t + _f(0.5))
-    rest = t - whole
+    shifted = t + _ROUNDING
+    rest = t - (shifted - _ROUNDING)
     p = _f(0.0013390863)
     p = fused(p, rest, _f(0.009618129))
     p = fused(p, rest, _f(0.05550411))
     p = fused(p, rest, _f(0.24022651))
     p = fused(p, rest, _f(0.6931472))
     p = fused(p, rest, _f(1.0))
-    return p * float_of(shifted_left(add(truncated(whole), _u(127)), _u(23)))
+    return float_of(add(bits_of(p), shifted_left(bits_of(shifted), _u(23))))
 
 
 @inlined

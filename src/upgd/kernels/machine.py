@@ -33,10 +33,12 @@ __all__ = [
     "compiled_sum",
     "digest_of_sources",
     "either",
+    "entry_point",
     "float_of",
     "floats_at",
     "fused",
     "inlined",
+    "integers_at",
     "kept_on_disk",
     "larger",
     "minus",
@@ -46,7 +48,9 @@ __all__ = [
     "shifted_right",
     "skip",
     "smaller",
+    "soon",
     "start_of",
+    "taken",
     "times",
     "truncated",
     "vectorised",
@@ -63,6 +67,7 @@ BytePointer = NDArray[np.uint8]
 
 #: numba's annotations of its decorators change between versions.
 _njit: Any = numba.njit
+_cfunc: Any = numba.cfunc
 _pointer_to: Any = types.CPointer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -108,6 +113,22 @@ def kept_on_disk(sources: int) -> Callable[[Function], Function]:
     return decorate
 
 
+def entry_point(sources: int) -> Callable[[Function], Any]:
+    """Return a decorator that compiles a function of one pointer to integers, to be called from C by its ``address``, and
+    stores it like :func:`kept_on_disk`.
+    """
+    signature = types.void(_pointer_to(types.int64))
+
+    def decorate(function: Function) -> Any:
+        function.__qualname__ += f".{sources:x}"
+        try:
+            return _cfunc(signature, cache=True)(function)
+        except RuntimeError:  # numba found no writable folder
+            return _cfunc(signature)(function)
+
+    return decorate
+
+
 def digest_of_sources(*folders: Path) -> int:
     """Return a number that changes with any source file in this folder and in the given ones."""
     digest = hashlib.sha256()
@@ -138,14 +159,30 @@ def start_of(_context: Any, array: Any) -> Any:
     return _pointer_to(array.dtype)(array), code
 
 
+def _pointer_from_address(kind: Any, bits: Any) -> Any:
+    """Return the conversion of an address to a pointer."""
+
+    def operation(_context: Any, address: Any) -> Any:
+        def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], ir.PointerType(bits))
+
+        return _pointer_to(kind)(types.int64), code
+
+    return _intrinsic(operation)
+
+
+floats_at = _pointer_from_address(types.float32, ir.FloatType())
+integers_at = _pointer_from_address(types.int64, ir.IntType(64))
+
+
 @_intrinsic
-def floats_at(_context: Any, address: Any) -> Any:
-    """Return a pointer to the floats at an address."""
+def taken(_context: Any, counter: Any) -> Any:
+    """Increment a counter that threads share, and return its former value."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.PointerType(ir.FloatType()))
+        return builder.atomic_rmw("add", arguments[0], ir.Constant(ir.IntType(64), 1), "monotonic")
 
-    return _pointer_to(types.float32)(types.int64), code
+    return types.int64(_pointer_to(types.int64)), code
 
 
 @_intrinsic
@@ -156,6 +193,24 @@ def skip(_context: Any, pointer: Any, count: Any) -> Any:
         return builder.gep(arguments[0], [arguments[1]])
 
     return pointer(pointer, types.intp), code
+
+
+@_intrinsic
+def soon(_context: Any, pointer: Any, count: Any) -> Any:
+    """Prefetch the cache line ``count`` elements behind the pointer, which need not exist.
+
+    Processors prefetch within a page of memory by themselves, but do not go on to the next one.
+    """
+
+    def code(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        line = builder.gep(arguments[0], [arguments[1]])
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [line.type, word, word, word])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [line.type], kind)
+        builder.call(prefetch, [line, word(0), word(3), word(1)])  # to read, into the nearest cache, data
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp), code
 
 
 def _word_operation(name: str) -> Any:

@@ -30,6 +30,7 @@ class Part:
         starts: the index of the first entry of each parameter in the whole parameter, for shards; empty if all are whole.
         slots: for the parameter, and for each state that the rule uses, the slot of the random numbers with which it is
             rounded to bfloat16 (see :data:`upgd.noise.Purpose.ROUNDING`), or None if it is not; empty if none is.
+        layout: what the engine keeps for steps in which only gradients and values change.
     """
 
     rule: Rule
@@ -44,6 +45,7 @@ class Part:
     numbers: list[int]
     starts: list[int] = field(default_factory=list)
     slots: tuple[int | None, ...] = ()
+    layout: Any = None
 
 
 class Engine(Protocol):

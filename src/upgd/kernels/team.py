@@ -1,0 +1,55 @@
+"""Run a compiled function on all threads at once: those of torch, where its OpenMP library can be called.
+
+After a parallel operation, OpenMP's threads spin for a while, waiting for the next one. Other threads would compete with
+them for the cores.
+"""
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+__all__ = ["run_on_all"]
+
+_Function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_process = os.getpid()
+
+
+def run_on_all(threads: int, address: int, argument: int) -> None:
+    """Call the C function at an address once in each thread, including the calling one.
+
+    Args:
+        threads: the number of threads.
+        address: of a function with one argument, a pointer.
+        argument: the address that is passed to it.
+    """
+    if threads == 1:
+        _Function(address)(argument)
+    elif (start := _openmp()) is not None and os.getpid() == _process:  # OpenMP's threads do not survive a fork
+        start(address, argument, threads, 0)
+    else:
+        call = _Function(address)
+        others = [_pool(os.getpid(), threads - 1).submit(call, argument) for _ in range(threads - 1)]
+        call(argument)
+        for other in others:
+            other.result()
+
+
+@functools.cache
+def _openmp() -> Callable[..., Any] | None:
+    """Return the function with which compilers start a parallel region, from the library that torch uses."""
+    try:
+        start = ctypes.CDLL(torch._C.__file__).GOMP_parallel  # also found in the libraries that this one needs
+    except (AttributeError, OSError):
+        return None
+    start.argtypes, start.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return start
+
+
+@functools.cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="upgd-step")

@@ -1,0 +1,32 @@
+"""Functions that rules may call."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba", reason="the kernels need numba")
+
+import numba
+
+from upgd.kernels import functions
+
+
+@numba.njit
+def exp(x):
+    return functions.exp(x)
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.floats(-87, 88, width=32))
+def test_exp(x: float) -> None:
+    found, exact = float(exp(np.float32(x))), float(np.exp(np.float64(x)))
+    # The error of the polynomial, and of the rounded product with log₂e.
+    assert abs(found / exact - 1) < 3e-6 + 1.2e-7 * abs(x)
+
+
+@pytest.mark.parametrize(
+    ("x", "value"), [(0.0, 1.0), (-200.0, 2.0**-126), (-np.inf, 2.0**-126), (200.0, 2.0**127), (np.inf, 2.0**127)]
+)
+def test_exp_of_large_numbers(x: float, value: float) -> None:
+    assert float(exp(np.float32(x))) == value

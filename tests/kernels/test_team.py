@@ -1,0 +1,87 @@
+"""Compiled functions on all threads at once."""
+
+import functools
+import multiprocessing
+import queue
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import upgd
+
+pytest.importorskip("numba", reason="the kernels need numba")
+
+from upgd.kernels import team
+from upgd.kernels.machine import entry_point, skip, taken
+
+
+@functools.cache
+def count_calls():
+    @entry_point(0)
+    def count(numbers):
+        numbers[2 + taken(numbers)] = 1  # each call marks its own entry
+        taken(skip(numbers, 1))
+
+    return count
+
+
+def calls(threads: int) -> list[int]:
+    numbers = np.zeros(10, np.int64)
+    team.run_on_all(threads, count_calls().address, numbers.ctypes.data)
+    return numbers.tolist()
+
+
+@pytest.fixture(params=["OpenMP", "a pool"])
+def threads_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "a pool":
+        monkeypatch.setattr(team, "_openmp", lambda: None)
+    elif team._openmp() is None:
+        pytest.skip("torch has no OpenMP that can be called")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_thread_calls_once(threads: int, threads_of: None) -> None:
+    assert calls(threads) == [threads, threads, *[1] * threads, *[0] * (8 - threads)]
+
+
+def trained(threads: int) -> torch.Tensor:
+    """A parameter large enough for threads, of several blocks, the last of which is not full."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        generator = torch.Generator().manual_seed(0)
+        weight = nn.Parameter(torch.randn(3, 50_001, generator=generator))
+        optimizer = upgd.UPGD([weight], lr=0.1, sigma=0.1, noise="anticorrelated", seed=4, fused=True)
+        for _ in range(3):
+            weight.grad = torch.randn(weight.shape, generator=generator)
+            optimizer.step()
+    finally:
+        torch.set_num_threads(before)
+    return weight.detach()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_steps_are_the_same_with_any_number_of_threads(threads: int, threads_of: None) -> None:
+    assert torch.equal(trained(1), trained(threads))
+
+
+def _put(results: "multiprocessing.Queue[list[int]]") -> None:
+    results.put(calls(2))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    here = calls(2)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    process = context.Process(target=_put, args=(results,), daemon=True)
+    process.start()
+    try:
+        assert results.get(timeout=30) == here
+    except queue.Empty:
+        pytest.fail("the forked process hangs")
+    finally:
+        process.terminate()
