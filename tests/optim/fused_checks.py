@@ -35,6 +35,10 @@ CASES: dict[str, tuple[Build, dict[str, Any]]] = {
             "scaling": "local",
         },
     ),
+    "UPGD, everything but noise": (
+        upgd.UPGD,
+        {"lr": 0.05, "weight_decay": 0.1, "maximize": True, "scaling": "local", "protect_gradient": False},
+    ),
     "UPGD, nonprotecting": (upgd.UPGD, {"lr": 0.05, "sigma": 0.1, "protect_gradient": False, "beta_utility": 0.0}),
     "AdaUPGD": (upgd.AdaUPGD, {"lr": 0.01, "weight_decay": 0.1}),
     "AdaUPGD, local, with noise": (upgd.AdaUPGD, {"lr": 0.01, "sigma": 0.1, "scaling": "local"}),
@@ -75,9 +79,7 @@ def without_fusing(build: Build, params: Any, **options: Any) -> torch.optim.Opt
 
 def built(case: str, params: Any, fused: bool, **more: Any) -> torch.optim.Optimizer:
     build, options = CASES[case]
-    options = {"seed": 3, **options, **more}
-    if case in ("UPGD", "AdaUPGD", "PGD"):
-        options.setdefault("sigma", 0.0)
+    options = {**({"sigma": 0.0} if isinstance(build, type) else {}), "seed": 3, **options, **more}
     return build(params, fused=True, **options) if fused else without_fusing(build, params, **options)
 
 
@@ -103,7 +105,11 @@ def check_equals_the_for_loop(case: str, device: str, steps: int, dtype: torch.d
                 params[0].grad = None
             optimizer.step()
         trained.append([*params, *(value for p in params for value in optimizer.state[p].values())])
-    assert_close(*trained, ulps=20, dtype=dtype)
+    assert_close(*trained, ulps=60 if has_noise(case) else 20, dtype=dtype)
+
+
+def has_noise(case: str) -> bool:
+    return "sigma" in CASES[case][1]
 
 
 def check_lower_precision(device: str, dtype: torch.dtype, steps: int) -> None:

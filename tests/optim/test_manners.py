@@ -86,13 +86,18 @@ def test_foreach_in_many_small_blocks_is_foreach_in_one(build: Build, monkeypatc
         pytest.skip("has one implementation")
     from upgd.optim import _foreach
 
-    models = network(torch.float64), network(torch.float64)
-    for model, entries in zip(models, (7, 1 << 20), strict=True):
-        monkeypatch.setitem(_foreach._BLOCK_ENTRIES, "cpu", entries)
+    models = [network(torch.float64) for _ in range(3)]
+    for model, entries in zip(models, (7, 1 << 20, None), strict=True):
+        if entries is None:  # as on a GPU
+            monkeypatch.delitem(_foreach._BLOCK_ENTRIES, "cpu")
+            monkeypatch.setattr(_foreach, "_LEAST_BLOCK_ENTRIES", 1)
+        else:
+            monkeypatch.setitem(_foreach._BLOCK_ENTRIES, "cpu", entries)
         optimizer = build(model, foreach=True)
         torch.manual_seed(3)
         train(model, optimizer, 10)
-    assert_same(*models, rtol=1e-12, atol=1e-14)
+    for model in models[1:]:
+        assert_same(models[0], model, rtol=1e-12, atol=1e-14)
 
 
 @every_optimizer

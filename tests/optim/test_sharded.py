@@ -192,6 +192,21 @@ def check_fused_shards(rank: int) -> None:
         for a, b in zip(one.parameters(), parts.parameters(), strict=True):
             torch.testing.assert_close(whole(b), a.detach(), rtol=tolerance, atol=tolerance)
 
+    # Some parameters are sharded and others are not, and one has a NaN in one process.
+    mixed, one = layout("tensor parallel, one layer").float(), network(8)
+    for learner, own in ((mixed, {"fused": True}), (one, {"foreach": False})):
+        optimizer = upgd.UPGD(learner.parameters(), lr=0.1, sigma=0.0, **own)
+        x, y = batches(1)[0]
+        nn.functional.cross_entropy(learner(x.float()), y).backward()
+        grad = learner[0].weight.grad
+        if learner is one:
+            grad[2, 2] = math.nan
+        elif rank == 1:
+            grad.to_local()[0, 2] = math.nan
+        optimizer.step()
+    for a, b in zip(one.parameters(), mixed.parameters(), strict=True):
+        torch.testing.assert_close(whole(b), a.detach(), rtol=1e-5, atol=1e-5, equal_nan=True)
+
     wide = nn.Linear(2051, 5, bias=False)  # shards of several blocks
     fully_shard(wide, mesh=mesh)
     drawn = -wide.weight.full_tensor().detach()
