@@ -55,6 +55,7 @@ inline float sine(float x) { return sinf(x); }
 inline float cosine(float x) { return cosf(x); }
 inline float larger(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 inline float smaller(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+inline float chosen_near(float x, float bound, float a, float b) { return fabsf(x) < bound ? a : b; }
 inline int atomicMax(int* place, int value) { const int old = *place; *place = max(old, value); return old; }
 inline void __threadfence() {}
 

@@ -70,6 +70,9 @@ GENERATED: dict[str, Settings] = {
     "normalized, gates in some layers": {**_UPGD, "normalize": 0.9, "order": 2, "gated": "hidden"},
     "gates in some layers": {**_UPGD, "gated": "output"},
     "sums": {"method": "obgd"},
+    "resets": {"method": "continual-backprop", "maturity": 3, "decay_contribution": 0.9, "replacement_rate": 0.0537},
+    "resets, three numbers": {"method": "redo", "optimizer": "adam", "eps": 1e-3, "tau": 0.6, "period": 5},
+    "resets of silent units": {"method": "self-normalized-resets", "patience": 2, "rejection": 0.0517},
 }
 ON_THE_PAPERS_NETWORK = ("two numbers", "three numbers", "second order", "features", "normalized")
 #: Networks that begin with convolutions, the methods that each is run with, and the size of the clusters if it is given.

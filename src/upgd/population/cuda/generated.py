@@ -80,7 +80,7 @@ INLINE float exponential(float x) {{  // what x·log₂e has lost in rounding is
 }}
 INLINE float complement(float x) {{  // 1 − eˣ; near zero, where the difference would lose digits, from the series
   const float near = -x * fmaf(x, fmaf(x, fmaf(x, fmaf(x, 1.f / 120, 1.f / 24), 1.f / 6), 0.5f), 1.f);
-  return fabsf(x) < 0.0625f ? near : 1.f - exponential(x);
+  return chosen_near(x, 0.0625f, near, 1.f - exponential(x));
 }}
 struct Entry {{
   float w, g, curvature, noise, bound, s[{states}], r[{reductions}];

@@ -17,6 +17,8 @@ INLINE float cosine(float x) { float y; asm("cos.approx.ftz.f32 %0, %1;" : "=f"(
 // As torch's: NaN if one is.
 INLINE float larger(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 INLINE float smaller(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
+// a if |x| < bound, otherwise b; never by a branch, which would part the lanes of a warp.
+INLINE float chosen_near(float x, float bound, float a, float b) { float y; asm("{\n.reg .pred near;\nsetp.lt.f32 near, %1, %2;\nselp.f32 %0, %3, %4, near;\n}" : "=f"(y) : "f"(fabsf(x)), "f"(bound), "f"(a), "f"(b)); return y; }
 
 // ---------------------------------------------------------------------------------------------------------- shared memory
 
