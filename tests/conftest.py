@@ -1,24 +1,24 @@
-"""What all tests share."""
+"""Fixtures shared by all tests."""
 
 import os
 import signal
 import threading
 
-# Without a GPU its kernels are tested in Triton's interpreter, which has to be chosen before Triton is imported.
+# Without a GPU, its kernels are tested in Triton's interpreter, which must be selected before Triton is imported.
 if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 
-# A shell without job control starts what it puts into the background with Ctrl-C ignored, and everything that the tests
-# start would inherit that: the tests of Ctrl-C would wait for ever.
+# A shell without job control starts background processes with Ctrl-C ignored, and everything that the tests
+# start would inherit that: the tests of Ctrl-C would wait forever.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def upgd(capsys):
-    """Run the command in this process: exit code, what it printed, what it complained about."""
+    """Run the command in this process; return the exit code, standard output and standard error."""
     from upgd import cli
 
     def run(*arguments):

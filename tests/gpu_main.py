@@ -28,7 +28,7 @@ from gpu_cases import CHECKS, Check, compiling
 
 from without_pytest import run_tests
 
-#: Tests that pytest would run on a GPU, of other parts than populations; they become checks, too.
+#: Tests of other parts that pytest runs on a GPU; they are also run as checks.
 OTHERS = (
     "experiments/execution/test_running_gpu.py",
     "curvature/test_curvature_gpu.py",
@@ -37,7 +37,7 @@ OTHERS = (
 )
 FIRST = "kernels_compile"
 OPTIMIZERS = [f"optimizers: {name}" for name in gpu_checks.CHECKS]
-#: They go through torch.compile.
+#: They use torch.compile.
 LONGEST = ("long_runs_of_weights", "long_runs_of_moments_and_features", "compiled_steps_of_a_convnet")
 SMALL = "every_path_in_few_steps"
 
@@ -69,7 +69,7 @@ def outcome(name: str, device: str) -> tuple[bool, str]:
 
 
 def outcomes(names: Sequence[str], device: str, jobs: int) -> Iterator[tuple[bool, str]]:
-    """The checks' outcomes, as they come. What needs kernels waits until they are compiled."""
+    """Yield the outcomes of the checks. Checks that need kernels wait until these are compiled."""
     if jobs == 1:
         yield from (outcome(name, device) for name in names)
         return

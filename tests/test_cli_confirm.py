@@ -51,7 +51,7 @@ def test_the_best_settings_run_on_seeds_that_the_search_has_not_seen(swept):
     assert "online accuracy, on fresh seeds\n" in swept("table")[1]
 
 
-def test_a_confirmation_goes_on_where_it_was_and_can_be_extended(swept):
+def test_a_confirmation_resumes_and_can_be_extended(swept):
     swept(*CONFIRM, "--seeds", "2")
     with Store.write("upgd.db") as store:
         (one,) = (r for r in store.records(methods=["upgd"]) if r.key.seed == 3)
@@ -84,7 +84,7 @@ def test_seeds_of_the_search_are_refused(swept):
     assert seeds_of(lr=best_lr(swept)["sgd"])[2:] == [9, 7]
 
 
-def test_nothing_to_confirm_is_told(upgd):
+def test_nothing_to_confirm_is_an_error(upgd):
     upgd("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.1", "--seeds", "2", *SMALL)
     code, _, err = upgd(*CONFIRM)
     assert code == 1
@@ -92,7 +92,7 @@ def test_nothing_to_confirm_is_told(upgd):
     assert upgd(*CONFIRM, "--store", "nowhere.db")[0] == 1
 
 
-def test_what_cannot_be_run_is_left_out_with_a_word(swept):
+def test_methods_that_cannot_be_run_are_skipped_with_a_message(swept):
     with Store.read("upgd.db") as store:
         key = store.records()[0].key
     own = [

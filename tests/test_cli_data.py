@@ -174,7 +174,7 @@ def command(*arguments, **options):
     )
 
 
-def test_ctrl_c_stops_a_download_and_keeps_what_came(cache_folder):
+def test_ctrl_c_stops_a_download_and_keeps_the_partial_file(cache_folder):
     """The true MNIST from a server that sends a little and then waits."""
     release = threading.Event()
 
@@ -207,7 +207,7 @@ def test_ctrl_c_stops_a_download_and_keeps_what_came(cache_folder):
     assert not (cache_folder / "mnist").exists()
 
 
-def test_a_reader_that_goes_away_is_no_disaster():
+def test_a_closed_pipe_is_not_an_error():
     process = command("data", "list")
     process.stdout.close()
     assert process.wait(60) in (0, 1)

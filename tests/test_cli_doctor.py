@@ -1,4 +1,4 @@
-"""`upgd doctor`: what it tells, what it keeps to itself, and when it finds a problem."""
+"""`upgd doctor`: its output, the data that it does not disclose, and problems that it detects."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from upgd.kernels.folder import kernels
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """Caches and a current folder of its own."""
+    """Set separate caches and a separate current folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("UPGD_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("UPGD_PLUGINS", raising=False)
@@ -29,7 +29,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_one_screen_with_what_there_is(upgd, home):
+def test_the_output_fits_one_screen(upgd, home):
     code, out, err = upgd("doctor")
     assert (code, err) == (0, "")
     assert f"torch {torch.__version__}, numpy {np.__version__}" in out
@@ -86,7 +86,7 @@ def test_environment_values_are_not_shown(monkeypatch, home, upgd):
     monkeypatch.setattr("upgd.plugins._FAILED", {})
     monkeypatch.syspath_prepend(home)
     for arguments in (["doctor"], ["doctor", "--json"]):
-        code, out, _ = upgd(*arguments)  # why it fails is a warning, as with every command
+        code, out, _ = upgd(*arguments)  # the reason is a warning, as with every command
         assert code == 0
         assert "hunter2" not in out
         assert "leaky_plugin" in out
@@ -109,7 +109,7 @@ def test_loaded_plugins_are_named(monkeypatch, home, upgd):
         ("torch", "torch is not installed; run pip install 'upgd'."),
     ],
 )
-def test_what_the_demo_lacks_is_one_sentence(package, sentence):
+def test_missing_requirements_of_the_demo_are_one_sentence(package, sentence):
     """In a process of its own; without cyclopts, the command knows little else."""
     code = f"""
 import importlib.abc, sys

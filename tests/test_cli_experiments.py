@@ -86,7 +86,7 @@ def test_the_studies_of_utility_take_no_method_and_leave_a_figure(upgd, folder):
         (["--network", "8"], "--network"),
     ],
 )
-def test_a_study_of_utility_says_what_it_has_no_use_for(upgd, folder, monkeypatch, options, named):
+def test_a_study_of_utility_refuses_other_options(upgd, folder, monkeypatch, options, named):
     monkeypatch.setenv("UPGD_STORE", "./mine.db")  # is for all commands
     code, out, err = upgd("run", "utility-quality-weights", "--seeds", "1", "--steps", "1", *options)
     assert (code, out) == (2, "")
@@ -109,7 +109,7 @@ def test_a_study_of_utility_is_no_sweep_in_a_file_either(upgd, folder):
     assert "use `upgd run utility-quality-features`, without a method" in err
 
 
-def test_a_cluster_says_how_many_compute(upgd):
+def test_a_cluster_reports_the_number_of_jobs(upgd):
     for command in (
         ("run", "output-permuted-digits", "--method", "sgd", "--lr", "1"),
         ("reproduce", "toy-changing-inputs", "--scale", "smoke"),
@@ -213,7 +213,7 @@ def test_every_method_has_a_grid_of_its_own_unless_values_are_given(upgd):
     assert learners("--grid", "short", "--lr", "0.1,0.2") == {"sgd": 2 * 2, "adamw": 2 * 8, "pgd": 2 * 8}
 
 
-def test_table_best_and_report_mark_what_lies_at_the_edge(upgd, folder):
+def test_table_best_and_report_mark_edges(upgd, folder):
     def stored(method, scores):
         return [
             Record(Key(problem="p", network="8", method=method, settings={"lr": lr}, seed=0, steps=1), 1, [1], [score])
@@ -265,7 +265,7 @@ def test_best(filled):
 
 
 @pytest.mark.parametrize("command", ["best", "table", "export", "runs", "runs delete --yes"])
-def test_methods_are_named_with_or_without_blanks_and_without_mistakes(upgd, folder, command):
+def test_method_lists_allow_blanks_and_reject_unknown_names(upgd, folder, command):
     settings = {"sgd": {"lr": 0.1}, "pgd": {"lr": 0.1, "sigma": 0.1}, "my-own": {"lr": 0.1}}
     keys = [
         Key(problem="p", network="8", method=method, settings=values, seed=0, steps=1)
@@ -292,7 +292,7 @@ def test_variants_that_were_asked_for_have_lines_of_their_own(upgd):
     assert "granularity feature" in upgd("table")[1]
 
 
-def test_numbers_that_are_not_there_are_told_and_nothing_is_deleted(filled):
+def test_unknown_ids_are_reported_and_nothing_is_deleted(filled):
     (first, *_) = json.loads(filled("runs", "--json")[1])
     code, _, err = filled("runs", "delete", str(first["id"]), "777", "--yes")
     assert code == 1
@@ -304,7 +304,7 @@ def test_a_list_tells_options_apart(filled):
     assert "output-permuted-digits, task_length 20  8  sgd" in filled("runs")[1]
 
 
-def test_best_tells_what_it_left_out_and_what_diverged(upgd, folder):
+def test_best_reports_skipped_and_diverged_settings(upgd, folder):
     keys = [
         Key(problem="p", network="8", method="sgd", settings={"lr": lr}, seed=seed, steps=1)
         for lr, seed in ((0.1, 0), (1.0, 0), (0.01, 7))
@@ -318,7 +318,7 @@ def test_best_tells_what_it_left_out_and_what_diverged(upgd, folder):
     assert (found["tried"], found["left_out"]) == (2, 1)
 
 
-def test_json_has_no_word_for_what_diverged(upgd, folder):
+def test_diverged_learners_are_null_in_json(upgd, folder):
     good, bad = (Key(problem="p", network="8", method="sgd", settings={"lr": lr}, seed=0, steps=1) for lr in (0.1, 1.0))
     with Store.write(folder / "upgd.db") as store:
         store.add([Record(good, 1, [0.5]), Record(bad, 1, [float("nan")], diverged_at=0)])
@@ -387,7 +387,7 @@ def test_runs_are_listed_and_deleted(filled):
     code, _, err = filled("runs", "delete")
     assert code == 2
     assert "give what to delete" in err
-    code, _, err = filled("runs", "delete", "1", "2")  # nobody at the keyboard
+    code, _, err = filled("runs", "delete", "1", "2")  # no terminal
     assert code == 2
     assert "--yes" in err
     assert filled("runs", "delete", "1", "2", "--yes")[1] == "2 learners deleted from upgd.db\n"
@@ -423,7 +423,7 @@ def test_stores_are_put_together(filled, folder):
         "2 learners of 4 in other.db added to upgd.db\n0 learners of 8 in upgd.db added to upgd.db\n",
     )
     assert (folder / "other.db").read_bytes() == before
-    # What came from elsewhere is not computed again, and has the numbers that it had there.
+    # Merged results are not computed again, and keep their numbers.
     assert "0/0 jobs" in filled(*arguments[:-2])[2]
     with Store.read("upgd.db") as own, Store.read("other.db") as other:
         (ours, theirs) = ({r.key.digest: r for r in store.records(methods=["sgd"])} for store in (own, other))
@@ -523,7 +523,7 @@ def test_a_mistake_gets_one_sentence_and_an_exit_code(upgd, arguments, code, say
     ("kill", "workers", "nohup"),
     [(signal.SIGINT, 1, False), (signal.SIGTERM, 1, False), (signal.SIGINT, 2, False), (signal.SIGTERM, 1, True)],
 )
-def test_a_sweep_that_is_stopped_says_how_to_go_on(folder, kill, workers, nohup):
+def test_a_stopped_sweep_explains_how_to_continue(folder, kill, workers, nohup):
     """As by Ctrl-C in a terminal, which every process of the command gets; or by a kill, in the background as well."""
     command = [
         *(["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if nohup else []),
@@ -578,7 +578,7 @@ main()
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 @pytest.mark.parametrize("kill", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_workers_save_their_work_when_all_processes_are_told_to_stop(folder, kill):
-    """A batch system sends SIGTERM to a whole job. There is no snapshot but the one that a worker makes when it stops."""
+    """A batch system sends SIGTERM to a whole job. The only snapshot is the one that a worker saves when it stops."""
     command = [
         *(sys.executable, "-c", AT_WORK, "sweep", "output-permuted-digits", "--methods", "sgd,pgd", "--lr", "0.03"),
         *("--sigma", "0.01", "--seeds", "1", "--steps", "1_000_000", "--network", "8", "--backend", "torch"),
@@ -606,7 +606,7 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
 def test_work_is_saved_when_the_terminal_is_closed(folder):
-    """Nothing can be written to it any more, neither the progress nor that the work was saved."""
+    """Neither progress nor messages can be written to it any more."""
     command = [
         *(
             sys.executable,
@@ -651,7 +651,7 @@ def test_under_nohup_a_closed_terminal_changes_nothing():
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_what_stops_a_command_is_as_it_was_afterwards(name):
+def test_signal_handlers_are_restored(name):
     from upgd.cli.executing import terminable
 
     number = getattr(signal, name, None) or pytest.skip(f"needs {name}")
@@ -669,7 +669,7 @@ def test_a_sweep_through_a_link_continues_the_one_under_the_other_name(folder):
     assert Checkpoints.beside(folder / "link.db").folder == Checkpoints.beside(folder / "results" / "upgd.db").folder
 
 
-def test_a_second_writer_hears_that_there_is_one(upgd, folder):
+def test_a_second_writer_is_refused(upgd, folder):
     with Store.write(folder / "upgd.db"):
         code, _, err = upgd("run", "output-permuted-digits", "--method", "sgd", "--lr", "0.1", *SMALL)
     assert code == 1

@@ -1,4 +1,4 @@
-"""How the command treats its user: numbers as people write them, mistakes, Ctrl-C at a bad moment."""
+"""Usability of the command line: number formats, errors, Ctrl-C at inconvenient times."""
 
 import os
 import re
@@ -97,7 +97,7 @@ def test_a_reproduction_has_a_most_of_seeds(upgd):
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
 )
-def test_too_little_memory_is_said_in_one_sentence(upgd, monkeypatch, error):
+def test_out_of_memory_is_one_sentence(upgd, monkeypatch, error):
     def fail(*_):
         raise error
 
@@ -108,7 +108,7 @@ def test_too_little_memory_is_said_in_one_sentence(upgd, monkeypatch, error):
         "upgd: out of memory; use a smaller --network, fewer --workers or another --device\n",
     )
     monkeypatch.setattr("upgd.cli._is_about_memory", lambda error: False)
-    with pytest.raises(type(error)):  # another error of that class is a bug, and stays visible
+    with pytest.raises(type(error)):  # other errors of that class are bugs and keep their traceback
         upgd("bench")
 
 
@@ -157,7 +157,7 @@ def test_a_word_too_many(upgd):
 
 
 @pytest.mark.parametrize("name", ["results.xlsx", "results"])
-def test_no_csv_under_another_name_unless_told_so(upgd, folder, name):
+def test_csv_with_another_suffix_needs_the_format_option(upgd, folder, name):
     stored(folder / "upgd.db")
     code, _, err = upgd("export", name)
     assert (code, err.count("\n")) == (2, 1)
@@ -168,7 +168,7 @@ def test_no_csv_under_another_name_unless_told_so(upgd, folder, name):
     assert upgd("export", "RESULTS.CSV")[0] == 0
 
 
-def test_a_list_says_where_learners_diverged(upgd, folder):
+def test_the_list_shows_where_learners_diverged(upgd, folder):
     stored(folder / "upgd.db", diverged_at=1_234)
     assert "2,000 steps  diverged at step 1,234  " in upgd("runs")[1]
 
@@ -193,7 +193,7 @@ main({[*QUICK, "--steps", "5"]!r})
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "upgd: stopped\n")
 
 
-def test_loading_leaves_ctrl_c_as_it_was():
+def test_loading_restores_the_handler_of_ctrl_c():
     before = signal.getsignal(signal.SIGINT)
     load_torch()
     assert signal.getsignal(signal.SIGINT) is before
@@ -211,7 +211,7 @@ def _press_ctrl_c(*_, **__):
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_in_the_demo_says_how_to_go_on(upgd, monkeypatch):
+def test_ctrl_c_in_the_demo_explains_how_to_continue(upgd, monkeypatch):
     monkeypatch.setattr("upgd.experiments.demo.demo", _press_ctrl_c)
     code, out, err = upgd("demo")
     assert (code, out) == (130, "")
@@ -243,7 +243,7 @@ def test_a_file_that_cannot_be_written_is_named_without_numbers_of_errors(upgd, 
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])
-def test_help_lists_every_method_and_no_option_that_means_nothing(upgd, command):
+def test_help_lists_every_method_and_no_meaningless_option(upgd, command):
     code, out, _ = upgd(command, "--help")
     words = set(re.split(r"[\s,.│]+", out))
     assert code == 0

@@ -1,4 +1,4 @@
-"""What the documentation shows works as it stands.
+"""The code and commands in the documentation work.
 
 The Python snippets of a page run from top to bottom in one namespace, as for a person who pastes them one after the other.
 Commands are parsed by the command line itself.
@@ -73,7 +73,7 @@ def with_page(pages: list[Path], *languages: str) -> list[object]:
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """A place to paste to: an empty folder, stand-ins for downloads and what the rest of a cluster would be."""
+    """Prepare an empty folder, substitutes for downloads, and the environment of a cluster of one process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv("UPGD_DATA", str(tmp_path / "cache"))
@@ -120,7 +120,7 @@ def test_declared_experiments_can_be_loaded(page, tmp_path):
 
 
 def follow(page: Path, folder: Path, *languages: str) -> None:
-    """Do what a page says, in an empty folder, with fewer seeds, steps and values, and otherwise word by word."""
+    """Follow a page in an empty folder, with fewer seeds, steps and values."""
     kept = os.environ.get("PYTHONPATH")
     source = str(Path(upgd.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, kept))), "OMP_NUM_THREADS": "1"}
@@ -144,7 +144,7 @@ def follow(page: Path, folder: Path, *languages: str) -> None:
             assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
-def test_a_reader_comes_from_an_empty_folder_to_the_report(tmp_path):
+def test_the_page_leads_from_an_empty_folder_to_a_report(tmp_path):
     follow(OWN_METHOD, tmp_path, "python", "console")
     page = (tmp_path / "report.html").read_text()
     assert "Anchor" in page
@@ -179,7 +179,7 @@ def test_generated_pages_are_current():
         assert current, f"docs/{page} differs from what the code says; run `python docs/generate.py`"
 
 
-#: Modules whose names are for other modules of the package, and for tests.
+#: Internal modules.
 INTERNAL = {"cli", "kernels", "normalization", "plugins", "writing", "optim"}
 
 
@@ -250,7 +250,7 @@ def test_the_figures_of_the_landing_page_are_drawn(tmp_path, monkeypatch):
 
 
 def commands(page: Path) -> list[tuple[int, str]]:
-    """The commands of ours that a page shows, in blocks and in its text."""
+    """Return the `upgd` commands of a page, in blocks and in its text."""
     found = []
     for line, block in snippets(page, "console", "sh", "bash"):
         for number, text in enumerate(block.replace("\\\n", "  ").splitlines(), line):

@@ -26,7 +26,7 @@ LIBRARIES = {
     "Weights & Biases": "wandb",
     "MLflow": "mlflow",
 }
-#: What a program must have done, checked after its last line.
+#: Checks after the last line of a program.
 OUTCOMES = {
     "Lightning": "{'dormant_share/network.2', 'weight_l2'} <= set(trainer.logged_metrics)",
     "Accelerate": "all((state['step'] == 2_000).all() for state in optimizer.optimizer.state.values())",

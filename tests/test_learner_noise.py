@@ -48,7 +48,7 @@ def test_words_and_normals_follow_the_definition(seed: int, step: int, pairs: in
 
 
 def test_the_first_numbers_never_change() -> None:
-    """Results that people keep depend on these."""
+    """Stored results depend on these numbers."""
     drawn = learner_normals(torch.tensor([0, 1]), 1, 5, dtype=torch.float64)
     expected = torch.tensor(FIRST, dtype=torch.float64)
     torch.testing.assert_close(drawn, expected, rtol=0, atol=5e-7)

@@ -1,4 +1,4 @@
-"""The diagnostics, by hand-computed numbers, and the monitor in ordinary training loops."""
+"""The diagnostics, against numbers derived by hand, and the monitor in ordinary training loops."""
 
 import copy
 import math
@@ -19,14 +19,14 @@ from upgd.networks import MLP
 
 
 def stacked(function, *batches):
-    """One learner after another."""
+    """Compute for one learner at a time."""
     return torch.stack([function(*learner) for learner in zip(*batches, strict=True)])
 
 
 def test_sample_plasticity():
     before = torch.tensor([2.0, 1.0, 1.0, 0.0, 0.0])
     after = torch.tensor([0.5, 0.0, 3.0, 0.0, 1.0])
-    # Nothing left to remove counts as all removed if it stays so, as none if the update broke it.
+    # A loss of zero counts as entirely removed if it stays zero, and as not removed if it increases.
     assert monitor.sample_plasticity(before, after).tolist() == [0.75, 1, 0, 1, 0]
 
 
@@ -85,13 +85,13 @@ def test_ranks():
 
 def test_ranks_of_large_and_small_numbers():
     matrix = torch.tensor([[0.0, 3.0], [-1.0, 0.0]])
-    for factor in (1e-30, 1e30):  # whose squares are no numbers of 32 bits
+    for factor in (1e-30, 1e30):  # squares are out of range in 32 bits
         assert monitor.stable_rank(matrix * factor).item() == pytest.approx(10 / 9)
 
 
 @pytest.mark.parametrize("rank", [monitor.effective_rank, monitor.stable_rank])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_has_no_rank(rank, bad, capfd):
+def test_non_finite_matrices_have_no_rank(rank, bad, capfd):
     matrices = torch.eye(3).repeat(3, 1, 1)
     matrices[1, 2, 0] = bad
     assert rank(matrices).tolist() == pytest.approx([3, math.nan, 3], nan_ok=True)
@@ -186,7 +186,7 @@ def test_a_snapshot_of_selected_figures(by_hand, monkeypatch):
     for name in names:
         assert looking.snapshot(name) == {one: everything[one] for one in everything if one.partition("/")[0] == name}
     assert looking.snapshot(select=names) == everything
-    with monkeypatch.context() as patched:  # ranks are expensive: they are not computed in vain
+    with monkeypatch.context() as patched:  # ranks are expensive and not computed needlessly
         patched.setattr(torch.linalg, "svdvals", None)
         cheap = looking.snapshot(select={"dormant_share", "weight_l2"})
     assert {name.partition("/")[0] for name in cheap} == {"dormant_share", "weight_l2"}
@@ -213,7 +213,7 @@ def test_only_the_last_samples_count(by_hand):
     assert looking.snapshot()["zero_share/1"] == 0.5
 
 
-def test_what_is_kept_is_bounded(by_hand):
+def test_recorded_samples_are_bounded(by_hand):
     looking = Monitor(by_hand, samples=10)
     for _ in range(100):
         by_hand(torch.ones(3, 2))
@@ -239,7 +239,7 @@ def test_measuring_utility_is_not_recorded(by_hand):
     assert "zero_share/1" not in looking.snapshot()
 
 
-def test_remove_takes_the_hooks_off(by_hand):
+def test_remove_removes_the_hooks(by_hand):
     with Monitor(by_hand):
         assert by_hand[1]._forward_hooks
     assert not by_hand[1]._forward_hooks
@@ -348,7 +348,7 @@ def test_an_activation_module_that_serves_channels_and_units_of_the_same_number(
     assert shares == {"zero_share/act[3 channels]", "zero_share/act[3]"}
 
 
-def test_units_of_a_linear_layer_lie_last_whatever_comes_before():
+def test_units_of_a_linear_layer_are_in_the_last_dimension():
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     x = torch.randn(4, 5, 2)
     figures = []
@@ -360,7 +360,7 @@ def test_units_of_a_linear_layer_lie_last_whatever_comes_before():
 
 
 class Functional(nn.Module):
-    """Layers and a function of what each of them puts out."""
+    """Layers and a function of the output of each."""
 
     def __init__(self, *layers, between=torch.relu, at_the_end=torch.Tensor.clone):
         super().__init__()
@@ -377,7 +377,7 @@ def two_layers(**functions):
 
 
 def warnings_of(model, x=None, **options):
-    """What the monitor has to say after two passes and two snapshots."""
+    """Return the monitor's warnings after two passes and two snapshots."""
     with Monitor(model, **options) as looking, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -405,7 +405,7 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_functions_on_hidden_layers_are_told_once(function):
+def test_functional_activations_warn_once(function):
     assert len(warnings_of(two_layers(between=function))) == 1
 
 
@@ -422,7 +422,7 @@ def test_functions_are_found_behind_pooling_normalisation_and_dropout(bias):
 
 
 class Recurrent(nn.Module):
-    """Has gates of its own between two layers, which are no activations of theirs."""
+    """Has gates between two layers that are not activations."""
 
     def __init__(self):
         super().__init__()
@@ -441,7 +441,7 @@ class Recurrent(nn.Module):
         two_layers(between=lambda x: x * 2),
         two_layers(between=nn.ReLU()),
         two_layers(between=nn.Identity(), at_the_end=torch.sigmoid),
-        two_layers(between=lambda x: F.relu(x, inplace=True)),  # what is kept is what comes after it
+        two_layers(between=lambda x: F.relu(x, inplace=True)),  # the output after it is recorded
         nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(), nn.Linear(3, 1)),
         nn.Linear(2, 1),
         Recurrent(),
@@ -451,7 +451,7 @@ def test_no_false_alarms(model):
     assert warnings_of(model) == []
 
 
-def test_who_names_layers_knows_what_they_are():
+def test_named_layers_cause_no_warning():
     assert warnings_of(two_layers(), layers=["layers.0"]) == []
 
 
@@ -511,7 +511,7 @@ def test_a_model_may_own_its_monitor(by_hand, copied):
     assert not by_hand.looking._windows
 
 
-def test_functions_that_come_later_are_told_too():
+def test_later_functional_activations_also_warn():
     """The first pass may be one without gradients, or through other layers."""
     model = two_layers()
     with Monitor(model) as looking:
@@ -571,7 +571,7 @@ def test_plasticities_between_snapshots_are_many_or_of_many_samples():
         size = len(pickle.dumps(looking))
         assert looking.snapshot()["sample_plasticity"] == pytest.approx((1 - after).mean().item())
         looking.plasticity(torch.ones(300), lambda: after)
-        assert abs(len(pickle.dumps(looking)) - size) < 100  # nothing grows
+        assert abs(len(pickle.dumps(looking)) - size) < 100  # memory does not grow
         assert looking.snapshot()["sample_plasticity"] == pytest.approx((1 - after).mean().item())
 
 
@@ -646,7 +646,7 @@ def test_the_example_runs(capsys):
     assert [line.split()[:2] for line in lines] == [["1", "UPGD"], ["1", "SGD"]]
 
 
-def test_what_is_no_optimizer_is_refused():
+def test_invalid_optimizers_are_refused():
     with pytest.raises(TypeError, match="optimizer must be a torch optimizer, not 'adam'"):
         Monitor(nn.Linear(2, 1), "adam")
 
@@ -655,11 +655,11 @@ def test_plasticity_takes_a_plain_number():
     assert Monitor(nn.Linear(2, 1)).plasticity(1.0, lambda: torch.tensor(0.25)) == 0.75
 
 
-# -------------------------------------------------------------------------------------------------------------- in words
+# ------------------------------------------------------------------------------------------------------------ summaries
 
 
 class Gates:
-    """An optimizer that holds weights to be as useful as it is told."""
+    """An optimizer with given gates."""
 
     def __init__(self, gates, beta=0.999):
         self.param_groups = [{"params": list(gates), "beta_utility": beta}]
@@ -667,14 +667,14 @@ class Gates:
 
 
 def gated(values, gradient=None, beta=0.999):
-    """A layer of weights with these gates, and the monitor that looks at it."""
+    """Return a layer of weights with these gates, and its monitor."""
     model = nn.Linear(len(values), 1, bias=False)
     if gradient is not None:
         model.weight.grad = torch.tensor([gradient])
     return model, Monitor(model, Gates({model.weight: torch.tensor([values])}, beta))
 
 
-def test_a_summary_says_when_gates_do_nothing():
+def test_the_summary_reports_ineffective_gates():
     model, looking = gated([0.5] * 99 + [0.9], [1.0] * 99 + [0.0])
     words = "gates: 99 % between 0.45 and 0.55, so most weights learn as without gates at half the step size"
     assert (

@@ -1,4 +1,4 @@
-"""Networks: what they compute, how they say it, and initial weights that are a function of the seed alone."""
+"""Networks: outputs, descriptions, and initial weights as a function of the seed."""
 
 import math
 
@@ -18,7 +18,7 @@ SHAPES = st.lists(st.integers(1, 7), min_size=2, max_size=4)
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-# What they compute
+# Outputs
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_convolutional_network_of_the_paper(conv_activation: bool) -> None:
     assert torch.allclose(network(x[0]), network(x)[0], atol=1e-6)
 
 
-def test_the_convolutional_network_takes_grey_images_too() -> None:
+def test_the_convolutional_network_accepts_grey_images() -> None:
     network = ConvNet((28, 28), 47)
     assert network(torch.randn(2, 28, 28)).shape == (2, 47)
     assert network.sizes == (16 * 4 * 4, 120, 84, 47)
@@ -135,7 +135,7 @@ def test_the_law_is_that_of_torch(layer) -> None:
         assert abs(ours).max() > 0.9 / math.sqrt(fan_in)
 
 
-def test_nothing_but_the_seed_matters() -> None:
+def test_only_the_seed_matters() -> None:
     torch.manual_seed(0)
     first = MLP((5, 4, 3), seed=11)
     torch.manual_seed(1)
@@ -170,7 +170,7 @@ def test_networks_of_shapes_alone() -> None:
     assert torch.equal(stacked["layers.0.weight"][0], MLP((784, 300, 10), seed=4).layers[0].weight)
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_mistakes_are_named(make, message: str) -> None:
 
 
 class Scaled(nn.Module):
-    """A layer with a parameter of its own, and its own law for all of its parameters."""
+    """A layer with its own parameter, and its own initialization of all its parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def test_other_modules_initialise_themselves_under_the_learners_seed() -> None:
     stacked = initial_parameters(network, [7, 0, 7])
     drawn = torch.rand(1)
     torch.manual_seed(5)
-    assert torch.equal(drawn, torch.rand(1))  # the caller's generator is where it was
+    assert torch.equal(drawn, torch.rand(1))  # the caller's generator is unchanged
     for parameter in stacked.values():
         assert torch.equal(parameter[0], parameter[2])
     assert not torch.equal(stacked["2.scale"][0], stacked["2.scale"][1])
@@ -226,17 +226,17 @@ def test_other_modules_initialise_themselves_under_the_learners_seed() -> None:
     assert torch.equal(stacked["2.scale"][1], alone.scale.float())
     assert torch.equal(stacked["2.linear.weight"][1], alone.linear.weight.float())
     plain = initial_parameters(nn.Sequential(nn.Linear(4, 3)), [7, 0, 7])
-    assert torch.equal(stacked["0.weight"], plain["0.weight"])  # Linear layers keep their law
+    assert torch.equal(stacked["0.weight"], plain["0.weight"])  # Linear layers keep their distribution
 
 
-def test_the_initial_weights_of_any_module_are_the_same_alone_and_among_others() -> None:
+def test_initial_weights_of_any_module_are_independent_of_other_seeds() -> None:
     network = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), Scaled())
     stacked = initial_parameters(network, [1, 2])
     reset(network, 2)
     assert all(torch.equal(stacked[name][1], parameter) for name, parameter in network.named_parameters())
 
 
-def test_crelu_doubles_what_enters_the_next_layer() -> None:
+def test_crelu_doubles_the_inputs_of_the_next_layer() -> None:
     network = MLP((4, 5, 6, 2), "crelu")
     assert [layer.in_features for layer in network.layers if isinstance(layer, nn.Linear)] == [4, 10, 12]
     x = torch.randn(3, 4)
@@ -245,13 +245,13 @@ def test_crelu_doubles_what_enters_the_next_layer() -> None:
     assert ConvNet((1, 28, 28), 10, "crelu")(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
-def test_layer_norm_stands_before_each_activation() -> None:
+def test_layer_norm_precedes_each_activation() -> None:
     network = MLP((4, 5, 6, 2), "tanh", layer_norm=True)
     assert [type(layer) for layer in network.layers] == [nn.Linear, nn.LayerNorm, nn.Tanh] * 2 + [nn.Linear]
     assert network.describe() == "MLP 4-5-6-2, tanh, LayerNorm, 97 parameters"
 
 
-def test_parameters_that_nobody_initialises_are_named() -> None:
+def test_uninitialized_parameters_are_named() -> None:
     class Gain(nn.Module):
         def __init__(self) -> None:
             super().__init__()

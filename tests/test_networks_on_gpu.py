@@ -1,4 +1,4 @@
-"""A GPU gives the initial weights that the CPU gives."""
+"""Initial weights on a GPU equal those on the CPU."""
 
 import pytest
 import torch

@@ -71,7 +71,7 @@ def test_a_batch_is_its_samples_in_order():
     assert whole.steps == 7
 
 
-def test_goes_on_from_a_state_dict():
+def test_resumes_from_a_state_dict():
     norm, again = upgd.OnlineNorm(4), upgd.OnlineNorm(4)
     norm(torch.randn(20, 4))
     again.load_state_dict(norm.state_dict())
@@ -100,6 +100,6 @@ def test_a_rate_must_be_between_0_and_1(rate):
 
 
 @pytest.mark.parametrize("shape", [(4,), (1, 5), (2, 1, 4)])
-def test_what_is_no_batch_is_refused(shape):
+def test_unbatched_inputs_are_refused(shape):
     with pytest.raises(ValueError, match=r"samples of shape \(4,\), not a tensor of shape .*x\.unsqueeze\(0\)"):
         upgd.OnlineNorm(4)(torch.zeros(shape))

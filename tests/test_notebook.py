@@ -1,4 +1,4 @@
-"""The notebooks in examples/ run from top to bottom, install what they need, and show what they computed."""
+"""The notebooks in examples/ run from top to bottom, install their requirements, and are stored with outputs."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ def read(path):
 
 
 def check(notebook, name):
-    """Nothing failed or warned, and there is something to see."""
+    """Check that nothing failed or warned, and that there are outputs."""
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
     data = [output.data for output in outputs if output.output_type in ("execute_result", "display_data")]
@@ -36,7 +36,7 @@ def test_the_notebook_runs(path, monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = read(path)
     limits = {"seeds": 2, "steps": 500, "look_every": 100}
-    for cell in notebook.cells:  # the same, only shorter
+    for cell in notebook.cells:  # the same, but shorter
         cell.source = re.sub(
             r"\b(seeds|steps|look_every)=([\d_]+)\b",
             lambda found: f"{found[1]}={min(int(found[2]), limits[found[1]])}",

@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs and needs, and the examples in its docstrings."""
+"""The package as a whole: imports, requirements, and the examples in its docstrings."""
 
 import ast
 import doctest
@@ -27,13 +27,13 @@ def run(code: str, cwd: Path | None = None) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=cwd).stdout
 
 
-def test_public_names_need_torch_and_numpy_alone() -> None:
+def test_public_names_need_only_torch_and_numpy() -> None:
     before = "import sys, torch; before = set(sys.modules)"
     loaded = run(f"{before}; from upgd import *; print([m for m in {HEAVY} if m in set(sys.modules) - before])")
     assert loaded.strip() == "[]"
 
 
-def test_importing_loads_nothing_but_the_standard_library() -> None:
+def test_importing_loads_only_the_standard_library() -> None:
     loaded = run("import sys, upgd; print([m for m in ('torch', 'numpy', 'upgd.optim') if m in sys.modules])")
     assert loaded.strip() == "[]"
 
@@ -76,7 +76,7 @@ except SystemExit as end:
         (["best"], 1, "", "upgd: the command line needs a few more packages: pip install 'upgd[run]'\n"),
     ],
 )
-def test_the_command_with_torch_and_numpy_alone(arguments: list[str], code: int, out: str, err: str) -> None:
+def test_the_command_with_only_torch_and_numpy(arguments: list[str], code: int, out: str, err: str) -> None:
     blocked = f"import sys; sys.modules['cyclopts'] = None; sys.argv[1:] = {arguments}; import upgd.__main__"
     ended = subprocess.run([sys.executable, "-c", f"{blocked}; upgd.__main__.main()"], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (code, err)
@@ -92,7 +92,7 @@ PUBLIC = [*upgd.__all__, "open", "curvature", "monitor", "noise", "optim", "rule
 
 
 def test_a_public_name_is_there_when_it_is_asked_for() -> None:
-    """… although no other has been used before, in each of the ways to ask."""
+    """… as the first use of the package, with each form of import."""
     run(f"""
 import sys
 import tomllib
@@ -113,18 +113,18 @@ for name in {PUBLIC}:
 """)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'upgd' has no attribute 'SGD'"):
         upgd.SGD  # noqa: B018
     assert not hasattr(upgd, "__wrapped__")
 
 
 def test_type_checkers_and_readers_of_the_source_see_the_same_names() -> None:
-    """What stands under TYPE_CHECKING is what is looked up."""
+    """The names under TYPE_CHECKING equal those that are resolved."""
     tree = ast.parse(Path(upgd.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     imports = [(line.module, alias.name) for line in block.body for alias in line.names]
-    hidden = {"open", "methods", "rules"}  # from a star import, which must not replace what people call by these names
+    hidden = {"open", "methods", "rules"}  # a star import must not replace built-in names
     assert {name for _, name in imports} | {"__version__"} == {*upgd.__all__, *hidden}
     for module, name in imports:
         assert getattr(upgd, name) is getattr(importlib.import_module(module), name)
@@ -167,7 +167,7 @@ def test_examples_in_docstrings(module: str) -> None:
         run_examples(tests)
 
 
-#: Modules that keep what their examples register.
+#: Modules whose examples register something.
 REGISTRIES = ("data.registry", "methods.registry", "networks", "population.diagnostics")
 
 
@@ -177,8 +177,8 @@ def run_examples(tests: list[doctest.DocTest]) -> None:
         assert runner.run(test).failed == 0, test.name
 
 
-def test_benchmarks_are_what_measures_without_being_told_more() -> None:
-    """``make bench`` runs them all, one after the other: scripts that write pages or want arguments are none."""
+def test_benchmarks_run_without_arguments() -> None:
+    """``make bench`` runs all benchmarks, but not scripts that write pages or need arguments."""
     asked = subprocess.run(
         [sys.executable, "-m", "benchmarks", "nonsense"], cwd=Path(__file__).parents[1], capture_output=True, text=True
     )

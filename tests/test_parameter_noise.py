@@ -42,7 +42,7 @@ def test_normals_follow_the_definition(seed: int, step: int, number: int, start:
 
 
 def test_the_first_numbers_never_change() -> None:
-    """A checkpoint has a seed and a step and no noise, so it goes on with these."""
+    """A checkpoint contains the seed and the step, and training continues from these."""
     first = parameter_normals(7, 1, 0, 0, 5)
     torch.testing.assert_close(first, tensor(FIRST), rtol=0, atol=2e-6)
 

@@ -1,6 +1,6 @@
-"""Plug-ins: what other people register is known to every command, in every process; and their mistakes stay theirs.
+"""Plug-ins: third-party components are available to every command and process, and their errors are contained.
 
-``tests/plugin`` is a small package of somebody else. Here it is installed the way pip would do it.
+``tests/plugin`` is a small third-party package, installed here as by pip.
 """
 
 import csv
@@ -48,7 +48,7 @@ class Mine(upgd.methods.Method):
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
-    """As in a process that has loaded nothing, in an empty folder."""
+    """Simulate a process that has loaded nothing, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -68,7 +68,7 @@ def fresh(monkeypatch, tmp_path):
             del sys.modules[name]
 
 
-# ------------------------------------------------------------------------------------------------------- loading
+# -------------------------------------------------------------------------------------------------------------- loading
 
 
 def test_a_setting_that_shares_its_name_with_another_methods(tmp_path):
@@ -162,12 +162,12 @@ def test_a_broken_entry_point_breaks_no_worker(fresh, monkeypatch, caplog):
     assert plugins.modules() == ()  # what workers import
 
 
-def test_things_of_ours_under_another_name_belong_to_who_registered_them(fresh):
+def test_built_in_objects_registered_by_a_plugin_belong_to_it(fresh):
     plugins.remember("stream", "digits-again", partial(upgd.methods.Method))
     assert plugins.versions([("stream", "digits-again")]) == {__name__: ""}
 
 
-def test_what_is_defined_in_a_notebook_is_refused_in_other_processes(monkeypatch):
+def test_definitions_in_a_notebook_are_refused_in_other_processes(monkeypatch):
     monkeypatch.setitem(plugins._ORIGINS, ("method", "sgd"), "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", None, raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
@@ -178,7 +178,7 @@ def test_what_is_defined_in_a_notebook_is_refused_in_other_processes(monkeypatch
         next(in_processes(ex.execution.workers.Settings(), 2)([job], lambda *_: None))
 
 
-# ------------------------------------------------------------------------------------- a package, installed, in use
+# ----------------------------------------------------------------------------------------- a package, installed, in use
 
 SWEEP = [
     *("sweep", "jumping-blobs", "--methods", "anchor,sgd", "--lr", "0.05", "--strength", "0.1,0.01"),
@@ -300,7 +300,7 @@ def test_commands_do_without_a_plugin_that_is_broken(environment, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(environment, tmp_path, arguments, words):
+def test_invalid_plugins_are_refused_in_one_sentence(environment, tmp_path, arguments, words):
     (tmp_path / "my_broken.py").write_text("1 / 0")
     (tmp_path / "my_bent.py").write_text(GOOD.replace('"mine"', '"bent"').replace("g, h)", "g, h, curvature)"))
     complained = upgd_command(arguments, tmp_path, environment, code=1)
@@ -308,7 +308,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(environment, tmp_path, argume
     assert complained.count("\n") == 1
 
 
-def test_the_method_is_what_a_plain_loop_makes_it(fresh, monkeypatch):
+def test_the_method_equals_a_plain_loop(fresh, monkeypatch):
     monkeypatch.syspath_prepend(str(PACKAGE))
     import upgd_anchor.network
     import upgd_anchor.stream
@@ -334,11 +334,11 @@ def test_the_method_is_what_a_plain_loop_makes_it(fresh, monkeypatch):
             torch.testing.assert_close(found[name], p.detach(), rtol=0, atol=1e-10)
 
 
-# ----------------------------------------------------------------------------------------------------- other backends
+# ------------------------------------------------------------------------------------------------------- other backends
 
 
 class Counted(TorchBackend):
-    """A backend of one's own."""
+    """A custom backend."""
 
     steps = 0
 

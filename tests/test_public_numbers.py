@@ -1,4 +1,4 @@
-"""The page of published numbers, recomputed from the results that are shipped with it."""
+"""The page of published numbers, recomputed from the shipped results."""
 
 from benchmarks.public_numbers import CASES, DATA, RESULTS, table
 

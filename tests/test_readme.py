@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands."""
+"""The code in the README runs."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ def test_the_example_runs_and_learns(capsys: pytest.CaptureFixture[str]) -> None
     assert "5_000" in example
     exec(compile(example.replace("5_000", "1_000"), "README.md", "exec"), {})
     accuracy = float(capsys.readouterr().out.removeprefix("online accuracy: "))
-    assert accuracy > 0.3  # chance is 0.1, and so is what the second task begins with
+    assert accuracy > 0.3  # chance is 0.1, which is also the accuracy at the start of the second task
 
 
 def test_links_lead_somewhere() -> None:

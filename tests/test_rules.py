@@ -1,4 +1,4 @@
-"""The rule against numbers worked out by hand, and its behaviour with learner dimensions."""
+"""The rule against numbers derived by hand, and its behaviour with learner dimensions."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_global_scale_is_the_largest_of_all_parameters() -> None:
 
 
 @pytest.mark.parametrize("utilities", [[0.0, 0.0], [-1.0, -2.0], [0.0, -1.0], [1e-45, -1.0]])
-def test_while_nothing_is_useful_zero_gives_a_half_and_negative_gives_none(utilities: list[float]) -> None:
+def test_without_positive_utilities_zero_gives_a_half_and_negative_gives_zero(utilities: list[float]) -> None:
     u = tensor(utilities)
     gate = rules.gate(u, rules.global_scale([u]))
     expected = [0.5 if value >= 0 else 0.0 for value in utilities]
@@ -68,7 +68,7 @@ def test_an_undefined_utility_does_not_reach_other_parameters(accident: float) -
     assert rules.global_scale([tensor([accident, 1.0]), tensor([2.0, -1.0])]) == 2.0
 
 
-def test_local_scale_is_the_norm_over_what_enters_a_unit() -> None:
+def test_local_scale_is_the_norm_over_incoming_weights() -> None:
     close(rules.local_scale(tensor([[3.0, 4.0], [0.0, 5.0]], dtype=F64)), [[5.0], [5.0]])
     close(rules.local_scale(tensor([3.0, 4.0], dtype=F64)), [5.0])
     close(rules.local_scale(tensor(-3.0, dtype=F64)), 3.0)
@@ -86,7 +86,7 @@ def test_a_zero_norm_gives_a_gate_of_one_half() -> None:
 
 @given(st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=1, max_size=20), st.integers(0, 150))
 def test_no_utility_is_above_its_local_scale(values: list[float], halvings: int) -> None:
-    """... not even where squares are too small for a float."""
+    """... not even if squares underflow."""
     u = tensor([values], dtype=torch.float32) * 0.5**halvings
     assert (u.abs() <= rules.local_scale(u) * (1 + 1e-6)).all()
 
@@ -109,7 +109,7 @@ def test_update_by_hand() -> None:
     close(rules.update(w, g, lr=0.1), [2.0 - 0.05])
 
 
-def test_a_decay_too_small_to_change_a_weight_alone_is_not_lost() -> None:
+def test_a_tiny_decay_is_not_lost() -> None:
     """lr·wd = 1e-8 is less than half a unit in the last place of 1."""
     generator = torch.Generator().manual_seed(0)
     decaying, free = torch.ones(10_000), torch.ones(10_000)
@@ -122,7 +122,7 @@ def test_a_decay_too_small_to_change_a_weight_alone_is_not_lost() -> None:
 
 
 @given(st.integers(1, 4), st.sampled_from([(), (3,), (2, 3), (2, 3, 2, 2)]), st.booleans(), st.integers(0, 2**31))
-def test_a_learner_among_others_is_the_learner_alone(
+def test_learner_dimensions_do_not_affect_results(
     learners: int, shape: tuple[int, ...], local: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)

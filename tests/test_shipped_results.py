@@ -1,4 +1,4 @@
-"""Every number of the result pages, recomputed from the files beside them; and the pages, written again from these."""
+"""The result pages: all numbers recomputed from the shipped files, and the pages regenerated from them."""
 
 import csv
 import gzip
@@ -138,7 +138,7 @@ def test_what_is_bold_is_significant_and_what_is_level_is_within_the_grid(page, 
 
 
 def _promised(rows, chosen):
-    """How much a setting between those of the grid may be better: parabolas through the chosen one and its neighbours."""
+    """Estimate the improvement between settings of the grid, by parabolas through the chosen one and its neighbours."""
     own = next(iter(chosen.values()))
     best, height = json.loads(own["settings"]), 0.0
     search = [(json.loads(r["settings"]), float(r["accuracy"] or "nan")) for r in rows if _is_search(r, own)]
@@ -235,7 +235,7 @@ def _from_its_tables(notes, page, titles):
 
 @pytest.mark.parametrize("notes", [pytest.param(notes, id=notes.stem) for notes in NOTES])
 def test_the_numbers_of_the_notes_are_those_of_the_tables(notes):
-    """On pages that were written before results were shipped, too."""
+    """Also on pages that were written before results were shipped."""
     from upgd.experiments.paper.catalogue import STUDIES
 
     name = notes.name.removesuffix(".notes.md")

@@ -1,4 +1,4 @@
-"""The file of results: what is in it stays in it, and what goes wrong is said in one sentence."""
+"""The file of results: results are never lost, and errors are one sentence."""
 
 import hashlib
 import os
@@ -42,7 +42,7 @@ def same(a: Record, b: Record) -> bool:
     )
 
 
-def test_what_goes_in_comes_out(path):
+def test_records_round_trip(path):
     diverged = Record(
         key(method="pgd", settings={"lr": 1.0, "sigma": 0.1}, options={"task_length": 2}, steps=4),
         window=2,
@@ -149,7 +149,7 @@ def test_more_digests_than_sqlite_has_variables(path):
         assert [r.key.seed for r in store.records(digests=[*others, *mine])] == [1, 3]
 
 
-def test_only_what_is_asked_for_is_looked_at(path):
+def test_only_requested_rows_are_read(path):
     """SQLite counts its instructions: those for one learner of 1000 are few."""
     with Store.write(path) as store:
         store.add([record(problem=f"p{s % 10}", seed=s) for s in range(1000)])
@@ -205,7 +205,7 @@ def test_a_second_writer_is_refused_whichever_link_leads_to_the_store(path, tmp_
 
 
 def test_a_store_with_two_names_is_read_and_not_written(path, tmp_path):
-    """SQLite keeps a journal for each name: two writers would not see what the other does."""
+    """SQLite keeps a journal for each name, so two writers would not see each other's changes."""
     with Store.write(path) as store:
         store.add([record()])
     (tmp_path / "second.db").hardlink_to(path)
@@ -305,7 +305,7 @@ def test_a_file_that_is_no_store(path, open_):
         open_(path)
 
 
-def test_a_store_of_a_newer_version_is_refused_and_left_alone(path, monkeypatch):
+def test_a_store_of_a_newer_version_is_refused_and_unchanged(path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, "ALTER TABLE runs ADD COLUMN mood TEXT;"])
         Store.write(path).close()
@@ -316,7 +316,7 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(path, monkeypatch)
     assert path.read_bytes() == before
 
 
-def test_an_old_store_is_brought_forward_by_who_writes_to_it(path, monkeypatch):
+def test_an_old_store_is_migrated_when_written(path, monkeypatch):
     with Store.write(path) as store:
         store.add([record()])
     script = "ALTER TABLE runs ADD COLUMN mood TEXT;\nUPDATE runs SET mood = 'calm';"
@@ -369,7 +369,7 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_who_only_reads_an_old_store_does_not_change_it(path, tmp_path, upgd):
+def test_reading_does_not_change_an_old_store(path, tmp_path, upgd):
     before = written_by_the_first_version(path, record(seed=0), record(seed=1))
     with Store.read(path) as store:
         assert len(store) == 2
@@ -386,7 +386,7 @@ def test_who_only_reads_an_old_store_does_not_change_it(path, tmp_path, upgd):
         assert store.records(seeds=[2])[0].diagnostics == {"step": [1]}
 
 
-def test_a_file_in_which_nothing_is_yet_is_a_store_without_learners(path):
+def test_an_empty_file_is_a_store_without_learners(path):
     path.touch()
     with Store.read(path) as store:
         assert (len(store), store.records(), store.digests()) == (0, [], set())
@@ -404,7 +404,7 @@ def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
         assert store.add([record()]) == 1
 
 
-def test_what_is_not_there(tmp_path):
+def test_a_missing_store_is_an_error(tmp_path):
     with pytest.raises(StoreError, match=r"there is no store .*nothing.db; create it with `upgd run`"):
         Store.read(tmp_path / "nothing.db")
     with pytest.raises(StoreError, match=r"the folder .*nowhere of the store .* does not exist"):
@@ -429,7 +429,7 @@ READ_ONLY = """
 
 @pytest.mark.parametrize("schema", [1, len(schema.MIGRATIONS)])
 def test_a_folder_that_cannot_be_written_to(schema):
-    """Read from it, and a clear word to who wants to write. Root may do everything, so root becomes somebody else."""
+    """Reading works, and writing gives a clear error. Root may write anywhere, so the test changes its user."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if schema == 1:
@@ -449,7 +449,7 @@ def test_a_folder_that_cannot_be_written_to(schema):
 
 
 def test_records_can_be_looked_for_in_lists():
-    """Two arrays have no single answer to whether they are equal; a record is equal to itself, and its key says the rest."""
+    """Records contain arrays, so they are equal only to themselves; compare keys instead."""
     one, other = (
         Record(Key(problem="p", network="8", method="sgd", settings={}, seed=0, steps=2), 1, [1, 2]) for _ in range(2)
     )

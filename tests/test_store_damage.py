@@ -1,4 +1,4 @@
-"""A damaged store: reported, or read as if nothing had happened; never other results and never a traceback."""
+"""A damaged store is reported or has no effect; it never gives different results or a traceback."""
 
 import gc
 import os
@@ -23,7 +23,7 @@ PAGE = 4096
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """A store with what a store can have: overflowing rows, NULLs, several pages of everything. Its path and its bytes."""
+    """Return a store with overflowing rows, NULLs and several pages of everything: its path and its bytes."""
     path = tmp_path_factory.mktemp("sound") / "sound.db"
     same = {"finished": "2026-01-01T00:00:00+00:00", "package": "0.1.0", "torch": "2.6.0"}
     with Store.write(path) as store:
@@ -48,7 +48,7 @@ def damaged_by(bits, content):
 
 
 def everything(path):
-    """All that can be asked of a store, in a form that can be compared."""
+    """Return everything that a store contains, in a form that can be compared."""
     with Store.read(path) as store:
         filters = ({}, {"problem": "toy-changing-inputs"}, {"network": "100-50"}, {"methods": ["upgd"]}, {"seeds": [3]})
         found = [[comparable(one) for one in store.records(**wanted)] for wanted in filters]
@@ -61,7 +61,7 @@ def comparable(one):
 
 
 def reported(path):
-    """Whether reading or writing says that the store is damaged; if neither does, what it has must be as it was."""
+    """Return whether reading or writing reports damage; if neither does, the content must be unchanged."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -73,7 +73,7 @@ def reported(path):
 
 
 def candidates(content, count, seed):
-    """Bits to flip: anywhere, and again where they matter most, in the header and at the beginning of pages."""
+    """Bits to flip: anywhere, and in the header and at the start of pages, which matter most."""
     rng = random.Random(seed)
     pages = len(content) // PAGE
     anywhere = [rng.randrange(len(content) * 8) for _ in range(count // 2)]
@@ -97,7 +97,7 @@ def check_flips(sound, path, count, seed):
 
 
 def check_writing(path, told, expected, bit):
-    """Who writes to a store that is said to be damaged is refused; to any other nothing happens but what shall."""
+    """Writing to a store that is reported as damaged is refused; to any other store, it works."""
     before = path.read_bytes()
     try:
         with Store.write(path) as store:
@@ -133,7 +133,7 @@ def test_a_store_cut_off_anywhere_is_reported(sound, tmp_path):
 def test_a_store_that_cannot_be_opened_is_closed_at_once(sound, tmp_path):
     path = tmp_path / "r.db"
     path.write_bytes(damaged_by([35], sound.read_bytes()))
-    gc.disable()  # which would close it sooner or later
+    gc.disable()  # the garbage collector would close it later
     try:
         for way in (Store.read, Store.write, lambda path: repair(path, tmp_path / "new.db")):
             with pytest.raises(StoreError, match="not a database"):
@@ -145,7 +145,7 @@ def test_a_store_that_cannot_be_opened_is_closed_at_once(sound, tmp_path):
 
 
 def _is_open(name):
-    return os.path.lexists(f"/proc/self/fd/{name}")  # that of the listing itself is not
+    return os.path.lexists(f"/proc/self/fd/{name}")  # that of the listing itself does not matter
 
 
 def where(content, text):
@@ -198,7 +198,7 @@ def test_a_damaged_index_is_not_asked(sound, tmp_path):
     assert sorted(intact) == [False, True]
 
 
-def test_text_that_is_no_longer_unicode_damages_its_row_alone(sound, tmp_path):
+def test_invalid_unicode_damages_only_its_row(sound, tmp_path):
     content = sound.read_bytes()
     (tmp_path / "r.db").write_bytes(damaged_by([where(content, b"task_length") + 7], content))
     told, found = reported(tmp_path / "r.db")
@@ -227,7 +227,7 @@ def test_repair_reads_around_pages_that_cannot_be_read(sound, tmp_path):
     for page in set(range(1, len(content) // PAGE)) - {root - 1 for root in roots}:
         (tmp_path / "r.db").write_bytes(content[: page * PAGE] + b"\0" * PAGE + content[(page + 1) * PAGE :])
         saved, lost = repair(tmp_path / "r.db", tmp_path / f"{page}.db")
-        assert saved + len(lost) == whole, page  # the indexes know which are lost
+        assert saved + len(lost) == whole, page  # the indexes reveal the lost rows
         assert saved > whole / 2
     (tmp_path / "r.db").write_bytes(content[:-PAGE])
     assert repair(tmp_path / "r.db", tmp_path / "cut.db")[0] > whole / 2
@@ -314,7 +314,7 @@ def without_checksums(sound, path):
     old.close()
 
 
-def test_an_old_store_is_read_without_checksums_and_gets_them_from_who_writes_to_it(sound, tmp_path):
+def test_an_old_store_is_readable_and_gets_checksums_when_written(sound, tmp_path):
     path = tmp_path / "old.db"
     without_checksums(sound, path)
     before = path.read_bytes()
@@ -332,7 +332,7 @@ def sound_curve(sound):
         return store.records()[40].loss.tobytes()[:40]
 
 
-def test_what_can_be_told_of_a_damaged_row_without_checksum(sound, tmp_path):
+def test_damage_of_rows_without_checksum_is_detected_if_possible(sound, tmp_path):
     path = tmp_path / "old.db"
     for change in (
         "settings = replace(settings, '0', '9')",
@@ -351,7 +351,7 @@ def test_what_can_be_told_of_a_damaged_row_without_checksum(sound, tmp_path):
             everything(path)
 
 
-def test_a_file_that_its_writer_left_is_not_checked_again_until_somebody_touches_it(tmp_path, monkeypatch):
+def test_an_unchanged_file_is_not_checked_again(tmp_path, monkeypatch):
     path, check, times = tmp_path / "r.db", Store.check, []
 
     def counted(store):

@@ -41,7 +41,7 @@ def test_their_average_pooling_is_n_times_the_exact_curvature(example):
     torch.testing.assert_close(found[example["TheirAvgPool2d"]], 4 * each)
 
 
-def test_before_the_update_it_is_what_the_study_measures(example):
+def test_before_the_update_it_equals_the_study(example):
     study = utility_quality.run("weight", activations=["relu"], seeds=[3], steps=30)
     (wanted,) = study.means("relu", "global", "second order")
     before, after = example["correlations"](3, 30)

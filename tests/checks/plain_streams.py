@@ -1,4 +1,4 @@
-"""Every stream once more, one sample at a time, in plain Python: slow, and written from the description alone.
+"""Reference implementations of all streams in plain Python, one sample at a time, written from their descriptions.
 
 Integers are Python's, so that nothing overflows; a permutation is a list. Only the layout of the counters (see
 ``upgd.noise``) and the order of the steps are shared with the package.

@@ -1,4 +1,4 @@
-"""What every backend of the population owes, whatever it is made of."""
+"""Requirements of every backend of the population."""
 
 import io
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ def runnable(backend: str, network, learners=EVERY_KIND) -> list[Learner]:
 
 
 def outcome(population: Population, learner: int) -> dict[str, np.ndarray]:
-    """All that can be known of one learner: its curves and its parameters."""
+    """Return the results of one learner: its curves and its parameters."""
     result = population.result()
     known = {name: p.numpy() for name, p in population.parameters(learner).items()}
     return {**known, "loss": result.loss[:, learner], "accuracy": result.accuracy[:, learner]}
@@ -96,10 +96,10 @@ def backend(request) -> str:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_a_learner_is_the_same_alone_and_among_others_in_any_order(backend, problem):
+def test_results_are_independent_of_other_learners_and_order(backend, problem):
     network, stream = PROBLEMS[problem]
     learners = runnable(backend, network)
-    # Companions of the same kind make the groups large; what they are must not matter.
+    # Other learners of the same kind enlarge the groups; they must not affect the results.
     companions = [Learner(**{**vars(own), "seed": own.seed + 10 + i}) for i in range(2) for own in learners]
     crowd = Population(network, [*companions, *learners[::-1]], backend=backend)
     crowd.run(stream, 30)
@@ -123,7 +123,7 @@ def test_chunking_does_not_show(backend, pieces, longest_block):
 
 
 @pytest.mark.parametrize("how", ["torch", "numpy"])
-def test_goes_on_from_what_was_saved(backend, how):
+def test_a_saved_state_can_be_resumed(backend, how):
     learners = [*runnable(backend, MLP_OF_DIGITS), *runnable(backend, MLP_OF_DIGITS, [Learner(method="sgd", lr=1e30)])]
     first = Population(MLP_OF_DIGITS, learners, backend=backend)
     first.run(DIGITS, 37)
@@ -186,7 +186,7 @@ def test_a_diverged_learner_is_reported_and_its_neighbours_never_notice(backend,
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_equals_the_torch_backend(backend, problem):
-    """In float32, to the rounding of 300 steps (of 60, what only the torch backend runs); the torch backend in float64."""
+    """In float32, up to rounding, over 300 steps (60 for methods without a kernel); the torch backend in float64."""
     network, stream = PROBLEMS[problem]
     learners = runnable(backend, network)
     if backend == "torch":
@@ -215,7 +215,7 @@ def test_a_small_weight_decay_is_not_rounded_away(backend):
         *({"method": m, "wise": w, **utility} for m in ("upgd", "upgd-nonprotecting") for w in ("weight", "feature")),
         {"method": "upgd", "scaling": "local", **utility},
     ]
-    network = MLP((64, 33, 10), "tanh")  # whose weights all move at every step, so that no decay stands alone
+    network = MLP((64, 33, 10), "tanh")  # all weights change at every step, so that the decay is never the only update
     learners = [Learner(**own, weight_decay=decay) for own in settings for decay in (1e-4, 0.0)]
     population = Population(network, learners, backend=backend)
     truth = Population(network, learners, backend="torch", dtype=torch.float64)
@@ -232,7 +232,7 @@ def test_a_small_weight_decay_is_not_rounded_away(backend):
 
 
 def test_a_sequence_that_flattens_its_inputs_is_an_mlp(backend):
-    """… parameter by parameter, so its learners do what the MLP's do."""
+    """… by parameter, so its learners compute the same as those of the MLP."""
     sequence = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 10))
     runs = [Population(network, EVERY_KIND, backend=backend).run(DIGITS, 30) for network in (sequence, MLP_OF_DIGITS)]
     np.testing.assert_array_equal(runs[0].loss, runs[1].loss)
@@ -245,7 +245,7 @@ def test_without_hidden_layers_feature_wise_learners_descend_the_gradient(backen
     np.testing.assert_allclose(result.loss[:, :2], result.loss[:, 2:].repeat(2, 1), rtol=1e-5)
 
 
-def test_goes_on_where_another_backend_stopped(backend):
+def test_another_backend_can_resume(backend):
     learners = runnable(backend, MLP_OF_DIGITS)
     first = Population(MLP_OF_DIGITS, learners, backend="torch")
     first.run(DIGITS, 30)
@@ -262,7 +262,7 @@ def test_of_outputs_that_tie_the_first_is_the_prediction(backend):
     result = Population(network, [learner], parameters=parameters, backend=backend).run(DIGITS, 200)
     targets = DIGITS.chunk([0], 0, 200).targets[0]
     shares = [(targets == tied).double().mean().item() for tied in (2, 5, 8)]
-    assert len(set(shares)) == 3  # or another choice could look the same
+    assert len(set(shares)) == 3  # otherwise, another choice could give the same result
     assert result.mean_accuracy.item() == pytest.approx(shares[0])
 
 

@@ -1,5 +1,5 @@
-"""Chunks of streams that somebody else has written: what is wrong with one is said in a sentence, the same whichever backend
-would have read it; what is merely unusual is read all the same."""
+"""Chunks of third-party streams: an invalid chunk gives the same one-sentence error with every backend;
+unusual but valid chunks are accepted."""
 
 import functools
 import re
@@ -29,7 +29,7 @@ SEEDS, STEPS, IMAGES = 2, 20, 50
 
 @dataclass
 class Own:
-    """Somebody's stream. ``change`` is what they have done to the tensors that would have been right."""
+    """A third-party stream. ``change`` modifies its valid tensors."""
 
     kind: str
     change: Callable[[Tensors], Tensors] = dict
@@ -76,23 +76,23 @@ def population(backend: str) -> Population:
 
 @functools.cache
 def untouched(backend: str) -> Population:
-    """A population that is never given anything to learn from."""
+    """Return a population that is never trained."""
     return population(backend)
 
 
 def ends(kind: str) -> dict[str, int]:
-    """Where the ranges of a kind's integers end."""
+    """Return the ends of the ranges of a kind's integers."""
     found = {} if kind == "regression" else {"targets": 4}
     found |= {"index": IMAGES} if "images" in kind else {}
     return found | ({"permutation": 6, "task": 3} if kind == "permuted images" else {})
 
 
-# ------------------------------------------------------------------------------------------------------- what is wrong
+# ------------------------------------------------------------------------------------------------------- invalid chunks
 
 
 @st.composite
 def spoiled(draw) -> tuple[Own, str, str]:
-    """A stream, the field that is wrong with it, and what is: "type", "shape" or "range"."""
+    """Return a stream, its invalid field, and the kind of the error: "type", "shape" or "range"."""
     kind = draw(st.sampled_from(KINDS))
     field = draw(st.sampled_from(sorted(fields(kind))))
     flaws = {"type": wrong_types, "shape": wrong_shapes} | ({"range": wrong_values} if field in ends(kind) else {})
@@ -138,7 +138,7 @@ def wrong_values(kind: str, field: str) -> st.SearchStrategy:
 
 @settings(deadline=None, max_examples=300)
 @given(spoiled())
-def test_what_is_wrong_is_said_before_any_backend_reads_it(case):
+def test_invalid_chunks_are_reported_before_a_backend_reads_them(case):
     stream, field, flaw = case
     words = {"type": "be torch.", "shape": "have the shape (", "range": "be from 0 to "}[flaw]
     sentence = rf"^{field} of own must {re.escape(words)}.*, not .*[^.]$"
@@ -208,7 +208,7 @@ def test_sentences(stream, sentence):
         ),
     ],
 )
-def test_what_is_not_the_chunk_that_was_asked_for(method, sentence):
+def test_chunks_other_than_requested_are_refused(method, sentence):
     stream = Own("classes")
     stream.chunk = method
     for backend in BACKENDS:
@@ -216,7 +216,7 @@ def test_what_is_not_the_chunk_that_was_asked_for(method, sentence):
             untouched(backend).run(stream, STEPS)
 
 
-def test_a_loss_that_nobody_knows():
+def test_an_unknown_loss_is_refused():
     class Hinge(Own):
         loss = "hinge"
 
@@ -227,7 +227,7 @@ def test_a_loss_that_nobody_knows():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_population_survives_a_bad_chunk(backend):
-    """The steps before have been taken; it may be saved, or go on with a stream that has been put right."""
+    """Earlier steps have been taken; the population can be saved, or continue with a corrected stream."""
 
     def bad_later(tensors: Tensors) -> Tensors:
         return tensors if len(tensors["task"]) == 64 else {**tensors, "targets": tensors["targets"] + 4}
@@ -242,12 +242,12 @@ def test_a_population_survives_a_bad_chunk(backend):
     assert_same_bits(crowd, alone)
 
 
-# ------------------------------------------------------------------------------------------------ what is merely unusual
+# --------------------------------------------------------------------------------------------- unusual but valid chunks
 
 
 @st.composite
 def unusual(draw) -> Own:
-    """Narrower types, gaps between the numbers, numbers that are told many times, a history for autograd."""
+    """Narrower types, strided and expanded tensors, tensors that require a gradient."""
     kind = draw(st.sampled_from(KINDS))
     ways = {}
     for field, right in fields(kind).items():
@@ -277,7 +277,7 @@ def assert_same_bits(one: Population, other: Population) -> None:
 
 @functools.cache
 def usual(backend: str, kind: str) -> Population:
-    """Without any check: what a stream gives goes to the backend as it is."""
+    """Without validation: the stream's chunk is passed to the backend unchanged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("upgd.population.blocks.checked_chunk", lambda stream, *asked: stream.chunk(*asked))
         crowd = population(backend)
@@ -287,7 +287,7 @@ def usual(backend: str, kind: str) -> Population:
 
 @settings(deadline=None, max_examples=30)
 @given(unusual())
-def test_what_is_unusual_gives_the_same_bits(stream):
+def test_unusual_chunks_give_bitwise_equal_results(stream):
     for backend in BACKENDS:
         crowd = population(backend)
         crowd.run(stream, STEPS)
@@ -295,7 +295,7 @@ def test_what_is_unusual_gives_the_same_bits(stream):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_diagnostics_read_what_is_unusual(backend):
+def test_diagnostics_accept_unusual_chunks(backend):
     stream = Own("classes", lambda t: {**t, "targets": t["targets"].int(), "dense": t["dense"].half()})
     found, right = (
         population(backend).run(s, STEPS, diagnostics=Diagnostics(every=5)).diagnostics
@@ -307,8 +307,8 @@ def test_diagnostics_read_what_is_unusual(backend):
 
 
 @pytest.mark.parametrize("name", ["input-permuted-digits", "output-permuted-digits", "toy-changing-inputs"])
-def test_what_is_right_is_not_copied(name):
-    """Above all not the data set: a GPU would bring it over again, and make its graphs anew."""
+def test_valid_tensors_are_not_copied(name):
+    """In particular not the data set: a GPU would copy it again and rebuild its graphs."""
     stream = make(name)
     given = []
 
@@ -324,7 +324,7 @@ def test_what_is_right_is_not_copied(name):
 
 
 def test_targets_may_come_from_a_network():
-    """A teacher; its gradients are not wanted."""
+    """A teacher network, which needs no gradients."""
     teacher = nn.Sequential(nn.Flatten(-2), nn.Linear(6, 4))
     stream = Own("regression", lambda t: {**t, "targets": teacher(t["dense"])})
     for backend in BACKENDS:

@@ -1,4 +1,4 @@
-"""What every registered method owes, in every variant, whatever its rule is."""
+"""Requirements of every registered method, in every variant."""
 
 import copy
 import functools
@@ -22,10 +22,10 @@ from upgd.streams import make
 
 STREAM = make("output-permuted-digits", task_length=15)
 NETWORK = MLP((64, 7, 6, 10), "leaky_relu")
-#: What the compiled loops do not know: two outputs for each unit, and weights that enter no unit.
+#: Not supported by the compiled loops: two outputs per unit, and weights that do not belong to a unit.
 OTHER_NETWORK = MLP((64, 7, 6, 10), "crelu", layer_norm=True)
 STEPS = 25
-#: Values for the settings that would otherwise have next to no effect within so few steps.
+#: Values for settings that would otherwise have almost no effect within so few steps.
 VALUES = {"lr": 0.02, "sigma": 0.05, "weight_decay": 0.1, "beta_utility": 0.8, "betas": (0.5, 0.9)}
 
 
@@ -51,14 +51,14 @@ def learner_of(settings: dict[str, Any], **others: Any) -> Learner:
     return Learner(**{**needed, **{name: value for name, value in VALUES.items() if name in own}, **settings, **others})
 
 
-#: Every one has a seed of its own, so that none can be taken for another.
+#: Each has its own seed, so that they cannot be confused.
 LEARNERS = {name: learner_of(settings, seed=seed) for seed, (name, settings) in enumerate(variants().items())}
 every_variant = pytest.mark.parametrize("name", LEARNERS)
 
 
 @functools.cache
 def crowd(dtype: torch.dtype, steps: int = STEPS) -> Population:
-    """All of them together."""
+    """Return the result of all learners in one population."""
     population = Population(NETWORK, list(LEARNERS.values()), backend="torch", dtype=dtype)
     population.run(STREAM, steps, window=1)
     return population
@@ -74,7 +74,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], **tolerance: f
         torch.testing.assert_close(value, other[name], **(tolerance or {"rtol": 0, "atol": 0}), equal_nan=True)
 
 
-# ----------------------------------------------------------------------------------------------------------- a plain loop
+# --------------------------------------------------------------------------------------------------------- a plain loop
 
 
 class EvenFeatureSearch:
@@ -128,7 +128,7 @@ def optimizer_of(model: nn.Module, criterion: nn.Module, learner: Learner) -> An
 def plain(
     patch: pytest.MonkeyPatch, learner: Learner, network: nn.Module = NETWORK
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and final parameters of a learner that is nothing but a loop, in float64."""
+    """Return losses and final parameters of a learner in a plain loop, in float64."""
     model = reset(copy.deepcopy(network).double(), learner.seed)
     criterion = nn.CrossEntropyLoss()
     optimizer = optimizer_of(model, criterion, learner)
@@ -137,7 +137,7 @@ def plain(
     normals = learner_normals(learner.seed, torch.arange(1, STEPS + 1), sum(sizes), dtype=torch.float64)
 
     def draw(_: object, param: Tensor) -> Tensor:
-        """The learner's noise for a parameter at this step, in whatever order an optimizer asks for it."""
+        """Return the learner's noise for a parameter at this step, independent of the order of calls."""
         pieces = zip(model.parameters(), normals[step - 1].split(sizes), strict=True)
         return next(piece for own, piece in pieces if own is param).view_as(param)
 
@@ -145,7 +145,7 @@ def plain(
     weights = [param for param in model.parameters() if param.ndim > 1]
 
     def fresh(_: object, weight: Tensor) -> Tensor:
-        """What the population's counters give the incoming weights of units that are reset."""
+        """Return the population's random numbers for the incoming weights of reset units."""
         layer = next(number for number, own in enumerate(weights) if own is weight)
         keys = upgd.noise.words(torch.tensor([learner.seed]), Purpose.RESET, step, 4 * (layer + 1))[:, -4:]
         index = torch.arange(weight.numel(), dtype=torch.int32)
@@ -202,11 +202,11 @@ def test_equals_a_plain_loop_with_layer_norm_and_crelu(name, monkeypatch):
     assert_same(alone.parameters(0), other_crowd(torch.float32).parameters(at))
 
 
-# ----------------------------------------------------------------------------------------------- what backends promise
+# ----------------------------------------------------------------------------------------------- guarantees of backends
 
 
 @every_variant
-def test_alone_it_is_the_same_as_among_others(name):
+def test_results_are_independent_of_other_learners(name):
     alone = Population(NETWORK, [LEARNERS[name]], backend="torch")
     alone.run(STREAM, 10, window=1)
     assert_same(alone.parameters(0), crowd(torch.float32, 10).parameters(place(name)))
@@ -221,7 +221,7 @@ def test_chunking_does_not_show():
         assert_same(parts.parameters(i), crowd(torch.float32).parameters(i))
 
 
-def test_goes_on_from_what_was_saved():
+def test_a_saved_state_can_be_resumed():
     learners = list(LEARNERS.values())
     first = Population(NETWORK, learners, backend="torch")
     first.run(STREAM, 17, window=1)
@@ -233,7 +233,7 @@ def test_goes_on_from_what_was_saved():
 
 
 def test_a_diverged_learner_freezes_and_its_neighbours_do_not_notice():
-    """Every second learner begins with weights that are infinite in the output layer, whatever its method does with them."""
+    """Every second learner starts with infinite weights in the output layer."""
     learners = [learner for learner in LEARNERS.values() for _ in range(2)]
     initial = upgd.networks.initial_parameters(NETWORK, [learner.seed for learner in learners])
     initial["layers.4.weight"][1::2] = float("inf")
@@ -247,7 +247,7 @@ def test_a_diverged_learner_freezes_and_its_neighbours_do_not_notice():
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(learner.method for learner in LEARNERS.values()))
-def test_what_every_method_says_of_itself(name):
+def test_every_method_describes_itself(name):
     method = METHODS[name]
     assert method.label
     assert method.__doc__

@@ -1,4 +1,4 @@
-"""What every registered stream owes, whatever it is about.
+"""Requirements of every registered stream.
 
 Streams over data sets that must be fetched run over small stand-ins of the same shapes; the digits are always there.
 """
@@ -38,7 +38,7 @@ OVER_IMAGES = [name for name in NAMES if name.startswith(FAMILIES)]
 DRIFTING = [
     f"{family}-{data} drift {drift}" for family in FAMILIES[1:3] for data, drift in (("digits", 11), ("cifar10", 29))
 ]
-#: Where the slow bits stand takes all flips before.
+#: The state of the slow bits depends on all earlier flips.
 FAR = {"bit-flipping": 10**5}
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -54,7 +54,7 @@ def stand_in(name: str, size: int) -> Dataset:
 
 @functools.cache
 def features() -> tempfile.TemporaryDirectory:
-    """61 feature vectors of 7 classes in a folder that goes with the process."""
+    """Write 61 feature vectors of 7 classes to a folder that is removed at exit."""
     folder, drawn = tempfile.TemporaryDirectory(), np.random.default_rng(0)
     np.save(Path(folder.name, "features.npy"), drawn.normal(size=(61, 5)).astype(np.float32))
     np.save(Path(folder.name, "labels.npy"), np.arange(61) % 7)
@@ -84,14 +84,14 @@ def as_stored(stream: Stream, chunk: Chunk, steps: slice) -> tuple[Tensor, Tenso
 
 
 def mapping(kinds: Tensor, targets: Tensor, size: int) -> Tensor:
-    """The target of every kind of sample, after seeing that there is only one; −1 for those that do not occur."""
+    """Return the target of every kind of sample, after checking that it is unique; −1 for those that do not occur."""
     rule = torch.full((size,), -1).scatter(0, kinds, targets)
     assert torch.equal(rule[kinds], targets)
     return rule
 
 
 def rule_of_task(stream: Stream, chunk: Chunk, task: int) -> Tensor:
-    """What makes the first seed's samples of a task, after seeing that it does so at every step of it."""
+    """Return the transformation of a task for the first seed, after checking that it is constant within the task."""
     steps = slice(task * TASK_LENGTH, (task + 1) * TASK_LENGTH)
     inputs, targets = chunk.inputs()[0, steps].flatten(1), chunk.targets[0, steps]
     if isinstance(stream, BitFlipping):
@@ -121,7 +121,7 @@ def rule_of_task(stream: Stream, chunk: Chunk, task: int) -> Tensor:
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_chunks_are_pure(name: str, data: st.DataObject) -> None:
-    """Whatever pieces one asks for, in whatever order, for whichever seeds: the same samples."""
+    """The samples do not depend on the requested pieces, their order, or the seeds."""
     stream, untouched = make(name), make(name)
     seeds = data.draw(st.lists(SEEDS, min_size=1, max_size=3))
     start = data.draw(st.one_of(st.integers(0, 200), st.integers(0, FAR.get(name, 10**9))))
@@ -166,7 +166,7 @@ def test_shapes_types_and_devices_are_as_promised(name: str) -> None:
 def test_samples_are_those_of_the_plain_reference(name: str) -> None:
     stream = make(name)
     family = next((f for f in FAMILIES if name.startswith(f)), None)
-    # Far out, where step numbers need more than 32 bits.
+    # Large steps, which need more than 32 bits.
     first = TASK_LENGTH * (2**33 if name not in FAR else 1_000) - 3
     for seed in (0, 3, 2**40 + 1):
         for start, length in ((0, 3), (TASK_LENGTH - 2, 4), (3 * TASK_LENGTH - 1, 2), (first, 6)):
@@ -210,9 +210,9 @@ def test_seeds_are_independent(name: str) -> None:
         for j in range(i):
             if chunk.index is not None:
                 agreements = (chunk.index[i] == chunk.index[j]).sum()
-                assert agreements < 10  # one in (size of the data set) is what chance gives
+                assert agreements < 10  # chance is one in the size of the data set
             else:
-                moving = slice(getattr(stream, "flipping", 0), None)  # the slow bits hardly do
+                moving = slice(getattr(stream, "flipping", 0), None)  # the slow bits hardly change
                 x, y = (chunk.dense[k, :, moving].flatten().double() for k in (i, j))
                 correlation = torch.corrcoef(torch.stack((x, y)))[0, 1]
                 assert abs(correlation) < 4 / len(x) ** 0.5
@@ -264,7 +264,7 @@ def test_input_permutations_are_bijections(name: str) -> None:
     inputs = int(np.prod(stream.input_shape))
     assert chunk.permutation.shape == (2, 3, inputs)
     assert torch.equal(chunk.permutation.sort(-1).values, torch.arange(inputs).expand(2, 3, -1))
-    assert (chunk.permutation[:, 0] != torch.arange(inputs)).any()  # the first task is permuted, too
+    assert (chunk.permutation[:, 0] != torch.arange(inputs)).any()  # the first task is also permuted
 
 
 @pytest.mark.parametrize("name", [name for name in OVER_IMAGES if name.startswith("output-permuted")])
@@ -277,7 +277,7 @@ def test_label_permutations_are_bijections(name: str) -> None:
         assert (
             pairs.shape[1] == len(pairs[0].unique()) == len(pairs[1].unique()) == len(set(stream.data.labels.tolist()))
         )
-        assert (pairs[0] != pairs[1]).any()  # the first task is permuted, too
+        assert (pairs[0] != pairs[1]).any()  # the first task is also permuted
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""HesScale once more, slowly and from its definition: per sample, per layer, with automatic derivatives in float64."""
+"""A reference implementation of HesScale from its definition: per sample, per layer, with autograd in float64."""
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ def _with_row(rows: Tensor, n: int, row: Tensor) -> Tensor:
 
 
 def _sweep(module: nn.Module, prefix: str, x: Tensor, h: Tensor, g: Tensor, total: dict[str, Tensor]):
-    """Through one module and one sample: from the output's curvature and gradient to the input's."""
+    """Propagate curvature and gradient of the output through one module to its input, for one sample."""
     if isinstance(module, nn.Sequential):
         inputs = [x]
         for child in module:
@@ -46,7 +46,7 @@ def _sweep(module: nn.Module, prefix: str, x: Tensor, h: Tensor, g: Tensor, tota
     for name, param in module.named_parameters():
         jacobian = jacrev(lambda p, name=name: functional_call(module, {name: p}, (x,)))(param.detach())
         total[prefix + name] += (h.reshape(outputs, 1) * jacobian.reshape(outputs, -1).square()).sum(0).view_as(param)
-    if not x.is_floating_point():  # indices of an embedding, behind which there is nothing
+    if not x.is_floating_point():  # indices of an embedding have no gradient
         return h, g
     jacobian = jacrev(module)(x).reshape(outputs, x.numel()).detach()
     second = hessian(module)(x).reshape(outputs, x.numel(), x.numel()).diagonal(dim1=1, dim2=2).detach()

@@ -1,4 +1,4 @@
-"""HesScale and the feature-wise optimizers on a GPU: the CPU's numbers, nothing read back, mixed precision."""
+"""HesScale and the feature-wise optimizers on a GPU: agreement with the CPU, no synchronization, mixed precision."""
 
 import copy
 
@@ -35,12 +35,12 @@ def diagonals(model: nn.Module, curvature: upgd.HesScale) -> dict[str, Tensor]:
     return {name: curvature.diagonal(p).cpu() for name, p in model.named_parameters()}
 
 
-def test_the_gpu_gives_the_cpus_diagonals() -> None:
+def test_the_gpu_equals_the_cpu() -> None:
     results = []
     for device in ("cpu", "cuda"):
         model, criterion = network().double().to(device), nn.CrossEntropyLoss(label_smoothing=0.1)
         with upgd.HesScale(model, criterion, features=["1", "9"]) as curvature:
-            for seed in (1, 2):  # adds up
+            for seed in (1, 2):  # accumulates
                 x, y = batch(seed)
                 criterion(model(x.double().to(device)), y.to(device)).backward()
         results.append(diagonals(model, curvature) | {n: curvature.feature_diagonal(model[int(n)]).cpu() for n in "19"})

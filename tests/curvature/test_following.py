@@ -1,4 +1,4 @@
-"""How HesScale follows a network: what it puts together, and what it refuses instead of giving a wrong number."""
+"""How HesScale follows a network, and which networks it refuses instead of returning wrong numbers."""
 
 import copy
 import gc
@@ -34,7 +34,7 @@ def diagonals(model: nn.Module, curvature: HesScale) -> dict[str, torch.Tensor]:
 
 
 def alone(model: nn.Module, x, y, criterion: nn.Module | None = None, factor: float = 1.0) -> dict[str, torch.Tensor]:
-    """The diagonals of one batch, from a copy of the model that has seen nothing else."""
+    """Return the diagonals of one batch, from a fresh copy of the model."""
     model = copy.deepcopy(model)
     model.zero_grad()
     criterion = nn.CrossEntropyLoss() if criterion is None else criterion
@@ -52,7 +52,7 @@ def plus(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, to
 
 
 class Functional(nn.Module):
-    """A network written by hand; ``between`` is what happens between its two layers."""
+    """A hand-written network; ``between`` is applied between its two layers."""
 
     def __init__(self, between) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Functional(nn.Module):
         return self.second(self.between(self.act(self.first(x))))
 
 
-# ------------------------------------------------------------------------------------------------- batches and passes
+# --------------------------------------------------------------------------------------------------- batches and passes
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -105,7 +105,7 @@ def test_accumulates_as_gradients_do_until_zero_grad(set_to_none):
             optimizer.step()
 
 
-def test_a_diagonal_that_was_read_stays_as_it_was():
+def test_a_returned_diagonal_is_not_modified():
     model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
     with HesScale(model, criterion) as curvature:
         for zero in (True, False, True):
@@ -136,7 +136,7 @@ def test_evaluation_in_between_changes_nothing():
         with torch.inference_mode():
             criterion(model(3 * x), y)
         value = criterion(output, y)
-        model(5 * x)  # a forward whose backward never comes
+        model(5 * x)  # a forward pass without a backward pass
         value.backward()
         with torch.no_grad():
             model(3 * x)
@@ -177,7 +177,7 @@ def test_gradients_and_outputs_are_those_of_the_plain_model():
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_nothing_is_left_of_the_graph():
+def test_the_graph_is_freed():
     model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
     seen = []
     model[1].register_forward_hook(lambda module, args, output: seen.append(weakref.ref(output)))
@@ -187,7 +187,7 @@ def test_nothing_is_left_of_the_graph():
             for _ in range(3):
                 value = criterion(model(x), y)
                 value.backward()
-                assert seen[-1]() is None  # even before the loss goes: nobody holds activations after backward
+                assert seen[-1]() is None  # even before the loss is deleted: nothing holds activations after backward
             value = criterion(model(x), y)
             assert seen[-1]() is not None
             del value
@@ -196,7 +196,7 @@ def test_nothing_is_left_of_the_graph():
         gc.enable()
 
 
-# ------------------------------------------------------------------------------------------------------ ways to be used
+# ----------------------------------------------------------------------------------------------------------------- uses
 
 
 def test_remove_and_context_manager():
@@ -208,7 +208,7 @@ def test_remove_and_context_manager():
     model.zero_grad()
     F.mse_loss(F.relu(model(x)), torch.ones(6, 2, dtype=torch.float64)).backward()
     same(diagonals(model, curvature), before)
-    curvature.remove()  # again: harmless
+    curvature.remove()  # again, which is harmless
 
 
 def test_two_of_them_do_not_meet():
@@ -370,7 +370,7 @@ def test_another_loss_while_paused():
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("order", ["followed first", "followed last"])
-def test_a_backward_pass_that_is_not_followed_adds_nothing(set_to_none, order):
+def test_an_unfollowed_backward_pass_adds_nothing(set_to_none, order):
     model, criterion = network(), nn.CrossEntropyLoss()
     with HesScale(model, criterion, features=["1"]) as curvature:
         for step in range(3):
@@ -388,7 +388,7 @@ def test_a_backward_pass_that_is_not_followed_adds_nothing(set_to_none, order):
         torch.testing.assert_close(features, curvature.feature_diagonal(fresh[1]), rtol=1e-11, atol=1e-15)
 
 
-def test_a_gradient_that_begins_without_hesscale_has_no_old_diagonal():
+def test_a_gradient_that_starts_without_hesscale_has_no_stale_diagonal():
     model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
     curvature = HesScale(model, criterion, features=["1"])
     optimizer = upgd.UPGD(model.parameters(), sigma=0.0, curvature=curvature)
@@ -399,7 +399,9 @@ def test_a_gradient_that_begins_without_hesscale_has_no_old_diagonal():
         optimizer.zero_grad()
         with curvature.paused():
             other = model(x).square().sum()
-        torch.autograd.grad(other, list(model.parameters()), retain_graph=True)  # leaves no gradient: changes nothing
+        torch.autograd.grad(
+            other, list(model.parameters()), retain_graph=True
+        )  # leaves no gradient, so it has no effect
         curvature.diagonal(model[0].weight)
         other.backward()
         with pytest.raises(
@@ -414,8 +416,8 @@ def test_a_gradient_that_begins_without_hesscale_has_no_old_diagonal():
     same(diagonals(model, curvature), alone(model, x, y))
 
 
-def test_a_gradient_of_zeros_that_goes_on_without_hesscale_has_a_diagonal_of_zeros():
-    """Zeros are on the device: to say so, HesScale would have to wait for it."""
+def test_a_zero_gradient_without_hesscale_has_a_zero_diagonal():
+    """Detecting zeros on the device would require a synchronization."""
     model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
     with HesScale(model, criterion, features=["1"]) as curvature:
         criterion(model(x), y).backward()
@@ -459,7 +461,7 @@ def test_a_scaler_is_divided_out():
     same(diagonals(model, curvature), alone(model, x, y))
 
 
-def test_mixed_precision_comes_close():
+def test_mixed_precision_is_approximately_equal():
     torch.manual_seed(0)
     model, criterion = (
         nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 2)),
@@ -495,7 +497,7 @@ def test_a_cast_between_modules_is_followed(cast):
 
 
 def test_outputs_that_are_cast_before_the_loss_are_followed():
-    """As Accelerate does it: 16 bits inside of the model, and outputs that are converted to 32."""
+    """As in Accelerate: 16 bits inside the model, and outputs that are converted to 32."""
     torch.manual_seed(0)
     model, criterion = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2)), nn.CrossEntropyLoss()
     x, y = torch.randn(32, 3), torch.randint(2, (32,))
@@ -537,10 +539,10 @@ def test_features_are_gates():
         torch.testing.assert_close(curvature.feature_diagonal(plain[6]), gates["9.weight"])
         assert curvature.feature_diagonal(plain[0]).shape == (3,)
         once = curvature.feature_diagonal(plain[4])
-        criterion(plain(x), y).backward()  # adds up
+        criterion(plain(x), y).backward()  # accumulates
         torch.testing.assert_close(curvature.feature_diagonal(plain[4]), 2 * once)
         plain.zero_grad()
-        criterion(plain(x), y).backward()  # begins anew
+        criterion(plain(x), y).backward()  # restarts
         torch.testing.assert_close(curvature.feature_diagonal(plain[4]), once)
         with pytest.raises(RuntimeError, match="did not watch the features of '3'"):
             curvature.feature_diagonal(plain[3])
@@ -581,7 +583,7 @@ def test_features_of_sequences_are_in_the_last_dimension():
     ids=["pooled in two dimensions", "pooled in one", "flattened and back", "positions flattened"],
 )
 def test_channels_that_were_flattened_are_still_channels(body, shape):
-    """All sizes are four, so that the wrong dimension would go unnoticed but for the numbers."""
+    """All sizes are four, so that only the numbers reveal a wrong dimension."""
     torch.manual_seed(0)
     x, y, criterion = torch.randn(shape, dtype=torch.float64), torch.tensor([0, 1, 1, 0]), nn.CrossEntropyLoss()
     width = nn.Sequential(*body).double()(x)[0].numel()
@@ -711,7 +713,7 @@ def test_modules_without_a_rule_are_named_when_attaching():
             return 2 * super().forward(x)
 
     class Renamed(nn.Linear):
-        """Another name is no other forward."""
+        """A subclass with the same forward is supported."""
 
     criterion = nn.CrossEntropyLoss()
     for bad, name in ((Odd(), "Odd"), (Doubled(3, 3), "Doubled"), (nn.GRU(3, 3), "GRU")):
@@ -720,7 +722,7 @@ def test_modules_without_a_rule_are_named_when_attaching():
     HesScale(nn.Sequential(Renamed(3, 3), nn.Sequential()), criterion)
 
 
-def test_what_cannot_be_right_is_refused_when_attaching():
+def test_unsupported_models_are_refused_when_attaching():
     ce = nn.CrossEntropyLoss()
     with pytest.raises(TypeError, match="criterion must be one of the modules BCEWithLogitsLoss"):
         HesScale(network(), F.cross_entropy)
@@ -747,7 +749,7 @@ def test_what_cannot_be_right_is_refused_when_attaching():
         HesScale(nn.Sequential(nn.Sequential(nn.Linear(3, 3))), ce, features=["0"])
 
 
-def test_what_cannot_be_right_is_refused_when_called():
+def test_unsupported_calls_are_refused():
     criterion, (x, _) = nn.CrossEntropyLoss(), data()
     normalized = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
     with HesScale(normalized, criterion), pytest.raises(RuntimeError, match=r"BatchNorm.*\.eval\(\)"):
@@ -759,7 +761,7 @@ def test_what_cannot_be_right_is_refused_when_called():
         Residual(nn.Linear(3, 4))(torch.ones(2, 3))
 
 
-def test_reading_what_is_not_there():
+def test_missing_diagonals_are_errors():
     model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
     unused = nn.ModuleDict({"used": model, "unused": nn.Linear(3, 3)})
     with HesScale(unused, criterion, features=["used.1"]) as curvature:
@@ -776,7 +778,7 @@ def test_reading_what_is_not_there():
             curvature.feature_diagonal(nn.Linear(1, 1))
 
 
-# -------------------------------------------------------------------------------------------------------- one's own rules
+# --------------------------------------------------------------------------------------------------------- custom rules
 
 
 def test_adding_an_activation_a_layer_and_a_loss():
@@ -821,7 +823,7 @@ def test_adding_an_activation_a_layer_and_a_loss():
         torch.testing.assert_close(ours[name], exact.detach(), rtol=1e-10, atol=1e-12)
 
 
-def test_a_module_that_uses_its_input_twice_is_told_how_not_to():
+def test_a_module_that_uses_its_input_twice_gets_a_remedy():
     class Swish(nn.Module):
         def forward(self, x):
             return x * torch.sigmoid(x)

@@ -1,4 +1,4 @@
-"""Whoever hooks a model, the hooks go with it, and the model goes when it is dropped: at once, without garbage collection."""
+"""Hooks are removed with their owner, and a model is freed when it is dropped, at once and without garbage collection."""
 
 import copy
 import gc
@@ -16,7 +16,7 @@ import upgd
 
 CRITERION = nn.MSELoss()
 
-#: Whoever hooks a model, and perhaps the criterion.
+#: Owners of hooks on a model and possibly the criterion.
 OWNERS: dict[str, Callable[[nn.Module], Any]] = {
     "HesScale": lambda model: upgd.HesScale(model, CRITERION),
     "Monitor": upgd.Monitor,
@@ -65,7 +65,7 @@ def hooks(model: nn.Module) -> int:
 
 @pytest.fixture(autouse=True)
 def without_garbage_collection() -> Iterator[None]:
-    torch.optim.SGD(nn.Linear(1, 1).parameters())  # the first optimizer of all is left in a cycle, by torch
+    torch.optim.SGD(nn.Linear(1, 1).parameters())  # torch leaves the very first optimizer in a reference cycle
     gc.collect()
     gc.disable()
     yield
@@ -87,7 +87,7 @@ def test_hooks_go_with_their_owner(hook: Callable[[nn.Module], Any]) -> None:
 
 @every_owner
 def test_a_model_that_is_dropped_with_its_owner_is_freed(hook: Callable[[nn.Module], Any]) -> None:
-    """… though the criterion, which HesScale hooks, too, lives on."""
+    """… although the criterion, which HesScale also hooks, stays alive."""
     model = network()
     owner = hook(model)
     train(model)
@@ -115,7 +115,7 @@ def test_an_owner_that_is_dropped_between_forward_and_backward_is_not_missed(hoo
 def test_hooks_of_a_copied_model_leave_when_they_are_called(
     hook: Callable[[nn.Module], Any], copied: Callable[[nn.Module], nn.Module]
 ) -> None:
-    """Else a model that is copied again and again, and hooked again and again, would collect them."""
+    """Otherwise a model that is repeatedly copied and hooked would accumulate them."""
     model = network()
     owner = hook(model)
     train(model)

@@ -126,7 +126,7 @@ EMBEDDINGS = {
 
 
 def prepared(layers: list[nn.Module], seed: int = 0) -> nn.Sequential:
-    """A float64 network in eval mode whose parameters and statistics are all of different values."""
+    """Return a float64 network in eval mode with distinct parameters and statistics."""
     model = nn.Sequential(*layers).double().eval()
     generator = torch.Generator().manual_seed(seed)
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -201,7 +201,7 @@ def test_embeddings_with_other_gradients_are_refused(option):
 
 @pytest.mark.parametrize("criterion", [nn.MSELoss(), nn.MSELoss(reduction="sum")])
 def test_one_unit_behind_a_group_norm_is_exact(criterion):
-    """What the output unit sees is linear in its own input alone, so that nothing is left out."""
+    """The output is linear in each input separately, so no term is missing."""
     model = prepared([nn.GroupNorm(2, 4), nn.Linear(4, 1)])
     x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     target = torch.randn(3, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -341,7 +341,7 @@ def test_one_hidden_layer_with_one_output_is_exact(activation):
     agree(followed(model, nn.MSELoss(), x, target), exact_diagonals(model, nn.MSELoss(), x, target))
 
 
-# ------------------------------------------------------------------------------------------- by hand, in plain numbers
+# -------------------------------------------------------------------------------------------------------------- by hand
 
 SMOOTH = {
     "tanh": (
@@ -361,7 +361,7 @@ SMOOTH = {
 
 
 def by_hand(weights, biases, activation, samples, labels, mean):
-    """The recursion of the paper, unit by unit, in Python's own numbers."""
+    """The recursion of the paper, unit by unit, in plain Python."""
     _, act, first, second = SMOOTH[activation]
     weight_diagonal = [[[0.0] * len(row) for row in w] for w in weights]
     bias_diagonal = [[0.0] * len(b) for b in biases]

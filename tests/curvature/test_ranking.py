@@ -1,4 +1,4 @@
-"""Is HesScale worth its price? It must rank parameters by curvature better than other estimates that are as cheap."""
+"""HesScale must rank parameters by curvature better than other estimates of the same cost."""
 
 import pytest
 import torch

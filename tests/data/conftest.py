@@ -1,4 +1,4 @@
-"""Data sets of a few images that stand in for the official ones, and a web server that plays their mirrors."""
+"""Tiny substitutes for the official data sets, and a web server that serves them as mirrors."""
 
 import gzip
 from dataclasses import replace
@@ -23,7 +23,7 @@ def real_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path, monkeypatch) -> Path:
-    """Every test has a cache of its own, and never sees the user's."""
+    """Give every test its own cache, separate from the user's."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("UPGD_DATA", str(folder))
     return folder

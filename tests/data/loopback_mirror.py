@@ -1,4 +1,4 @@
-"""A web server on this machine that plays the mirrors."""
+"""A local web server that simulates mirrors."""
 
 import base64
 import contextlib
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Mirror:
-    """A web server with one folder for each way in which servers behave: ``/<behaviour>/<file>``."""
+    """A web server with one folder per kind of behaviour: ``/<behaviour>/<file>``."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -68,20 +68,20 @@ class Mirror:
         self.do_ok(handler, bytes(len(content)))
 
     def do_half(self, handler, content: bytes) -> None:
-        """Breaks off after half of what is asked for."""
+        """Disconnects after half of the requested bytes."""
         start = self._start(handler)
         self._head(handler, content, start)
         handler.wfile.write(content[start : start + (len(content) - start + 1) // 2])
 
     def do_half_then_gone(self, handler, content: bytes) -> None:
-        """Breaks off in the middle and never comes back."""
+        """Disconnects in the middle and does not recover."""
         if self._start(handler):
             handler.send_error(404)
         else:
             self.do_half(handler, content)
 
     def do_deaf(self, handler, content: bytes) -> None:
-        """Does not know range requests."""
+        """Does not support range requests."""
         self._head(handler, content)
         handler.wfile.write(content)
 
@@ -93,19 +93,19 @@ class Mirror:
             time.sleep(0.002)
 
     def do_stalled(self, handler, content: bytes) -> None:
-        """Sends a little and then nothing, with the connection open."""
+        """Sends a few bytes and then nothing, with the connection open."""
         start = self._start(handler)
         self._head(handler, content, start)
         handler.wfile.write(content[start : start + 40_000])
         self.release.wait(30)
 
     def do_drip(self, handler, content: bytes) -> None:
-        """Sends a byte now and then, so that no read of a socket ever times out."""
+        """Sends a byte from time to time, so that no read of a socket times out."""
         self._head(handler, content, self._start(handler))
         self._drip(handler, content[self._start(handler) :])
 
     def do_drip_headers(self, handler, content: bytes) -> None:
-        """The same, before it comes to the content."""
+        """The same, in the headers."""
         self._drip(handler, b"HTTP/1.0 200 OK\r\nServer: " + b"x" * 60_000)
 
     def _drip(self, handler, content: bytes) -> None:
@@ -117,7 +117,7 @@ class Mirror:
                     return
 
     def do_secret(self, handler, content: bytes) -> None:
-        """Has the file for those who know the password alone."""
+        """Serves the file only with the password."""
         expected = "Basic " + base64.b64encode(b"me:secret").decode()
         if handler.headers.get("Authorization") == expected:
             self.do_ok(handler, content)
@@ -125,7 +125,7 @@ class Mirror:
             handler.send_error(401)
 
     def do_portal(self, handler, content: bytes) -> None:
-        """Answers everything with a friendly page."""
+        """Answers every request with an HTML page."""
         self._head(handler, b"<html>Please log in</html>")
         handler.wfile.write(b"<html>Please log in</html>")
 
@@ -139,6 +139,6 @@ class Mirror:
             pass
 
     def do_encoded(self, handler, content: bytes) -> None:
-        """Says that a .gz file is a web page packed with gzip, as some servers do."""
+        """Serves a .gz file with ``Content-Encoding: gzip``, as some servers do."""
         self._head(handler, content, Content_Encoding="gzip")
         handler.wfile.write(content)

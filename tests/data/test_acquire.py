@@ -1,4 +1,4 @@
-"""From downloads and folders to data sets in the cache."""
+"""Adding data sets to the cache from downloads and folders."""
 
 import gzip
 import hashlib
@@ -113,7 +113,7 @@ def fetch_in_process(folder, url, results):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="starts processes by forking")
-def test_two_processes_that_want_the_same_set_download_it_once(mirror, served, cache_folder):
+def test_two_processes_download_a_set_once(mirror, served, cache_folder):
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     processes = [
@@ -129,7 +129,7 @@ def test_two_processes_that_want_the_same_set_download_it_once(mirror, served, c
     assert len(mirror.requests) == 1
 
 
-def test_files_are_taken_whatever_they_are_called(tiny_mnist, tmp_path):
+def test_files_are_recognized_regardless_of_names(tiny_mnist, tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()
     for number, (name, content) in enumerate(tiny_mnist.files.items()):
@@ -154,7 +154,7 @@ def test_cifar10_is_taken_in_every_form(tiny_cifar10, tmp_path, form):
         (folder / "release").write_bytes(zip_bytes(tiny_cifar10.files))
     else:
         pack = {"bin": bytes, "bin.xz": lzma.compress, "bin.gz": gzip.compress}[form]
-        # The checksums tell which batch is which: neither name nor order does.
+        # Batches are identified by checksum, not by name or order.
         for number, content in enumerate(reversed(tiny_cifar10.files.values())):
             (folder / f"part{number}").write_bytes(pack(content))
     fetch_from(folder, ["cifar10"])
@@ -185,7 +185,7 @@ def test_an_archive_can_be_named_itself(tiny_emnist, tmp_path):
     assert_loads("emnist", tiny_emnist.arrays)
 
 
-def test_what_is_there_and_intact_is_not_looked_for(tiny_mnist, tmp_path):
+def test_intact_sets_are_not_searched(tiny_mnist, tmp_path):
     fetch_from(tiny_mnist.write(tmp_path / "files"), ["mnist"])
     [entry] = fetch_from(tmp_path / "nowhere", ["mnist"])
     assert entry == cache.entry("mnist")
@@ -203,7 +203,7 @@ def test_what_is_there_and_intact_is_not_looked_for(tiny_mnist, tmp_path):
         ),
     ],
 )
-def test_a_file_that_is_not_right_is_named_and_nothing_is_stored(tiny_mnist, tmp_path, cache_folder, change, says):
+def test_an_invalid_file_is_named_and_nothing_is_stored(tiny_mnist, tmp_path, cache_folder, change, says):
     folder = tiny_mnist.write(tmp_path / "files")
     path = folder / "train-labels.gz"
     path.write_bytes(change(path.read_bytes()))
@@ -263,7 +263,7 @@ def write_idx(folder, **arrays):
     return folder
 
 
-def test_another_set_of_47_classes_is_taken_under_a_name_that_says_so(tmp_path):
+def test_another_set_of_47_classes_gets_its_own_name(tmp_path):
     folder = write_idx(tmp_path / "f", a=LABELS[:47].copy(), b=IMAGES, c=IMAGES[:47].copy(), d=LABELS)
     (folder / "mapping.txt").write_text("0 48\n")
     entry = adopt(folder, "emnist-subset", transposed=True)
@@ -290,7 +290,7 @@ def test_one_pair_is_enough_and_a_name_stays_with_its_data(tmp_path):
     assert len(load("mine")) == 3
 
 
-def test_damaged_data_of_ones_own_are_replaced_as_the_message_says(tmp_path):
+def test_damaged_custom_data_are_replaced_as_the_message_explains(tmp_path):
     source = write_idx(tmp_path / "f", images=IMAGES, labels=LABELS)
     adopt(source, "mine")
     (cache.folder() / "mine" / "train-images.npy").unlink()

@@ -1,4 +1,4 @@
-"""The cache: whole or not at all, shared, quick to open."""
+"""The cache: complete or absent, shared, fast to open."""
 
 import json
 import multiprocessing
@@ -27,7 +27,7 @@ def stored(name="mine", arrays=ARRAYS):
         return cache.store(described, arrays)
 
 
-def test_what_is_stored_is_loaded_as_mapped_memory():
+def test_stored_arrays_are_memory_mapped():
     stored()
     train, test = load("mine"), load("mine", "test")
     np.testing.assert_array_equal(train.images, ARRAYS["train-images"])
@@ -39,7 +39,7 @@ def test_what_is_stored_is_loaded_as_mapped_memory():
     assert not train.images.flags.writeable
 
 
-def test_the_manifest_is_what_was_said():
+def test_the_manifest_round_trips():
     written = stored()
     assert cache.entry("mine") == written
     assert written.counts == {"train": 5, "test": 2}
@@ -48,8 +48,8 @@ def test_the_manifest_is_what_was_said():
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-images.npy"])
-def test_files_of_somebody_else_are_never_replaced_by_a_data_set(cache_folder, name):
-    """A folder of raw files may well be called UPGD_DATA, with a folder mnist in it."""
+def test_foreign_files_are_never_replaced_by_a_data_set(cache_folder, name):
+    """UPGD_DATA may be a folder of raw files that contains a folder mnist."""
     raw = cache_folder / "mine" / name
     raw.parent.mkdir(parents=True)
     raw.write_bytes(b"the only copy")
@@ -58,10 +58,10 @@ def test_files_of_somebody_else_are_never_replaced_by_a_data_set(cache_folder, n
     assert raw.read_bytes() == b"the only copy"
     raw.rename(cache_folder / "raw")
     stored()
-    stored()  # what we have put there ourselves gives way
+    stored()  # our own data set is replaced
 
 
-def test_the_folder_is_the_users_cache_folder_unless_upgd_data_says_otherwise(monkeypatch, cache_folder):
+def test_the_folder_is_the_users_cache_folder_or_upgd_data(monkeypatch, cache_folder):
     import pooch
 
     assert cache.folder() == cache_folder
@@ -79,7 +79,7 @@ def test_names_that_could_leave_the_folder_are_refused(name):
         load(name)
 
 
-def test_what_is_not_there_says_how_to_get_it():
+def test_missing_data_sets_name_the_command():
     with pytest.raises(DataError, match="download it with `upgd data fetch mnist`"):
         load("mnist")
     stored()
@@ -120,7 +120,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_data_set_says_so_and_what_to_do(damage, cache_folder):
+def test_a_damaged_data_set_names_the_remedy(damage, cache_folder):
     stored()
     damage(cache_folder / "mine")
     remedy = "`upgd data fetch --from FOLDER --as mine` replaces it"
@@ -138,12 +138,12 @@ def test_a_changed_bit_is_found(cache_folder):
     assert not cache.is_intact(written)
 
 
-def test_a_new_one_takes_the_place_of_the_old():
+def test_a_new_data_set_replaces_the_old_one():
     stored()
     before = load("mine").images
     stored(arrays=ARRAYS | {"train-images": np.full((5, 4, 6), 9, np.uint8)})
     assert (load("mine").images == 9).all()
-    np.testing.assert_array_equal(before, ARRAYS["train-images"])  # who has the old one open keeps it
+    np.testing.assert_array_equal(before, ARRAYS["train-images"])  # open files of the old data set remain valid
 
 
 @pytest.mark.parametrize("broken", ["np.save", "os.fsync", "json.dump"])
@@ -157,7 +157,7 @@ def test_nothing_is_left_when_writing_fails(broken, monkeypatch, cache_folder):
     assert os.listdir(cache_folder) == [".mine.lock"]
 
 
-def test_what_a_killed_process_left_is_swept_up_and_nothing_else(cache_folder):
+def test_leftovers_of_killed_processes_are_removed(cache_folder):
     stored("mine")
     stored("mine-too")
     (cache_folder / ".mine-abcdefgh").mkdir()
@@ -173,7 +173,7 @@ def test_what_a_killed_process_left_is_swept_up_and_nothing_else(cache_folder):
         ]
 
 
-def test_without_filelock_a_sentence_says_what_to_install(cache_folder, monkeypatch):
+def test_without_filelock_the_error_names_the_package(cache_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "filelock", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs filelock.*pip install 'upgd\[run\]'"), cache.locked("mine"):
         pass
@@ -187,7 +187,7 @@ def hold(folder, ready, seconds):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="starts processes by forking")
-def test_one_process_waits_for_the_other_and_a_killed_one_blocks_nobody(cache_folder, caplog):
+def test_processes_wait_for_the_lock_and_killed_ones_release_it(cache_folder, caplog):
     context = multiprocessing.get_context("fork")
     for seconds, kill in ((0.3, False), (60, True)):
         ready = context.Event()

@@ -1,4 +1,4 @@
-"""Arrays that users pass become data sets or one sentence."""
+"""Arrays from users become data sets, or raise a one-sentence error."""
 
 import re
 

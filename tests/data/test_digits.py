@@ -1,4 +1,4 @@
-"""The embedded digits are those that UCI published and scikit-learn carries."""
+"""The embedded digits equal those of UCI and scikit-learn."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def test_source_and_licence_lie_next_to_the_file():
     assert "Alpaydin" in notice
 
 
-def test_they_need_nothing_but_numpy():
+def test_they_need_only_numpy():
     forbidden = ["pooch", "sklearn", "scipy", "rich", "cyclopts", "requests", "numba"]
     script = f"import sys, upgd.data; upgd.data.load('digits'); print([m for m in {forbidden} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

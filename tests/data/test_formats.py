@@ -1,4 +1,4 @@
-"""The readers against files made by hand, and against everything that can be wrong with a file."""
+"""The readers, with hand-made files and with all kinds of malformed files."""
 
 import gzip
 import lzma
@@ -23,7 +23,7 @@ IMAGES = np.arange(60, dtype=np.uint8).reshape(5, 4, 3)
     "pack", [bytes, gzip.compress, lzma.compress, lambda b: gzip.compress(b[:19], mtime=0) + gzip.compress(b[19:])]
 )
 @pytest.mark.parametrize("array", [IMAGES, IMAGES[:, 0, 0].copy()])
-def test_idx_is_read_plain_or_packed_whatever_it_is_called(tmp_path, pack, array):
+def test_idx_is_read_plain_or_packed_regardless_of_its_name(tmp_path, pack, array):
     path = tmp_path / "some.file"
     path.write_bytes(pack(idx_bytes(array)))
     np.testing.assert_array_equal(read_idx(path), array)
@@ -131,8 +131,8 @@ def test_a_bad_cifar10_batch_gets_one_sentence(content, says):
 
 
 @pytest.mark.parametrize("in_a_folder", [False, True])
-def test_what_is_left_of_a_damaged_cifar10_archive_is_no_cifar10(tmp_path, in_a_folder):
-    """Cut off between two batches, in something that is no batch: what comes before it could be read."""
+def test_a_damaged_cifar10_archive_is_refused(tmp_path, in_a_folder):
+    """Truncated between two batches: the files before that could be read."""
     random = np.random.default_rng(0)
     batch = cifar_bytes(random.integers(0, 256, (4, 3, 32, 32), np.uint8), np.zeros(4, np.uint8))
     long = random.integers(0, 256, 100_000, np.uint8).tobytes()
@@ -157,7 +157,7 @@ def test_a_folder_without_cifar10_gets_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lambda content: lzma.compress(content, preset=0)])
-def test_a_bomb_is_stopped_at_what_its_header_promises(pack):
+def test_a_bomb_is_stopped_at_the_declared_size(pack):
     bomb = pack(PLAIN + bytes(60_000_000))
     tracemalloc.start()
     with pytest.raises(DataError, match="contains more than the expected 76 bytes"):
@@ -195,7 +195,7 @@ def test_a_file_above_the_limit_is_not_even_opened(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lambda content: lzma.compress(content, preset=0)])
-def test_what_unpacks_to_far_more_than_it_is_is_a_bomb(monkeypatch, pack):
+def test_a_high_compression_ratio_is_refused(monkeypatch, pack):
     monkeypatch.setattr(packing, "_FREE", 1 << 20)
     with pytest.raises(DataError, match="batch unpacks to more than 100 times its size, unlike any image data"):
         parse_cifar10(pack(bytes(3073 * 1_000)), "batch")

@@ -1,4 +1,4 @@
-"""Damaged and hostile files, by the thousand: the answer is an array or one DataError, soon and in little memory.
+"""Fuzzing with damaged and malicious files: the result is an array or a DataError, fast and in little memory.
 
 A few hundred inputs each time; a hundred thousand with ``-m slow``.
 """
@@ -24,7 +24,7 @@ CIFAR = cifar_bytes(np.ones((2, 3, 32, 32), np.uint8), np.array([3, 9], np.uint8
 MEMBERS = {"x/data_batch_1.bin": CIFAR, "x/test_batch.bin": lzma.compress(CIFAR), "x/labels.gz": gzip.compress(IDX)}
 TAR, ZIP = tar_bytes(MEMBERS), zip_bytes(MEMBERS)
 
-#: Good files, and how what is in them gets packed after it was damaged: damage without, within, or both.
+#: Valid files, and how their content is packed after it was damaged: damage outside, inside, or both.
 FILES = [
     b"",
     IDX,
@@ -48,12 +48,12 @@ PACKINGS = [
 
 
 def damaged(content: bytes, recipe: bytes) -> bytes:
-    """Change the content as a recipe of five-byte steps says: what to do, where (two bytes), how much, and with what."""
+    """Modify the content by a recipe of five-byte steps: operation, position (two bytes), length and value."""
     changed = bytearray(content)
     for kind, high, low, amount, value in zip(*[iter(recipe)] * 5, strict=False):
         at = (high << 8 | low) * len(changed) >> 16
         if kind % 8 < 2:
-            at = low % 64  # headers are where it hurts
+            at = low % 64  # headers matter most
         length = 1 + amount % 16
         match kind // 8 % 6:
             case 0:
@@ -81,7 +81,7 @@ HOSTILE = st.builds(
 
 
 def read_everything(path, content: bytes) -> None:
-    """All ways in which a file gets read; whatever is not a DataError fails the test."""
+    """Read the file in all ways; any exception other than DataError fails the test."""
     path.write_bytes(content)
     for read in (
         lambda: parse_idx(content, "file"),

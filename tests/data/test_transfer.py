@@ -24,7 +24,7 @@ def from_mirrors(mirror, wanted, *behaviours):
     return replace(wanted, mirrors=tuple(mirror.url(b) + "file.gz" for b in behaviours))
 
 
-def test_a_file_comes_whole_and_nothing_else_is_left(mirror, wanted, tmp_path):
+def test_a_download_leaves_only_the_file(mirror, wanted, tmp_path):
     seen = []
     url = download(from_mirrors(mirror, wanted, "ok"), tmp_path, lambda *told: seen.append(told))
     assert url == mirror.url("ok") + "file.gz"
@@ -34,7 +34,7 @@ def test_a_file_comes_whole_and_nothing_else_is_left(mirror, wanted, tmp_path):
     assert [here for _, here, _ in seen] == sorted(here for _, here, _ in seen)
 
 
-def test_a_file_that_is_there_is_not_asked_for_again(mirror, wanted, tmp_path):
+def test_an_existing_file_is_not_downloaded_again(mirror, wanted, tmp_path):
     for _ in range(2):
         download(from_mirrors(mirror, wanted, "ok"), tmp_path)
     assert len(mirror.requests) == 1
@@ -88,7 +88,7 @@ def test_a_download_broken_off_for_good_continues_the_next_time(mirror, wanted, 
     assert os.listdir(tmp_path) == ["file.gz"]
 
 
-def test_one_mirror_continues_what_another_began(mirror, wanted, tmp_path):
+def test_one_mirror_resumes_the_download_of_another(mirror, wanted, tmp_path):
     assert "/ok/" in download(from_mirrors(mirror, wanted, "half-then-gone", "ok"), tmp_path)
     assert mirror.requests[-1] == ("ok", "bytes=150000-")
     assert (tmp_path / "file.gz").read_bytes() == CONTENT
@@ -108,13 +108,13 @@ def test_rubbish_from_an_earlier_attempt_does_no_harm(mirror, wanted, tmp_path, 
     assert os.listdir(tmp_path) == ["file.gz"]
 
 
-def test_what_was_complete_when_the_process_died_is_not_asked_for_again(mirror, wanted, tmp_path):
+def test_a_complete_partial_file_is_not_downloaded_again(mirror, wanted, tmp_path):
     (tmp_path / "file.gz.part").write_bytes(CONTENT)
     download(from_mirrors(mirror, wanted, "ok"), tmp_path)
     assert mirror.requests == []
 
 
-def test_a_slow_mirror_is_waited_for_as_long_as_something_comes(mirror, wanted, tmp_path, monkeypatch):
+def test_a_slow_mirror_is_used_while_it_sends_data(mirror, wanted, tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "TIMEOUT", 5.0)
     download(from_mirrors(mirror, wanted, "slow"), tmp_path)
     assert (tmp_path / "file.gz").read_bytes() == CONTENT
@@ -162,7 +162,7 @@ def test_no_server_at_all(mirror, wanted, tmp_path):
         download(from_mirrors(mirror, wanted, "ok"), tmp_path)
 
 
-def test_bytes_are_kept_as_they_are_stored_whatever_the_server_says_about_them(mirror, tmp_path):
+def test_content_encoding_of_the_server_is_ignored(mirror, tmp_path):
     packed = gzip.compress(CONTENT)
     mirror.files["file.gz"] = packed
     wanted = Download("file.gz", len(packed), sha256(packed), (mirror.url("encoded") + "file.gz",))
@@ -170,7 +170,7 @@ def test_bytes_are_kept_as_they_are_stored_whatever_the_server_says_about_them(m
     assert (tmp_path / "file.gz").read_bytes() == packed
 
 
-def test_ones_own_mirror_comes_first(mirror, wanted, tmp_path):
+def test_a_custom_mirror_is_tried_first(mirror, wanted, tmp_path):
     url = download(from_mirrors(mirror, wanted, "missing"), tmp_path, mirror=mirror.url("ok").rstrip("/"))
     assert url == mirror.url("ok") + "file.gz"
     with pytest.raises(DataError, match="mirror must be a URL that starts with http"):

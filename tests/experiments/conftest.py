@@ -1,1 +1,1 @@
-"""Is here so that pytest puts this folder, and with it ``made_records``, on the path of the folders below."""
+"""Makes pytest add this folder, with ``made_records``, to the path of its subfolders."""

@@ -48,7 +48,7 @@ def seeds(count: int, *arguments: Any, **options: Any) -> Iterable[Record]:
 
 
 def results(experiment: Experiment, **of: Callable[[Learner], Any]) -> Results:
-    """What an experiment might have given: ``of`` says how each argument of :func:`record` depends on the learner."""
+    """Return synthetic results of an experiment; ``of`` maps each argument of :func:`record` to a function of the learner."""
     where = {"problem": experiment.problem, "options": experiment.options, "network": experiment.network}
     return Results(
         [

@@ -1,4 +1,4 @@
-"""The page of the demonstration: words that follow the numbers, and colours that follow the reader's theme."""
+"""The page of the demonstration: text that matches the numbers, and colours that follow the reader's theme."""
 
 import re
 from dataclasses import replace
@@ -20,7 +20,7 @@ def learners(method: str, curve: list[float], *, regression: bool = False) -> li
     return [replace(record, **value) for record in made]
 
 
-def test_words_name_who_is_ahead_and_where_both_go():
+def test_the_summary_names_the_best_method_and_its_trend():
     results = Results([*learners("upgd", [0.6, 0.8, 0.9, 0.9]), *learners("sgd", [0.5, 0.5, 0.5, 0.4])])
     assert _words(results) == (
         "UPGD has the highest accuracy over all steps, 80%; SGD follows with 48%. From the first quarter of the stream to "
@@ -61,7 +61,7 @@ def test_drawings_share_no_names_of_their_parts(tmp_path):
     assert not one & other
 
 
-def test_the_page_is_for_both_themes_and_asks_for_nothing(tmp_path):
+def test_the_page_supports_both_themes_and_is_self_contained(tmp_path):
     results = Results([*learners("upgd", [0.5] * 4), *learners("sgd", [0.4] * 4)])
     page = _page(Show({"One & only": results}, tmp_path))
     assert '<meta name="color-scheme" content="light dark">' in page

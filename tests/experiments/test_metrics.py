@@ -1,4 +1,4 @@
-"""Metrics other than online accuracy: worked out by hand from curves and looks, and shown wherever results are."""
+"""Metrics other than online accuracy: derived by hand from curves and diagnostics, and shown in all outputs."""
 
 import math
 from typing import get_args
@@ -22,7 +22,7 @@ LOOKS = {
     "dormant_share/layers.3": [0.5, 0.25, 1.0],
     "effective_rank/layers.1": [8.0, 6.0, 4.0],
     "effective_rank/layers.3": [4.0, 2.0, 2.0],
-    "effective_rank/layers.0.weight": [50.0, 50.0, 50.0],  # of a matrix: something else
+    "effective_rank/layers.0.weight": [50.0, 50.0, 50.0],  # of a matrix, a different diagnostic
     "weight_l2": [2.0, 3.0, 4.0],
     "weight_l2/layers.0.weight": [1.0, 1.0, 1.0],
 }
@@ -35,7 +35,7 @@ def looked(**options):
 @pytest.mark.parametrize(
     ("metric", "values", "number"),
     [
-        # The looks stand for 10, 10 and 20 steps.
+        # The snapshots cover 10, 10 and 20 steps.
         ("plasticity", [0.5, 0.3, 0.1], (10 * 0.5 + 10 * 0.3 + 20 * 0.1) / 40),
         ("loss-of-plasticity", [0.0, 0.2, 0.4], 0.4),
         ("dormant-units", [0.25, 0.25, 0.75], 0.5),
@@ -68,17 +68,17 @@ def test_in_regression_forgetting_is_a_loss_that_rises() -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_learner_that_diverged_has_none(metric: Metric) -> None:
+def test_a_diverged_learner_has_no_metric(metric: Metric) -> None:
     assert series(looked(diverged_at=35), metric) is None
     assert math.isnan(area(looked(diverged_at=35), metric))
 
 
-def test_a_look_at_a_learner_that_was_not_finite_counts_for_nothing() -> None:
+def test_snapshots_of_non_finite_learners_are_ignored() -> None:
     looks = {**LOOKS, "weight_l2": [2.0, 3.0, None]}
     assert series(record(diagnostics=looks), "weight-norm") is None
 
 
-def test_settings_are_chosen_by_the_online_metric_whatever_is_shown() -> None:
+def test_settings_are_always_chosen_by_the_online_metric() -> None:
     """The worse setting has the smaller weights."""
     small = {**LOOKS, "weight_l2": [1.0, 1.0, 1.0]}
     records = [*seeds(2, settings={"lr": 0.1}, level=0.8, diagnostics=LOOKS)]
@@ -95,7 +95,7 @@ def test_settings_are_chosen_by_the_online_metric_whatever_is_shown() -> None:
     assert results.table(metric="loss").lines[0]["mean"] == pytest.approx(area(records[0], "loss") - 0.005)
 
 
-def test_titles_say_what_is_shown() -> None:
+def test_titles_name_the_metric() -> None:
     results = Results([looked()])
     assert "40 steps: weight-norm\n" in results.table(metric="weight-norm").text()
     assert "40 steps: online accuracy\n" in results.table().text()
@@ -137,12 +137,12 @@ def test_frames_have_the_metrics_that_were_recorded() -> None:
         ("speed", record(), "metric must be one of accuracy, loss, .*, not 'speed'"),
     ],
 )
-def test_what_was_not_recorded_is_said(metric, made, message: str) -> None:
+def test_missing_metrics_are_reported(metric, made, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Results([made]).table(metric=metric)
 
 
-def test_a_table_says_so_where_one_method_lacks_a_metric() -> None:
+def test_a_table_notes_methods_without_the_metric() -> None:
     table = Results([looked(), record("upgd")]).table(metric="plasticity")
     assert [line["mean"] is None for line in table.lines] == [False, True]
     assert "–: there is no plasticity; record diagnostics: run the learners with --look-every 2" in table.text()

@@ -1,4 +1,4 @@
-"""Learning by hand: autograd, one learner, float64. What the methods are compared with."""
+"""Reference loops for methods: autograd, one learner, float64."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ STEPS = 60
 
 @dataclass
 class Numbers:
-    """A stream with nothing to learn: normal inputs, random classes or targets, the same for all seeds."""
+    """A stream of noise: normal inputs, random classes or targets, the same for all seeds."""
 
     input_shape: tuple[int, ...]
     outputs: int
@@ -37,7 +37,7 @@ class Numbers:
         return Chunk(start=start, targets=targets.expand(len(seeds), *targets.shape).contiguous(), dense=dense)
 
 
-#: The small networks, and what each of them learns.
+#: The small networks and their problems.
 PROBLEMS = {
     "classes": (MLP((6, 7, 5, 3)), Numbers((6,), 3)),
     "numbers": (MLP((6, 7, 5, 2), "tanh"), Numbers((6,), 2, loss="mse")),
@@ -56,7 +56,7 @@ Step = Callable[[nn.Module, int], None]
 def learned_by_hand(
     problem: str, seed: int, step: Step, steps: int = STEPS, begin: Callable[[nn.Module], None] = lambda model: None
 ) -> dict[str, Tensor]:
-    """The parameters after so many calls of ``step(model, t)``, t from 1, each after a backward pass."""
+    """Return the parameters after calls of ``step(model, t)``, t from 1, each after a backward pass."""
     network, stream = PROBLEMS[problem]
     model = reset(copy.deepcopy(network).double(), seed)
     begin(model)
@@ -72,7 +72,7 @@ def learned_by_hand(
 
 
 def population_of(problem: str, method: str, settings: list[dict], steps: int = STEPS) -> Population:
-    """Learners with seeds 0, 1, … and these settings, side by side, after so many steps."""
+    """Run learners with seeds 0, 1, … and these settings in one population."""
     network, stream = PROBLEMS[problem]
     learners = [Learner(method=method, seed=seed, **own) for seed, own in enumerate(settings)]
     population = Population(network, learners, backend="torch", dtype=torch.float64)
@@ -89,7 +89,7 @@ def assert_learned(population: Population, learner: int, wanted: dict[str, Tenso
 
 
 def fresh(seed: int, step: int, layer: int, shape: torch.Size) -> Tensor:
-    """The numbers that a reset at this step gives the incoming weights of a hidden layer, the first being 0."""
+    """Return the random numbers of a reset at this step for the incoming weights of a hidden layer, counted from 0."""
     keys = words(torch.tensor([seed]), Purpose.RESET, step, 4 * (layer + 1))[:, -4:].to(torch.int32)
     uniform = uniforms_at(keys, torch.arange(shape.numel(), dtype=torch.int32)).double()
     return (2 * uniform - 1).mul(shape[1:].numel() ** -0.5).view(shape)

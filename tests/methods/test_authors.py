@@ -1,4 +1,4 @@
-"""UPGD as the authors' public code computes it, held to a loop written from that rule."""
+"""UPGD as in the authors' public code, compared with a loop written from that rule."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_the_authors_profile_is_the_authors_rule(method: str, scaling: str, prob
         assert_learned(population, seed, learned_by_hand(problem, seed, ByHand(own, method == "upgd")))
 
 
-def test_the_profiles_differ_in_what_the_maximum_is() -> None:
+def test_the_profiles_differ_in_the_maximum() -> None:
     settings = {"lr": 0.05, "beta_utility": 0.99, "sigma": 0.0}
     paper, authors = (
         population_of("classes", "upgd", [settings | {"profile": profile}]).parameters(0)
@@ -50,7 +50,7 @@ def test_the_profiles_differ_in_what_the_maximum_is() -> None:
 
 
 def test_the_papers_profile_leaves_no_trace() -> None:
-    """Keys of stores and the choice of a kernel are what they were before there were profiles."""
+    """The default profile does not change keys of stores or the choice of a kernel."""
     plain = Learner(method="upgd", lr=0.1)
     assert plain == Learner(method="upgd", lr=0.1, profile="paper")
     assert "profile" not in plain.settings()
@@ -64,7 +64,7 @@ def _even(profile: str, granularity: str) -> dict[str, torch.Tensor]:
 
 
 def test_the_authors_control_of_ups_perturbs_the_output_layer_too() -> None:
-    """Feature-wise it then moves like the weight-wise control, of which nothing learns; the hidden layers are the same."""
+    """Feature-wise, it then moves like the weight-wise control, which does not learn; the hidden layers are the same."""
     ours, theirs, everything = _even("paper", "feature"), _even("authors", "feature"), _even("paper", "weight")
     assert theirs.keys() == everything.keys()
     for name in theirs:

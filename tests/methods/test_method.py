@@ -1,4 +1,4 @@
-"""What the base class of all methods makes of a class."""
+"""The base class of all methods."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from upgd.methods.streaming import StreamingEWC
 
 
 def test_methods_with_code_of_their_own_are_never_computed_together() -> None:
-    """Learners of one rule run side by side, with the code of the first."""
+    """Learners of one rule run in one batch, with the code of the first."""
 
     class Base(Method):
         def update(self, w, g, h):
@@ -38,7 +38,7 @@ def test_methods_with_code_of_their_own_are_never_computed_together() -> None:
     assert METHODS["adam"].rule == METHODS["adamw"].rule
 
 
-def test_what_a_rule_cannot_have_is_refused() -> None:
+def test_unknown_arguments_of_rules_are_refused() -> None:
     with pytest.raises(TypeError, match=r"has the argument 'loss', which does not exist.*bound"):
 
         class Curious(Method):
@@ -49,7 +49,7 @@ def test_what_a_rule_cannot_have_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_says_what_it_is(name: str) -> None:
+def test_every_method_has_a_description(name: str) -> None:
     method = METHODS[name]
     assert method.__doc__ is not None
     assert method.label

@@ -1,4 +1,4 @@
-"""Methods that treat every weight for itself, each held to a loop written from its formula."""
+"""Weight-wise methods, each compared with a loop written from its formula."""
 
 from collections import defaultdict
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from upgd.population import Learner, Population
 
-#: Two settings of every method: the numbers are different for each learner, so that a mix-up shows.
+#: Two settings of every method, different for each learner, so that mix-ups are detected.
 SETTINGS: dict[str, list[dict]] = {
     "momentum": [{"lr": 0.02, "momentum": 0.9}, {"lr": 0.05, "momentum": 0.5}],
     "adam": [{"lr": 0.01}, {"lr": 0.003, "betas": (0.0, 0.99), "eps": 1e-4}],
@@ -34,7 +34,7 @@ SETTINGS: dict[str, list[dict]] = {
 
 
 class ByHand:
-    """One step of each method, parameter by parameter; what it remembers is in ``self.kept[name]``."""
+    """One step of each method, by parameter; its state is in ``self.kept[name]``."""
 
     def __init__(self, case: str, settings: dict) -> None:
         self.case = case
@@ -130,7 +130,7 @@ def test_the_method_is_its_formula(case: str, problem: str) -> None:
 
 @pytest.mark.parametrize("case", [case for case in SETTINGS if case != "adam"])
 def test_the_settings_make_a_difference(case: str) -> None:
-    """Or the comparison above would say nothing of what is added to gradient descent."""
+    """Otherwise, the comparison above would not test the difference from gradient descent."""
     first = population_of("classes", case.partition(",")[0], SETTINGS[case][:1]).parameters(0)
     rest = {"lr": SETTINGS[case][0]["lr"]}
     method = "adam" if case.endswith("adam") else "sgd"
@@ -139,7 +139,7 @@ def test_the_settings_make_a_difference(case: str) -> None:
 
 
 def test_perturbations_have_the_scale_of_the_initial_weights() -> None:
-    """The noise of a layer is that of Shrink & Perturb, times the standard deviation of what the layer began with."""
+    """The noise of a layer is that of Shrink & Perturb, times the standard deviation of its initial weights."""
     settings = {"lr": 0.1, "sigma": 0.5, "weight_decay": 0.2}
     one = population_of("classes", "shrink-and-perturb", [settings], steps=1).parameters(0)
     other = population_of("classes", "shrink-and-perturb-init", [settings], steps=1).parameters(0)

@@ -1,4 +1,4 @@
-"""``reset_units`` as operations on one unit, evaluated and held to the hook on tensors; and hooks that cannot be traced."""
+"""``reset_units`` traced to operations on one unit, compared with the hook on tensors; and hooks that cannot be traced."""
 
 from types import SimpleNamespace
 
@@ -61,7 +61,7 @@ def evaluated(rule: ResetRule, place: int, inputs: dict, scalars: list[float]) -
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("step", [3, 4])
-def test_it_is_what_the_hook_computes(name: str, step: int) -> None:
+def test_it_equals_the_hook(name: str, step: int) -> None:
     method, settings = METHODS[name](), SETTINGS[name]
     generator = torch.Generator().manual_seed(step)
     outgoing = torch.randn(1, 4, 6, 1, dtype=torch.float64, generator=generator)

@@ -1,4 +1,4 @@
-"""Methods that reset hidden units, held to loops over units written from the papers.
+"""Methods that reset hidden units, compared with loops over units written from the papers.
 
 Fresh weights come from the same counters.
 """
@@ -41,7 +41,7 @@ def settings_of(method: str, optimizer: str) -> list[dict]:
 
 
 class ByHand:
-    """Layers with weights, in order; everything that is kept for a weight or a unit is in lists and dictionaries."""
+    """Layers with weights, in order; the state of weights and units is in lists and dictionaries."""
 
     def __init__(self, method: str, settings: dict, seed: int) -> None:
         self.method, self.settings, self.seed = method, settings, seed
@@ -52,7 +52,7 @@ class ByHand:
         self.resets = 0
 
     def watch(self, model: nn.Module) -> None:
-        """Remember what every activation puts out."""
+        """Record the output of every activation."""
         layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
         active = [module for module in model.modules() if isinstance(module, nn.ReLU | nn.Tanh)]
         for number, module in enumerate(active):
@@ -88,7 +88,7 @@ class ByHand:
     def leaving(self, number: int, unit: int) -> tuple[Tensor, ...]:
         """The columns of the next weight that belong to a unit."""
         weight = self.layers[number + 1].weight
-        each = weight.shape[1] // len(self.units[number])  # Flatten makes one column of every position
+        each = weight.shape[1] // len(self.units[number])  # Flatten turns every position into a column
         return weight, slice(unit * each, (unit + 1) * each)
 
     def continual_backprop(self, number: int, units: list[dict], t: int) -> list[int]:
@@ -167,7 +167,7 @@ def test_the_method_is_its_formula(method: str, optimizer: str, problem: str) ->
 
 
 @pytest.mark.parametrize(("method", "optimizer"), CASES)
-def test_learners_side_by_side_and_in_pieces_are_what_they_are_alone(method: str, optimizer: str) -> None:
+def test_results_are_independent_of_other_learners_and_pieces(method: str, optimizer: str) -> None:
     network, stream = PROBLEMS["images"]
     settings = settings_of(method, optimizer)
     together = population_of("images", method, settings, STEPS)
@@ -183,7 +183,7 @@ def test_learners_side_by_side_and_in_pieces_are_what_they_are_alone(method: str
 
 @pytest.mark.parametrize(("method", "optimizer"), CASES)
 def test_on_a_gpu_the_steps_are_the_same(monkeypatch, method: str, optimizer: str) -> None:
-    """The backend for GPUs; on the CPU it takes its steps without a graph."""
+    """The backend for GPUs; on the CPU, it runs without a graph."""
     plain = population_of("classes", method, settings_of(method, optimizer), STEPS)
     monkeypatch.setattr("upgd.population.choose._torch", lambda device: GraphedBackend)
     graphed = population_of("classes", method, settings_of(method, optimizer), STEPS)
@@ -191,8 +191,8 @@ def test_on_a_gpu_the_steps_are_the_same(monkeypatch, method: str, optimizer: st
         torch.testing.assert_close(graphed.parameters(seed), plain.parameters(seed), rtol=0, atol=1e-9)
 
 
-def test_a_replacement_leaves_the_mean_output_of_the_next_layer_alone() -> None:
-    """On inputs that never change: what a unit puts out is its mean, and its place is taken by the bias."""
+def test_a_replacement_preserves_the_mean_output_of_the_next_layer() -> None:
+    """With constant inputs, the output of a unit equals its mean, and the bias replaces it."""
     generator = torch.Generator().manual_seed(0)
     activation, outgoing = torch.rand(1, 5, 4, generator=generator), torch.randn(1, 3, 5, 2, generator=generator)
     units = Units(activation, activation, activation[..., 0], None, activation, None, outgoing)
@@ -216,8 +216,8 @@ DOUBLED = nn.Sequential(
 
 @pytest.mark.parametrize("problem", ["images", "doubled"])
 @pytest.mark.parametrize(("method", "optimizer"), CASES)
-def test_the_optimizer_of_a_model_does_what_the_population_does(method, optimizer, problem, monkeypatch):
-    """With convolutions, LayerNorm and CReLU; fresh weights come from the same counters."""
+def test_the_optimizer_equals_the_population(method, optimizer, problem, monkeypatch):
+    """With convolutions, LayerNorm and CReLU; new weights come from the same counters."""
     monkeypatch.setitem(PROBLEMS, "doubled", (DOUBLED, PROBLEMS["images"][1]))
     settings = settings_of(method, optimizer)[0]
     resets = []

@@ -1,4 +1,4 @@
-"""The rules of examples/their_rules.py, held to loops written from the pseudo-code and the authors' public code."""
+"""The rules of examples/their_rules.py, compared with loops written from the pseudo-code and the authors' public code."""
 
 import sys
 from collections.abc import Iterator

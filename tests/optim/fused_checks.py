@@ -1,4 +1,4 @@
-"""What fused steps must do, on any device: plain functions, so that they run where pytest is not installed, too."""
+"""Checks of fused steps on any device: plain functions, so that they also run without pytest."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Build, dict[str, Any]]] = {
 
 
 def parameters(device: str, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
-    """Tensors of many shapes, some of which do not lie in memory row by row."""
+    """Return tensors of many shapes, some of them not contiguous."""
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape, generator=generator) for shape in SHAPES]
     tensors.append(torch.randn(6, 4, generator=generator).t())
@@ -62,7 +62,7 @@ def parameters(device: str, dtype: torch.dtype = torch.float32) -> list[nn.Param
 
 
 def put_gradients(params: Iterable[Tensor], step: int, keep: bool = False) -> None:
-    """Gradients in new memory, or in that of the gradients before."""
+    """Set gradients in new memory, or in that of the previous gradients."""
     generator = torch.Generator().manual_seed(step)
     for param in params:
         gradient = (torch.randn(param.shape, generator=generator) * 0.3).to(param.device, param.dtype)
@@ -73,7 +73,7 @@ def put_gradients(params: Iterable[Tensor], step: int, keep: bool = False) -> No
 
 
 def without_fusing(build: Build, params: Any, **options: Any) -> torch.optim.Optimizer:
-    """The optimizer in its plain form."""
+    """Return the plain form of the optimizer."""
     return build(params, **options, **({"foreach": False} if isinstance(build, type) else {"fused": False}))
 
 
@@ -84,7 +84,7 @@ def built(case: str, params: Any, fused: bool, **more: Any) -> torch.optim.Optim
 
 
 def assert_close(fused: Iterable[Tensor], plain: Iterable[Tensor], ulps: float, dtype: torch.dtype) -> None:
-    """Compared with the largest entry: what is left of a difference of large numbers has their rounding errors."""
+    """Compare relative to the largest entry, because differences of large numbers have their rounding errors."""
     for one, other in zip(fused, plain, strict=True):
         distance = (
             one.detach().double() - other.detach().double()
@@ -93,7 +93,7 @@ def assert_close(fused: Iterable[Tensor], plain: Iterable[Tensor], ulps: float, 
 
 
 def check_equals_the_for_loop(case: str, device: str, steps: int, dtype: torch.dtype = torch.float32) -> None:
-    """Some parameters have a group of their own, and one is left out of some steps."""
+    """Some parameters have a separate group, and one has no gradient in some steps."""
     trained = []
     for fused in (True, False):
         params = parameters(device, dtype)
@@ -113,7 +113,7 @@ def has_noise(case: str) -> bool:
 
 
 def check_lower_precision(device: str, dtype: torch.dtype, steps: int) -> None:
-    """Traces have 32 bits; parameters differ by a rounding now and then."""
+    """Traces have 32 bits; parameters may differ by rounding."""
     trained = []
     for fused in (True, False):
         params = parameters(device, dtype)
@@ -127,7 +127,7 @@ def check_lower_precision(device: str, dtype: torch.dtype, steps: int) -> None:
 
 
 def check_gated_and_local_groups(device: str, steps: int) -> None:
-    """One maximum over all groups with gates, also over those that do not use it."""
+    """One maximum over all groups with gates, including those that do not use it."""
     trained = []
     for fused in (True, False):
         params = parameters(device)
@@ -162,7 +162,7 @@ def check_accidents_stay_where_they_are(device: str) -> None:
 
 
 def check_gradient_scaling(device: str) -> None:
-    """Gradients that a scaler has multiplied are divided again, and a step with an infinite one is not taken."""
+    """Scaled gradients are unscaled, and a step with an infinite gradient is skipped."""
     plain, scaled = parameters(device), parameters(device)
     ours, scaling = built("AdaUPGD", plain, True, sigma=0.1), built("AdaUPGD", scaled, True, sigma=0.1)
     assert getattr(scaling, "_step_supports_amp_scaling")  # noqa: B009  # as torch.amp.GradScaler asks
@@ -193,7 +193,7 @@ def network(device: str) -> nn.Sequential:
 
 
 def check_overlap(device: str, steps: int) -> None:
-    """Whatever happens between backward and step, overlapping changes nothing."""
+    """Overlapping has no effect on results, regardless of what happens between backward and step."""
     trained = []
     for overlap in (True, False):
         model = network(device)

@@ -1,4 +1,4 @@
-"""Fused steps on a CUDA device: the checks of ``fused_checks.py`` and what only a GPU has."""
+"""Fused steps on a CUDA device: the checks of ``fused_checks.py``, and GPU-specific ones."""
 
 from functools import partial
 
@@ -41,7 +41,7 @@ def check_fused_is_the_default() -> None:
 
 
 def check_noise_is_that_of_the_definition() -> None:
-    """Also in the last, partial block of a tensor."""
+    """Including the last, partial block of a tensor."""
     params = [nn.Parameter(torch.zeros(shape, device="cuda")) for shape in ((100_003,), (513, 1029))]
     optimizer = upgd.PGD(params, 1.0, sigma=1.0, seed=2**40 + 5, fused=True)
     for step in (1, 2, 3):
@@ -56,7 +56,7 @@ def check_noise_is_that_of_the_definition() -> None:
 
 
 def captured(optimizer: torch.optim.Optimizer, params: list[nn.Parameter]) -> torch.cuda.CUDAGraph:
-    """A graph of one step, after three that are not part of it."""
+    """Capture a graph of one step, after three eager steps."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -91,7 +91,7 @@ def check_graph_replays_equal_eager_steps() -> None:
 
 
 def check_eager_steps_after_replays() -> None:
-    """Replays count steps, which the eager steps after them must notice."""
+    """Replays increment the step count, and later eager steps must use it."""
     eager, mixed = parameters("cuda"), parameters("cuda")
     own, other = (built("UPGD with noise", params, True, capturable=True) for params in (eager, mixed))
     graph = captured(other, mixed)
@@ -107,7 +107,7 @@ def check_eager_steps_after_replays() -> None:
 
 
 def check_temporaries() -> None:
-    """Fused steps need none. Those of foreach have the size of the largest parameter, or a quarter more with noise."""
+    """Fused steps have none. Those of foreach have the size of the largest parameter, or a quarter more with noise."""
     shapes = [(4096, 4096), *[(2048, 2048), (2048,)] * 8]  # 16 M entries and 33 M
     params = [nn.Parameter(torch.randn(shape, device="cuda")) for shape in shapes]
     for param in params:
@@ -131,7 +131,7 @@ def check_temporaries() -> None:
 
 
 def check_narrow_state() -> None:
-    """As with the for-loop, but where a last bit decides how to round."""
+    """Equal to the for-loop, except where the last bit determines the rounding."""
     for dtype in (torch.float32, torch.bfloat16):
         finals = []
         for fused in (True, False):

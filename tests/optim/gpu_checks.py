@@ -1,4 +1,4 @@
-"""The optimizers on a CUDA device. Plain functions, so that they run where pytest is not installed, too."""
+"""The optimizers on a CUDA device: plain functions, so that they also run without pytest."""
 
 import copy
 import sys
@@ -25,7 +25,7 @@ def gradients(model: nn.Module, seed: int) -> list[Tensor]:
 
 
 def put_gradients(model: nn.Module, seed: int) -> None:
-    """In place where there is a gradient already, as a captured graph needs it."""
+    """Set gradients in place if they exist, as a captured graph requires."""
     for param, gradient in zip(model.parameters(), gradients(model, seed), strict=True):
         if param.grad is None:
             param.grad = torch.empty_like(param)
@@ -208,7 +208,7 @@ def check_sharded_steps(device: str = "cuda", backend: str = "nccl") -> None:
                 fully_shard(sharded, mesh=mesh)
                 parallelize_module(parallel, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
                 drawn: int | None = None
-                tolerance = 5e-4 if "state_dtype" in options else 1e-5  # a last bit may decide how to round
+                tolerance = 5e-4 if "state_dtype" in options else 1e-5  # the last bit may determine the rounding
                 for network in (sharded, whole, parallel):
                     if network is parallel and (options.get("state_dtype") == torch.uint8 or "fused" in options):
                         continue  # rows are sharded

@@ -14,7 +14,7 @@ Build = Callable[..., torch.optim.Optimizer]
 
 
 class Example(Method):
-    """A method that somebody might write, with all that an optimizer must know of: state of both kinds, reductions of several
+    """A third-party method that uses all features: state of both kinds, reductions of several
     kinds, noise, the step count, and a pair of settings."""
 
     name = "example-anchored-momentum"
@@ -89,12 +89,12 @@ OPTIMIZERS: dict[str, Build] = {
     "ShrinkAndPerturb": _weightwise(upgd.ShrinkAndPerturb, lr=0.01, sigma=0.01, weight_decay=0.1),
 }
 
-#: Those that descend a gradient, so that they must find a minimum.
+#: Those that follow a gradient and must find a minimum.
 DESCENDING = [name for name in OPTIMIZERS if "UPS" not in name]
 
 
 def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
-    """A small classifier of the kinds of layers that people use."""
+    """Return a small classifier with common kinds of layers."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 8), nn.Tanh(), nn.Linear(8, 4)).to(
         dtype
@@ -107,7 +107,7 @@ def batch(dtype: torch.dtype = torch.float32, seed: int = 1) -> tuple[Tensor, Te
 
 
 def backward(model: nn.Module, seed: int = 1) -> Tensor:
-    """One ordinary forward and backward; returns the loss."""
+    """Run one forward and backward pass and return the loss."""
     dtype = next(model.parameters()).dtype
     x, y = batch(dtype, seed)
     loss = nn.functional.cross_entropy(model(x), y)
@@ -116,7 +116,7 @@ def backward(model: nn.Module, seed: int = 1) -> Tensor:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, first: int = 0) -> list[float]:
-    """An ordinary training loop on a different batch at each step; returns the losses."""
+    """Run a training loop with a different batch at each step, and return the losses."""
     losses = []
     for step in range(first, first + steps):
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Run a check in several processes that know of each other."""
+"""Run a check in several processes of one process group."""
 
 import multiprocessing
 import os
@@ -13,11 +13,11 @@ WORLD = 2
 
 
 def in_processes(check: Callable[..., None], *args: Any, world: int = WORLD) -> None:
-    """Run the check in processes that know of each other, with the process's number and the arguments."""
+    """Run the check in processes of one process group, with the rank and the arguments."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # A server that has imported all this once makes processes much faster than starting each anew.
+    # A fork server with all imports starts processes much faster.
     multiprocessing.set_forkserver_preload(["pytest", "torch.distributed.fsdp", "torch.distributed.checkpoint", "upgd"])
     torch.multiprocessing.start_processes(_join, (check, args, port, world), nprocs=world, start_method="forkserver")
 

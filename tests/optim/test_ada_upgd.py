@@ -1,4 +1,4 @@
-"""What is particular to AdaUPGD: numbers worked out on paper, its relations to AdamW and UPGD, numbers at the edge."""
+"""AdaUPGD: numbers derived by hand, its relations to AdamW and UPGD, extreme values."""
 
 import copy
 import math
@@ -20,13 +20,13 @@ both = pytest.mark.parametrize("foreach", [False, True])
 
 
 def force_gates(monkeypatch: pytest.MonkeyPatch, gate: float) -> None:
-    """Whatever the utilities are, in both implementations."""
+    """For any utilities, in both implementations."""
     monkeypatch.setattr(torch, "_foreach_sigmoid_", lambda tensors: [t.fill_(1 - gate) for t in tensors])
     monkeypatch.setattr(rules, "gate", lambda utility, scale: torch.full_like(utility, gate))
 
 
 def twins(make: Callable[[Any], torch.optim.Optimizer], other: Callable[[Any], torch.optim.Optimizer]) -> None:
-    """Two optimizers must take two equal networks to the same place."""
+    """Two optimizers must change two equal networks in the same way."""
     models = network(torch.float64), network(torch.float64)
     for model, build in zip(models, (make, other), strict=True):
         torch.manual_seed(7)
@@ -63,7 +63,7 @@ def test_two_steps_on_paper(foreach: bool) -> None:
 
 @both
 class TestRelations:
-    def test_that_protects_nothing_and_has_no_noise_is_adamw(self, foreach: bool) -> None:
+    def test_without_protection_and_noise_it_equals_adamw(self, foreach: bool) -> None:
         shared: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
         twins(
             lambda params: upgd.AdaUPGD(params, **shared, sigma=0.0, protect_gradient=False, foreach=foreach),
@@ -96,7 +96,7 @@ class TestRelations:
 
     @pytest.mark.parametrize("noise", ["white", "anticorrelated"])
     def test_with_a_large_epsilon_it_is_upgd(self, foreach: bool, noise: str) -> None:
-        """g / (|g| + ε) is g / ε then; a rate that is ε times larger makes up for it."""
+        """With a large ε, g / (|g| + ε) is g / ε; a learning rate ε times as large compensates for it."""
         large = 1e12
         shared: dict[str, Any] = {"beta_utility": 0.9, "noise": noise, "foreach": foreach}
         twins(
@@ -117,7 +117,7 @@ class TestRelations:
 
 @both
 class TestTakingOver:
-    """Loading the checkpoint of another optimizer in the middle of training."""
+    """Load the checkpoint of another optimizer during training."""
 
     def test_adamws_averages_and_steps_go_on(self, foreach: bool) -> None:
         shared: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
@@ -135,7 +135,7 @@ class TestTakingOver:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
     def test_utility_begins_then(self, foreach: bool) -> None:
-        """With a rate of zero nothing moves, and the gates are those of an optimizer that knows of no steps before."""
+        """With lr = 0 nothing changes, and the gates equal those of an optimizer without earlier steps."""
         params, others = case([(3, 4), (3,)], 0), case([(3, 4), (3,)], 0)
         adamw = torch.optim.AdamW(params, 0.0)
         for step in range(100):
@@ -151,7 +151,7 @@ class TestTakingOver:
             for one, other in zip(optimizer.gates().values(), fresh.gates().values(), strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-9, atol=0)
 
-    def test_utility_of_upgd_goes_on_and_adams_averages_begin(self, foreach: bool) -> None:
+    def test_utility_of_upgd_is_restored_and_adams_averages_start_at_zero(self, foreach: bool) -> None:
         params, others = case([(3, 4), (3,)], 0), case([(3, 4), (3,)], 0)
         shared: dict[str, Any] = {"sigma": 0.0, "beta_utility": 0.5, "foreach": foreach}
         first, second = upgd.UPGD(params, 0.0, **shared), upgd.UPGD(others, 0.0, **shared)
@@ -176,7 +176,7 @@ class TestTakingOver:
             )
 
     def test_half_of_adams_averages_are_none(self, foreach: bool) -> None:
-        """Adamax has an average of the gradient, too, but none of its square."""
+        """Adamax also has an average of the gradient, but not of its square."""
         (param,) = case([(3,)], 0)
         other = torch.optim.Adamax([param], 0.0)
         put_gradients([param], 0)
@@ -223,10 +223,10 @@ utility_options = st.fixed_dictionaries(
 class TestForAllSettings:
     @settings(max_examples=60, deadline=None)
     @given(shapes, options, utility_options, st.integers(0, 2**31))
-    def test_a_step_is_adamws_times_what_the_gates_leave(
+    def test_a_step_is_adamws_scaled_by_the_gates(
         self, drawn: list[tuple[int, ...]], shared: dict[str, Any], own: dict[str, Any], seed: int
     ) -> None:
-        """At each step AdamW, which sees the same gradients, says where to go, and ``gates()`` how far."""
+        """Each step is that of AdamW with the same gradients, scaled by ``gates()``."""
         ours, theirs = case(drawn, seed), case(drawn, seed)
         optimizer = upgd.AdaUPGD(ours, **shared, **own, sigma=0.0)
         adamw = torch.optim.AdamW(theirs, **{**shared, "weight_decay": 0.0}, maximize=own["maximize"])
@@ -283,7 +283,7 @@ class TestNumbersAtTheEdge:
             param.grad = scale * torch.randn(3, 4)
             optimizer.step()
         assert param.isfinite().all()
-        assert ((param - before).abs() < 1.0).all()  # a few times the rate, whatever the gradient
+        assert ((param - before).abs() < 1.0).all()  # a few times the learning rate, for any gradient
 
     @pytest.mark.parametrize("accident", [math.inf, -math.inf, math.nan])
     @pytest.mark.parametrize("scaling", ["global", "local"])
@@ -299,7 +299,7 @@ class TestNumbersAtTheEdge:
         assert spoilt[[0, 2]].isfinite().all()
 
     def test_averages_of_16_bit_parameters_have_32(self, foreach: bool) -> None:
-        """(1 − 0.999)·g² of an ordinary gradient is less than 16 bits can hold."""
+        """(1 − 0.999)·g² of an ordinary gradient underflows in 16 bits."""
         param = nn.Parameter(torch.ones(4, dtype=torch.float16))
         param.grad = torch.full_like(param, 1e-3)
         optimizer = upgd.AdaUPGD([param], 0.25, sigma=0.0, protect_gradient=False, foreach=foreach)
@@ -322,7 +322,7 @@ def test_groups_have_their_own_averages_and_share_the_scale(foreach: bool) -> No
 
 @both
 def test_noise_has_the_asked_for_spread(foreach: bool) -> None:
-    """On weights without gradient and utility half of it is left."""
+    """Weights without gradient and utility get half of it."""
     param = nn.Parameter(torch.ones(100_000, dtype=torch.float64))
     param.grad = torch.zeros_like(param)
     upgd.AdaUPGD([param], 0.1, sigma=0.5, foreach=foreach, generator=torch.Generator().manual_seed(0)).step()

@@ -1,4 +1,4 @@
-"""Each weight-wise method against SPEC-by-hand: float64, plain Python loops over single numbers, 200 steps."""
+"""Each weight-wise method against a reference: float64, plain Python loops over single numbers, 200 steps."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ STEPS = 200
 
 
 class Supplied:
-    """Gradients, curvature and noise for every step, made beforehand."""
+    """Precomputed gradients, curvature and noise for every step."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)

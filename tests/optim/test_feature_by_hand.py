@@ -1,4 +1,4 @@
-"""The feature-wise methods against SPEC-by-hand: float64, plain Python loops over single numbers, 200 steps."""
+"""The feature-wise methods against a reference: float64, plain Python loops over single numbers, 200 steps."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ STEPS = 200
 
 
 class Supplied:
-    """Initial weights, samples, targets and noise for every step, made beforehand."""
+    """Precomputed initial weights, samples, targets and noise for every step."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -90,7 +90,7 @@ def by_hand(
                 m = -layer["dm"][i] + (0.5 * layer["ddm"][i] if second else 0.0)
                 layer["u"][i] = beta * layer["u"][i] + (1 - beta) * m
             layer["unbiased"] = [u / (1 - beta**t) for u in layer["u"]]
-        # While nothing is useful, negative utilities get the gate 0.
+        # If no utility is positive, negative utilities get the gate 0.
         eta = max([sys.float_info.min, *(max(layer["unbiased"]) for layer in layers[:-1])])
         draws = [draw.tolist() for draw in SUPPLIED.noises[t - 1]]
         for number, layer in enumerate(layers[:-1]):
@@ -136,7 +136,7 @@ def check(result: list[torch.Tensor], expected: list[Any]) -> None:
         torch.testing.assert_close(ours, torch.tensor(theirs, dtype=torch.float64), rtol=1e-10, atol=1e-12)
 
 
-# What foreach=False does other than the default is tested for every optimizer in test_manners.py.
+# The difference of foreach=False is tested for every optimizer in test_manners.py.
 @pytest.mark.parametrize(
     ("local", "second", "anti", "protect", "foreach"),
     [

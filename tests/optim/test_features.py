@@ -1,4 +1,4 @@
-"""Where features are found, what is captured of them, and who is told about mistakes."""
+"""Detection of features, their recorded values, and error messages."""
 
 import copy
 import re
@@ -28,7 +28,7 @@ def images(batch: int = 3, seed: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def gated(model: nn.Sequential) -> tuple[nn.Sequential, list[Gate]]:
-    """The same network with real gates behind its activations."""
+    """Return the same network with actual gates after its activations."""
     modules: list[nn.Module] = []
     for before, module in zip([None, *model], model, strict=False):
         modules.append(module)
@@ -40,7 +40,7 @@ def gated(model: nn.Sequential) -> tuple[nn.Sequential, list[Gate]]:
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("scaling", ["global", "local"])
 def test_units_and_channels_as_with_real_gates(order: int, scaling: str) -> None:
-    """Ten steps on a convolutional network beside a copy in which gates are parameters and autograd does the work."""
+    """Ten steps on a convolutional network, compared with a copy in which gates are parameters."""
     model, (truth, gates) = conv_net(), gated(conv_net())
     hidden = [truth[0], truth[4], truth[8]]
     criteria = nn.CrossEntropyLoss(), nn.CrossEntropyLoss()
@@ -144,7 +144,7 @@ def test_the_output_layer_gets_plain_gradient_descent_without_noise() -> None:
 def test_channels_that_were_flattened_are_still_channels(
     body: list[nn.Module], shape: tuple[int, ...], order: int
 ) -> None:
-    """All sizes are four, so that the wrong dimension would go unnoticed but for the numbers."""
+    """All sizes are four, so that only the numbers reveal a wrong dimension."""
     torch.manual_seed(0)
     x, y, criterion = torch.randn(shape, dtype=torch.float64), torch.arange(4) % 2, nn.CrossEntropyLoss()
     head = nn.Sequential(nn.Flatten(), nn.Linear(nn.Sequential(*body).double()(x)[0].numel(), 2))
@@ -167,7 +167,7 @@ def test_channels_that_were_flattened_are_still_channels(
         (nn.Sequential(nn.Linear(5, 3), nn.Flatten(), nn.ReLU(), nn.Linear(15, 2)), (2, 15)),
     ],
 )
-def test_channels_that_cannot_be_told_apart_are_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
+def test_indistinguishable_channels_are_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
     _optimizer = upgd.FeatureUPGD(model)
     x = torch.ones(2, 1, 5, 5) if isinstance(model[0], nn.Conv2d) else torch.ones(2, 5, 5)
     with pytest.raises(
@@ -183,7 +183,7 @@ def test_hooks_on_convolutions_are_taken_off_too() -> None:
 
 
 def test_parametrized_layers_are_refused() -> None:
-    """Their weights are parameters of another module, and would be left out without a word."""
+    """Their weights are parameters of another module, and would be silently ignored."""
     norm = nn.utils.parametrizations.weight_norm
     model = nn.Sequential(norm(nn.Linear(3, 4)), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
     message = r"features of '0' are computed from other parameters.*remove_parametrizations"
@@ -195,12 +195,12 @@ def test_parametrized_layers_are_refused() -> None:
     assert [feature.name for feature in optimizer.features] == ["2"]
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
-    # The output layer makes no hidden features.
+    # The output layer has no hidden features.
     last = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), norm(nn.Linear(4, 2)))
     assert [feature.name for feature in upgd.FeatureUPGD(last).features] == ["0"]
 
 
-def test_what_enters_no_feature_gets_plain_gradient_descent() -> None:
+def test_parameters_outside_features_use_plain_gradient_descent() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2)).double()
     optimizer = upgd.FeatureUPGD(model, 0.1, sigma=1.0, weight_decay=0.5)
@@ -242,7 +242,7 @@ def residual() -> nn.Module:
 
 
 class Functional(nn.Module):
-    """Layers first, then activations, then a forward function: an order that says nothing about pairs."""
+    """Layers and activations are defined in an order that does not reveal their pairs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -387,7 +387,7 @@ def test_frozen_layers_and_biases() -> None:
     assert set(optimizer.gates()) == {model[0].weight, model[6].weight}
 
 
-def test_while_nothing_is_useful_there_is_no_nan() -> None:
+def test_there_is_no_nan_without_positive_utilities() -> None:
     """Dead units: all utilities are zero, and every gate is one half."""
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     nn.init.constant_(model[0].bias, -100.0)
@@ -427,7 +427,7 @@ def test_the_gate_of_the_rule() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_gradients_add_up_though_one_sample_gives_the_weights_none(order):
-    """With an input of zeros only the bias has a gradient, and the features live from it."""
+    """With an input of zeros, only the bias has a gradient."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
     samples = torch.stack([torch.zeros(4), torch.randn(4)]).double()
@@ -443,7 +443,7 @@ def test_gradients_add_up_though_one_sample_gives_the_weights_none(order):
 
 
 class Skipping(nn.Module):
-    """May leave its second layer out."""
+    """May skip its second layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -527,7 +527,7 @@ class Block(nn.Module):
 
 
 def gate_gradient(output: Tensor) -> Tensor:
-    """The gradient of a gate on each channel, from the output's own."""
+    """Return the gradient of a gate on each channel from that of the output."""
     return (output * output.grad).sum((0, 2, 3))
 
 
@@ -601,7 +601,7 @@ def test_one_activation_module_for_all_layers() -> None:
 
 
 def test_a_guess_from_the_order_of_modules_that_is_wrong_is_corrected() -> None:
-    """The order of torch's TransformerEncoderLayer: the activation between the two layers is defined behind both."""
+    """The order of torch's TransformerEncoderLayer: the activation between the two layers is defined after both."""
 
     class Feedforward(nn.Module):
         def __init__(self) -> None:
@@ -639,7 +639,7 @@ def test_what_mixes_units_ends_the_search_for_an_activation() -> None:
     assert [feature.name for feature in optimizer.features] == ["first"]
 
 
-def test_functions_beside_modules_are_told() -> None:
+def test_functional_activations_cause_a_warning() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -678,7 +678,7 @@ def test_functions_beside_modules_are_told() -> None:
         optimizer.step()
 
 
-def test_code_that_was_compiled_for_another_model_has_no_hooks_and_the_error_says_so():
+def test_the_error_mentions_code_compiled_for_another_model():
     torch._dynamo.reset()
     models = [nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)) for _ in range(2)]
     torch.compile(models[0], backend="eager")(torch.ones(1, 4))

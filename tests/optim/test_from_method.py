@@ -1,4 +1,4 @@
-"""Optimizers that are made from methods."""
+"""Optimizers derived from methods."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ class LargestGradient(Method):
 
 
 class LastTwo(Method):
-    """Hands one state on as another."""
+    """Returns one state as another."""
 
     name = "example-last-two"
     state = {"last": "zeros", "before": "zeros"}  # noqa: RUF012
@@ -84,7 +84,7 @@ def test_every_public_class_is_returned() -> None:
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("name", PUBLIC)
 def test_the_rule_gives_what_the_public_class_gives(name: str, maximize: bool) -> None:
-    """Noise and all: both draw it in the same order."""
+    """With noise: both draw it in the same order."""
     models = network(torch.float64), network(torch.float64)
     settings = {"lr": 0.02, "maximize": maximize, **PUBLIC[name][1]}
     public = upgd.methods.optimizer(name, models[0].parameters(), **settings)
@@ -295,14 +295,14 @@ def test_a_checkpoint_of_another_shape_is_refused() -> None:
         MethodOptimizer(large.parameters(), Example, lr=0.1).load_state_dict(optimizer.state_dict())
 
 
-# ------------------------------------------------------------------------------------------------ what needs the model
+# ------------------------------------------------------------------------------------------ methods that need the model
 
 
 def test_the_bound_is_that_of_the_model_or_of_a_group() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 2))
     optimizer = upgd.methods.optimizer("weight-clipping", model, lr=1.0, clip=0.5)
     assert sorted((group["bound"] or 0, len(group["params"])) for group in optimizer.param_groups) == [
-        (0, 2),  # LayerNorm begins with a constant, and is not clipped
+        (0, 2),  # LayerNorm is initialized to a constant, and not clipped
         (0.5, 2),
         (pytest.approx(3**-0.5), 2),
     ]
@@ -337,7 +337,7 @@ def test_noise_at_the_scale_of_the_initial_distribution() -> None:
 @pytest.mark.parametrize("scaling", ["global", "local"])
 @pytest.mark.parametrize("name", ["upgd", "ups"])
 def test_units_by_the_rule_are_those_of_the_public_class(name: str, scaling: str) -> None:
-    """Batches of several samples; noise and all."""
+    """Batches of several samples, with noise."""
     models = network(torch.float64), network(torch.float64)
     settings = {"lr": 0.1, "sigma": 0.1, "scaling": scaling, "beta_utility": 0.9}
     public = upgd.methods.optimizer(name, models[0], granularity="feature", **settings)

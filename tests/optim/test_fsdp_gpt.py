@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp_gpt.py"
 
 
 def check_example(rank: int, folder: Path) -> None:
-    """It learns, and a checkpoint goes on as if nothing had happened."""
+    """It learns, and a resumed run gives the same results."""
     example = runpy.run_path(str(EXAMPLE))
 
     def losses(steps: int, *, saved: bool) -> list[float]:

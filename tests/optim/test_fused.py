@@ -83,7 +83,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-#: What a step launches, for each group and for the maximum.
+#: The launches of a step, for each group and for the maximum.
 LAUNCHES: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "UPGD": (upgd.UPGD, {}, ["observe", "conclude", "update"]),
     "UPGD, learning rate on the device": (upgd.UPGD, {"lr": torch.tensor(0.1)}, ["observe", "conclude", "update"]),
@@ -130,7 +130,7 @@ def test_launches_with_a_gradient_scaler_and_overlapped(launched: list[str]) -> 
     assert launched == ["observe", "conclude", "update"]
 
 
-def test_a_step_count_that_somebody_changes(engine: str) -> None:
+def test_a_modified_step_count_is_used(engine: str) -> None:
     trained = []
     for options in ({"fused": True}, {"foreach": False}):
         params = [nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4)) for _ in range(2)]
@@ -148,7 +148,7 @@ def test_a_step_count_that_somebody_changes(engine: str) -> None:
 @pytest.mark.parametrize("name", ["UPGD", "AdaUPGD", "MethodOptimizer"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_narrow_state(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As without kernels, but where a last bit decides how to round; and a checkpoint goes on with either."""
+    """Equal to steps without kernels, except where the last bit determines the rounding; checkpoints work with both."""
     monkeypatch.setitem(_fused._KINDS, "cpu", _fused._KINDS["cuda"])
     builds = {"UPGD": upgd.UPGD, "AdaUPGD": upgd.AdaUPGD, "MethodOptimizer": checks.of_method(METHODS["adaupgd"])}
     finals, states = [], []
@@ -170,7 +170,7 @@ def test_narrow_state(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(one, other, rtol=0.02, atol=2e-3)
 
 
-def test_what_overlap_needs() -> None:
+def test_requirements_of_overlap() -> None:
     model = checks.network("cpu")
     model(torch.randn(5, 8)).sum().backward()
     with pytest.raises(ValueError, match="overlap=True needs fused steps; pass fused=True"):
@@ -253,7 +253,7 @@ class TestNoise:
 
 
 def test_plans_are_made_anew_where_something_changed() -> None:
-    """Settings, state, parameters that get or lose gradients, and parameters in other memory."""
+    """Changes of settings, state, parameters with gradients, and memory of parameters."""
     trained = []
     for options in ({"fused": True}, {"foreach": False}):
         params = checks.parameters("cpu")[:3]
@@ -278,7 +278,7 @@ def test_plans_are_made_anew_where_something_changed() -> None:
 
 
 def test_state_is_that_of_the_other_implementations() -> None:
-    """Training goes on from a checkpoint with another implementation as if nothing had happened."""
+    """Training can continue from a checkpoint with another implementation."""
     trained = []
     for first, second in (({"fused": True}, {"foreach": True}), ({"foreach": True}, {"fused": True})):
         params = checks.parameters("cpu")
@@ -320,7 +320,7 @@ def test_a_compiled_step_is_fused(engine: str) -> None:
     assert torch.equal(trained[0][0], trained[1][0])
 
 
-def test_a_rule_loses_what_is_multiplied_by_zero() -> None:
+def test_terms_multiplied_by_zero_are_removed() -> None:
     from upgd.kernels.source import simplified
     from upgd.methods import METHODS
     from upgd.methods.tracing import traced

@@ -23,7 +23,7 @@ CLASSES = {
 
 
 def groups(model: nn.Module, gated: str) -> list[dict]:
-    """The parameters of layers that have gates, and those of layers that have none."""
+    """Return the parameters of layers with gates, and those of layers without."""
     output = list(model.layers[-1].parameters())
     hidden = [param for param in model.parameters() if all(param is not other for other in output)]
     return [

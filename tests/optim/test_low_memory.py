@@ -1,4 +1,4 @@
-"""State in 16 and 8 bits, and bfloat16 parameters, rounded at random."""
+"""State in 16 and 8 bits, and bfloat16 parameters, with stochastic rounding."""
 
 import copy
 import io
@@ -40,7 +40,7 @@ def rounding(step: int) -> Rounding:
 
 
 def kept(values: Tensor, dtype: torch.dtype, step: int = 1) -> Tensor:
-    """What is left of values."""
+    """Return the rounded values."""
     blocks = -(-values[0].numel() // 256)
     scales = torch.zeros(len(values), blocks, dtype=values.dtype) if dtype == torch.uint8 else None
     stored = Stored(torch.zeros_like(values, dtype=dtype), scales, rounding(step), values.dtype)
@@ -50,7 +50,7 @@ def kept(values: Tensor, dtype: torch.dtype, step: int = 1) -> Tensor:
 
 
 def neighbours(value: float, largest: float, signed: bool) -> tuple[float, float]:
-    """The code words around a positive value, by the documentation."""
+    """Return the code words around a positive value, as documented."""
     codes = (
         [largest * (c / 127) ** 4 for c in range(128)] if signed else [largest * (c / 256) ** 4 for c in range(1, 257)]
     )
@@ -84,9 +84,9 @@ def test_rounding_is_right_on_average(dtype: torch.dtype) -> None:
     values = torch.randn(4, 300, dtype=torch.float32, generator=torch.Generator().manual_seed(0))
     rounds = torch.stack([kept(values, dtype, step) for step in range(1, 2001)]).double()
     spread, resolution = rounds.std(0) / math.sqrt(2000), values.abs() * (1 / 128 if dtype == torch.bfloat16 else 0.3)
-    # The last term is for a neighbour that was expected a few times in all, and did not come.
+    # The last term allows for a neighbour that was expected only a few times and did not occur.
     assert ((rounds.mean(0) - values).abs() <= 5 * spread + resolution * 10 / 2000 + 1e-7).all()
-    assert (spread > 0).double().mean() > 0.9  # and not exact, or this test would say nothing
+    assert (spread > 0).double().mean() > 0.9  # not exact, otherwise the test would be void
 
 
 def test_averages_of_squares_never_become_zero() -> None:
@@ -98,7 +98,7 @@ def test_averages_of_squares_never_become_zero() -> None:
 def test_infinite_and_undefined_values_stay() -> None:
     values = torch.tensor([[math.inf, -math.inf, math.nan, 1.0]])
     assert torch.equal(kept(values, torch.bfloat16).isfinite(), values.isfinite())
-    assert not kept(values, torch.uint8).isfinite().all()  # its block is spoilt, too
+    assert not kept(values, torch.uint8).isfinite().all()  # its block is also invalid
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -145,7 +145,7 @@ def test_training_is_close_to_that_with_32_bits(build: Any, dtype: torch.dtype) 
 @every_dtype
 @pytest.mark.parametrize("name", ["UPGD", "UPGD-local", "AdaUPGD"])
 def test_foreach_equals_the_for_loop(dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But where a last bit decides how to round."""
+    """Except where the last bit determines the rounding."""
     from upgd.optim import _foreach
 
     monkeypatch.setitem(_foreach._BLOCK_ENTRIES, "cpu", 1000)
@@ -160,7 +160,7 @@ def test_foreach_equals_the_for_loop(dtype: torch.dtype, name: str, monkeypatch:
 
 @every_dtype
 @every_build
-def test_a_checkpoint_goes_on_alike(build: Any, dtype: torch.dtype) -> None:
+def test_a_checkpoint_resumes_identically(build: Any, dtype: torch.dtype) -> None:
     model = network(torch.bfloat16)
     optimizer = build(model.parameters(), state_dtype=dtype, stochastic_rounding=True)
     train(model, optimizer, 3)
@@ -208,7 +208,7 @@ def test_bfloat16_stalls_without_stochastic_rounding() -> None:
 
 
 def test_a_slow_trace_follows_in_few_bits() -> None:
-    """β = 0.999 and a utility that changes its sign: rounded to the nearest, the trace would stay where it is."""
+    """β = 0.999 and a utility that changes its sign: with rounding to nearest, the trace would not change."""
     param = nn.Parameter(torch.ones(20, 300))
     for dtype in NARROW:
         optimizer = upgd.UPGD([param], lr=0.0, sigma=0.0, beta_utility=0.999, state_dtype=dtype, seed=0)

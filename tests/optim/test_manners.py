@@ -1,4 +1,4 @@
-"""What torch users take for granted, for every optimizer and variant of the package."""
+"""Features that torch users expect, for every optimizer and variant of the package."""
 
 import copy
 import io
@@ -31,8 +31,8 @@ def has_foreach(build: Build) -> bool:
 
 @pytest.mark.parametrize("name", DESCENDING)
 @pytest.mark.parametrize("maximize", [False, True])
-def test_goes_in_the_right_direction(name: str, maximize: bool) -> None:
-    """On one batch, over and over, the loss falls (or rises)."""
+def test_step_decreases_or_increases_the_loss(name: str, maximize: bool) -> None:
+    """On one repeated batch, the loss falls (or rises)."""
     model = network()
     optimizer = OPTIMIZERS[name](model, lr=0.1, sigma=0.0, maximize=maximize)
     losses = []
@@ -151,7 +151,7 @@ def test_without_gradients_a_step_does_nothing(build: Build) -> None:
 
 @every_optimizer
 def test_a_parameter_without_gradient_is_skipped(build: Build) -> None:
-    """… and the others are what they would be, were it not there."""
+    """… and the other parameters are the same as without it."""
     model = network(torch.float64)
     frozen = model[0].weight.detach().clone()
     model[0].weight.requires_grad_(False)
@@ -231,7 +231,7 @@ def test_learning_rate_schedulers(build: Build, schedule: Callable[..., Any]) ->
         train(model, optimizer, 1, first=step)
         scheduler.step(*((1.0,) if isinstance(scheduler, ReduceLROnPlateau) else ()))
     assert optimizer.param_groups[0]["lr"] < before
-    # With the rate at zero nothing moves any more.
+    # With lr = 0 nothing changes any more.
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     settled = parameters(model)
@@ -241,7 +241,7 @@ def test_learning_rate_schedulers(build: Build, schedule: Callable[..., Any]) ->
 
 
 @every_optimizer
-def test_training_goes_on_from_a_state_dict_as_if_never_interrupted(build: Build) -> None:
+def test_training_resumes_exactly_from_a_state_dict(build: Build) -> None:
     model = network()
     optimizer = build(model)
     torch.manual_seed(0)
@@ -278,7 +278,7 @@ def test_a_state_dict_keeps_the_precision_of_utility(build: Build, dtype: torch.
 
 @every_optimizer
 def test_a_hook_may_put_a_state_dict_in_another_order(build: Build) -> None:
-    """As torch's documentation does it, to load by name: the hook returns a dict with other numbers."""
+    """As in torch's documentation for loading by name: the hook returns a dict with other numbers."""
     model = network()
     optimizer = build(model)
     train(model, optimizer, 2)
@@ -382,7 +382,7 @@ def test_gradients_are_left_as_they_are(build: Build) -> None:
 
 @every_optimizer
 def test_gradient_scaler(build: Build) -> None:
-    """Scaled and unscaled again the step is the same; a step with overflowing gradients is left out."""
+    """Scaling and unscaling does not change the step; a step with overflowing gradients is skipped."""
     models = network(torch.float64), network(torch.float64)
     plain, scaled = build(models[0]), build(models[1])
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -405,7 +405,7 @@ def test_gradient_scaler(build: Build) -> None:
 
 
 class NoHostSynchronisation(TorchDispatchMode):
-    """Fails at whatever makes a GPU wait for the host to read a value."""
+    """Fails at operations that synchronize with the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
@@ -435,7 +435,7 @@ def test_a_capturable_step_reads_nothing_back_and_equals_the_ordinary_one(build:
 
 @every_optimizer
 def test_parameters_of_any_layout(build: Build) -> None:
-    """0-dim, empty, transposed, channels-last and sliced parameters go where contiguous ones go."""
+    """0-dim, empty, transposed, channels-last and sliced parameters are updated like contiguous ones."""
 
     class Odd(nn.Module):
         def __init__(self, contiguous: bool) -> None:
@@ -531,7 +531,7 @@ def test_numbers_of_other_kinds_become_pythons(build: Build, kind: Callable[[flo
 
 @every_optimizer
 def test_looking_at_gates_makes_no_state(build: Build) -> None:
-    """Else ``torch.distributed.checkpoint`` takes a fresh optimizer for one with state, and loads none."""
+    """Otherwise ``torch.distributed.checkpoint`` assumes that a new optimizer has state, and loads none."""
     model = network()
     optimizer = build(model)
     assert optimizer.gates() == {}
@@ -553,7 +553,7 @@ def test_distributed_checkpoints(build: Build) -> None:
     train(models[0], optimizers[0], 2)
     optimizers[1].gates()
     saved = get_optimizer_state_dict(models[0], optimizers[0])
-    # Files are read into what a fresh optimizer has: what that lacks is not read.
+    # Files are read into the state of a new optimizer: missing entries are not read.
     into = get_optimizer_state_dict(models[1], optimizers[1])
     assert {name: set(state) for name, state in into["state"].items()} == {
         name: set(state) for name, state in saved["state"].items()
@@ -574,7 +574,7 @@ def test_complex_parameters_are_refused(build: Build) -> None:
 @every_optimizer
 @pytest.mark.parametrize("foreach", [False, True])
 def test_compiled_step_equals_the_eager_one(build: Build, foreach: bool) -> None:
-    """Through dynamo and aot autograd, which are fast enough to try every optimizer."""
+    """With dynamo and AOT autograd, which are fast enough for every optimizer."""
     if foreach and not has_foreach(build):
         pytest.skip("has one implementation")
     torch._dynamo.reset()
@@ -620,7 +620,7 @@ def test_a_step_that_inductor_compiled_equals_the_eager_one(name: str, foreach: 
 
 @every_optimizer
 def test_a_checkpoint_may_have_steps_that_are_numbers(build: Build) -> None:
-    """AdamW takes them, too."""
+    """AdamW also accepts them."""
     models = network(), network()
     optimizers = build(models[0]), build(models[1])
     train(models[0], optimizers[0], 3)

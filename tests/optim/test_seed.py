@@ -50,7 +50,7 @@ def test_noise_is_that_of_the_definition(kind: str, foreach: bool) -> None:
 
 
 @every_seeded
-def test_torchs_generators_are_left_alone_and_the_seed_alone_counts(build: Build) -> None:
+def test_only_the_seed_matters_and_torchs_generators_are_not_used(build: Build) -> None:
     def final(seed: int, torch_seed: int) -> list[Tensor]:
         model = network()
         optimizer = build(model, seed=seed)
@@ -69,8 +69,8 @@ def test_torchs_generators_are_left_alone_and_the_seed_alone_counts(build: Build
 
 
 @every_seeded
-def test_a_checkpoint_goes_on_with_the_same_noise(build: Build) -> None:
-    """Also in an optimizer that was made without a seed."""
+def test_a_checkpoint_resumes_with_the_same_noise(build: Build) -> None:
+    """Also in an optimizer that was created without a seed."""
     model, other = network(), network(seed=1)
     optimizer = build(model, seed=4)
     train(model, optimizer, 3)

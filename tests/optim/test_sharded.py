@@ -30,7 +30,7 @@ def model(width: int = 5) -> nn.Sequential:
 
 
 def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
-    """The same in every process."""
+    """Return the same in every process."""
     generator = torch.Generator().manual_seed(1)
     return [
         (torch.randn(4, 6, generator=generator, dtype=torch.float64), torch.randint(0, 3, (4,), generator=generator))
@@ -38,11 +38,11 @@ def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------- sharded
+# -------------------------------------------------------------------------------------------------------------- sharded
 
 
 def layout(name: str) -> nn.Module:
-    """A model, sharded over all processes."""
+    """Return a model that is sharded over all processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate
@@ -78,7 +78,7 @@ def whole(param: Tensor) -> Tensor:
 
 
 def of_method(params: Any, **options: Any) -> Any:
-    """The example has reductions of every kind but a mean."""
+    """The example has all kinds of reductions except a mean."""
     return MethodOptimizer(params, Example, **options)
 
 
@@ -93,7 +93,7 @@ SHARDED: dict[int, tuple[tuple[str, ...], list[tuple[Any, dict[str, Any]]]]] = {
             (of_method, {"noise": "anticorrelated"}),
         ],
     ),
-    # Three rows and four processes: one has nothing of a parameter.
+    # Three rows and four processes: one has no part of a parameter.
     4: (
         ("fsdp", "fsdp, replicated", "tensor parallel, then fsdp"),
         [(upgd.UPGD, {"scaling": "local"}), (upgd.AdaUPGD, {"foreach": False}), (of_method, {"scaling": "local"})],
@@ -125,7 +125,7 @@ def check_layouts(rank: int) -> None:
 
 
 def check_accident(rank: int) -> None:
-    """A NaN in one shard takes the whole tensor out of the maximum, in all processes."""
+    """A NaN in one shard excludes the whole tensor from the maximum, in all processes."""
     one, parts = model(), layout("fsdp")
     for network in (one, parts):
         optimizer = upgd.UPGD(network.parameters(), lr=0.1, sigma=0.0)
@@ -149,7 +149,7 @@ def check_two(rank: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's FSDP2 needs a GPU")
-def test_sharded_parameters_learn_as_whole_ones_do() -> None:
+def test_sharded_parameters_learn_like_unsharded_ones() -> None:
     in_processes(check_two)
     in_processes(check_layouts, world=4)
 
@@ -240,13 +240,13 @@ CHECKPOINTED = {
 
 
 def check_checkpoint(rank: int, folder: Path, saves: bool) -> None:
-    """Save after three steps and go on, or load and go on."""
+    """Save after three steps and continue, or load and continue."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     from upgd.optim import _narrow
 
-    _narrow.LEAST = 1  # or all parameters would be too small for 8 bits
+    _narrow.LEAST = 1  # otherwise, all parameters would be too small for 8 bits
     for name, (cls, options) in CHECKPOINTED.items():
         network = sharded_model()
         torch.manual_seed(rank if saves else 9)
@@ -270,13 +270,13 @@ def check_checkpoint(rank: int, folder: Path, saves: bool) -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's FSDP2 needs a GPU")
-def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_four(tmp_path: Path) -> None:
+def test_a_checkpoint_of_two_processes_resumes_in_one_and_in_four(tmp_path: Path) -> None:
     in_processes(check_checkpoint, tmp_path, True)
     for world in (1, 4):
         in_processes(check_checkpoint, tmp_path, False, world=world)
 
 
-# -------------------------------------------------------------------------------------------------------------- copies
+# --------------------------------------------------------------------------------------------------------------- copies
 
 
 def average(tensor: Tensor | None) -> None:
@@ -338,7 +338,7 @@ def test_copies_with_one_seed_learn_as_one_process_does() -> None:
 
 
 def check_unequal_seeds(rank: int) -> None:
-    """The processes agree on the noise, and only on that."""
+    """The processes share the noise, and nothing else."""
 
     def seeded(build: Callable[..., Any]) -> Callable[..., Any]:
         def seed_and_build(*args: Any, **options: Any) -> Any:
@@ -372,7 +372,7 @@ def test_copies_with_unequal_seeds_agree_on_the_noise_or_warn() -> None:
     in_processes(check_unequal_generators)
 
 
-# --------------------------------------------------------------------------------------------------------- partitions
+# ----------------------------------------------------------------------------------------------------------- partitions
 
 
 def single() -> nn.Sequential:
@@ -410,13 +410,13 @@ def check_zero(rank: int) -> None:
         own = {p for group in zero.optim.param_groups for p in group["params"]}
         assert len(own) < len(list(parted.parameters())) or build is single
         gates = zip(whole.parameters(), parted.parameters(), strict=True)
-        if rank == 0:  # asks alone
+        if rank == 0:  # calls it in one process only
             for right, found in [(optimizer.gates()[a], zero.optim.gates()[b]) for a, b in gates if b in own]:
                 torch.testing.assert_close(found, right, rtol=1e-12, atol=0)
 
 
 def check_process_group(rank: int) -> None:
-    """Two processes with two parameters each, which they send to each other after every step."""
+    """Two processes with two parameters each, which they exchange after every step."""
     whole, parted = model(), model()
     params, options = list(parted.parameters()), {"lr": 0.1, "beta_utility": 0.9, "sigma": 0.0}
     part = upgd.UPGD(params[2 * rank : 2 * rank + 2], **options, process_group=torch.distributed.group.WORLD)
@@ -428,7 +428,7 @@ def check_process_group(rank: int) -> None:
     train(whole, upgd.UPGD(whole.parameters(), **options))
     train(parted, part, after=exchange)
     assert_same(whole, parted)
-    with pytest.raises(TypeError, match="cannot pickle"):  # rather than a copy that forgets it
+    with pytest.raises(TypeError, match="cannot pickle"):  # rather than a copy without it
         copy.deepcopy(part)
 
 
@@ -534,8 +534,8 @@ def test_torchs_optimizers_in_backward_need_local_scaling() -> None:
 
 
 @pytest.mark.parametrize("scaling", ["global", "local"])
-def test_what_is_right_in_backward_is_not_warned_of(recwarn: pytest.WarningsRecorder, scaling: str) -> None:
-    """One optimizer that has all parameters; or optimizers that compare within a unit anyway."""
+def test_valid_steps_in_backward_do_not_warn(recwarn: pytest.WarningsRecorder, scaling: str) -> None:
+    """One optimizer with all parameters, or optimizers with local scaling."""
     network = model()
     params = list(network.parameters())
     step_in_backward(network, *([params] if scaling == "global" else [params[:2], params[2:]]), scaling=scaling)

@@ -1,4 +1,4 @@
-"""torch's own way of describing an optimizer for its tests, applied to ours.
+"""torch's descriptions of optimizers for its tests, applied to ours.
 
 torch ships the descriptions (``OptimizerInfo``, its inputs and error inputs) in ``torch.testing._internal``, but not the
 test cases; the behaviours that torch tests with them are re-created here in our own words.
@@ -207,7 +207,7 @@ def test_foreach_matches_forloop(info: OptimizerInfo, case: OptimizerInput) -> N
 def test_fused_matches_forloop(
     info: OptimizerInfo, case: OptimizerInput, package: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By numba's kernels, and by those for GPUs in Triton's interpreter."""
+    """With numba's kernels, and with those for GPUs in Triton's interpreter."""
     pytest.importorskip(package)
     if package == "triton":
         if os.environ.get("TRITON_INTERPRET") != "1":

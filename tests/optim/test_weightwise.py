@@ -1,4 +1,4 @@
-"""What is particular to the weight-wise optimizers: groups, identities, numbers at the edge, memory."""
+"""The weight-wise optimizers: groups, identities, extreme values, memory."""
 
 import math
 from typing import Any
@@ -42,7 +42,7 @@ class TestGroups:
         groups = [{"params": [a], "lr": 0.1, "beta_utility": 0.5}, {"params": [b], "weight_decay": 0.3}]
         optimizer = upgd.UPGD(groups, lr=0.2, beta_utility=0.9, sigma=0.0, foreach=foreach)
         optimizer.step()
-        # At the first step the unbiased utility is −g·w whatever β is.
+        # At the first step, the unbiased utility is −g·w for any β.
         utilities = [-a.grad * before[0], -b.grad * before[1]]
         eta = max(float(u.max()) for u in utilities)
         assert eta > 0
@@ -71,7 +71,7 @@ class TestGroups:
         b.grad = late
         optimizer.step()
         assert (optimizer.state[a]["step"], optimizer.state[b]["step"]) == (3, 1)
-        # Nothing moves (lr = 0), so every unbiased utility is −g·w.
+        # Nothing changes (lr = 0), so every unbiased utility is −g·w.
         utilities = {a: -a.grad * a.data, b: -b.grad * b.data}
         eta = rules.global_scale(utilities.values())
         for param, gate in optimizer.gates().items():
@@ -91,7 +91,7 @@ class TestGroups:
     @pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
     @pytest.mark.parametrize("cls", [upgd.UPGD, upgd.AdaUPGD, upgd.PGD])
     def test_a_group_may_have_several_dtypes(self, foreach: bool, dtypes: list[torch.dtype], cls: Any) -> None:
-        """Every parameter moves as it does where all have 64 bits, to its own precision."""
+        """Every parameter changes as in 64 bits, up to its own precision."""
         exact = random_parameters((3, 4), (3,))
         mixed = [nn.Parameter(param.detach().to(dtype)) for param, dtype in zip(exact, dtypes, strict=True)]
         for param, twin in zip(exact, mixed, strict=True):
@@ -110,7 +110,7 @@ class TestGroups:
         upgd.UPGD(network().named_parameters()).load_state_dict(saved)
 
     @pytest.mark.parametrize(("params", "error"), [([], ValueError), (torch.ones(3), TypeError), (["w"], TypeError)])
-    def test_what_is_no_list_of_parameters_is_refused(self, params: Any, error: type[Exception]) -> None:
+    def test_invalid_params_are_refused(self, params: Any, error: type[Exception]) -> None:
         with pytest.raises(error):
             upgd.UPGD(params)
 
@@ -168,7 +168,7 @@ class TestIdentities:
         assert float(moved.std()) == pytest.approx(0.05, rel=0.01)
 
     @pytest.mark.parametrize("scaling", ["global", "local"])
-    def test_gates_are_what_the_next_steps_update_used(self, scaling: str) -> None:
+    def test_gates_equal_those_of_the_next_update(self, scaling: str) -> None:
         (param,) = random_parameters((4, 5))
         optimizer = upgd.UPGD([param], 0.1, sigma=0.0, scaling=scaling)
         before = param.detach().clone()
@@ -190,7 +190,7 @@ class TestNumbersAtTheEdge:
         assert_finite(params, optimizer)
         assert all((gate == 0.5).all() for gate in optimizer.gates().values())
 
-    def test_while_all_utilities_are_negative_nothing_is_protected(self, foreach: bool) -> None:
+    def test_negative_utilities_protect_nothing(self, foreach: bool) -> None:
         params = random_parameters((3, 4), (3,))
         before = [param.detach().clone() for param in params]
         for param in params:
@@ -200,7 +200,7 @@ class TestNumbersAtTheEdge:
         for param, start in zip(params, before, strict=True):
             torch.testing.assert_close(param.data, 0.9 * start, rtol=1e-12, atol=0)
 
-    def test_while_nothing_is_useful_the_scale_is_no_zero_in_any_dtype(self, foreach: bool) -> None:
+    def test_the_scale_is_positive_in_every_dtype_without_positive_utilities(self, foreach: bool) -> None:
         params = [torch.ones(2, dtype=dtype, requires_grad=True) for dtype in (torch.float32, torch.float64)]
         for param in params:
             param.grad = param.new_tensor([0.0, 1.0])
@@ -283,7 +283,7 @@ def test_an_object_without_diagonal_is_no_curvature() -> None:
 
 
 class LiveMemory(TorchDispatchMode):
-    """Counts the bytes of the tensors that were made and are still in memory; a view keeps what it is a view of."""
+    """Counts the bytes of tensors that are still in memory; a view keeps its base."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -364,7 +364,7 @@ def test_memory_on_other_devices(
 
 
 def test_backward_after_a_step_sees_the_new_parameters() -> None:
-    """In-place updates are visible to autograd's version counter: using a stale graph is an error, not a wrong number."""
+    """Autograd's version counter detects in-place updates: using a stale graph is an error."""
     model = network()
     optimizer = upgd.UPGD(model.parameters())
     x = torch.randn(2, 1, 6, 6)
@@ -386,7 +386,7 @@ def _two_groups(**options: float) -> list[dict[str, Any]]:
         (upgd.ShrinkAndPerturb, {"lr": 0.1, "sigma": 0.5, "weight_decay": 0.25}),
     ],
 )
-def test_groups_may_bring_what_has_no_default(optimizer: Any, options: dict[str, float]) -> None:
+def test_groups_may_set_options_without_defaults(optimizer: Any, options: dict[str, float]) -> None:
     built = optimizer(_two_groups(**options))
     assert [{name: group[name] for name in options} for group in built.param_groups] == [options, options]
     mixed = optimizer([*_two_groups(), *_two_groups(lr=0.2)], **options)

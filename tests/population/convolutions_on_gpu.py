@@ -1,4 +1,4 @@
-"""What the kernel for convolutions owes on a GPU; plain functions, as in population_on_gpu.py."""
+"""Requirements of the kernel for convolutions on a GPU; plain functions, as in population_on_gpu.py."""
 
 from gpu_cases import (
     PAPERS_CONVNET,
@@ -34,7 +34,7 @@ def same_answers_of_small_convolutions(device: str) -> str:
 
 @check_with_kernels
 def same_answers_of_the_papers_convnet(device: str) -> str:
-    """With an activation behind convolutions, as in the text, and without, as in the authors' code."""
+    """With an activation after convolutions, as in the text, and without, as in the authors' code."""
     return "\n".join(
         f"{', '.join(names)}: {compared(*both(problem, generated_learners(names), 10, device, _backend(device)))}"
         for problem, names, size in CONVOLUTIONAL
@@ -44,7 +44,7 @@ def same_answers_of_the_papers_convnet(device: str) -> str:
 
 @check_with_kernels
 def convolutions_agree_in_every_bit(device: str) -> str:
-    """Twice the same; in blocks of other lengths; alone; restored. Some of the learners are cut in two."""
+    """Reproducible, in blocks of other lengths, alone and restored. Some of the learners are split."""
     network, stream = PAPERS_CONVNET[True]
     count, steps, saved = (60, 1_500, 700) if device == "cuda" else (3, 12, 5)
     settings = {"lr": 0.01, "sigma": 0.01, "beta_utility": 0.99, "weight_decay": 0.001}
@@ -70,7 +70,7 @@ def convolutions_agree_in_every_bit(device: str) -> str:
 
 @check_with_kernels
 def a_diverged_convnet_stays_alone(device: str) -> str:
-    """It is frozen at the same step as on the CPU, and its neighbours do not notice."""
+    """It is frozen at the same step as on the CPU, and other learners are not affected."""
     network, stream = PAPERS_CONVNET[True]
     calm = [Learner(method="upgd", lr=1e-3, sigma=0.0, seed=seed) for seed in (0, 9, 1)]
     mixed = [own.but(lr=1e4) if own.seed == 9 else own for own in calm]

@@ -1,4 +1,4 @@
-"""The kernel that runs on chip, compiled by a C++ compiler and run by fibers: slow, exact in its logic, and no GPU needed."""
+"""The on-chip kernel, compiled by a C++ compiler and run by fibers: slow, exact in its logic, without a GPU."""
 
 import ctypes
 import functools
@@ -27,9 +27,9 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="upgd-emulated-"))
 
 
 class Kernel:
-    """In the place of :class:`upgd.population.cuda.driver.Kernel`."""
+    """Replaces :class:`upgd.population.cuda.driver.Kernel`."""
 
-    #: Which order the fibers take turns in.
+    #: The order in which the fibers run.
     order = 0
 
     def __init__(self, plan: ChipPlan, text: str, active: int) -> None:
@@ -65,7 +65,7 @@ class EmulatedBackend(CudaBackend):
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Fewer threads than on a GPU, so that small networks keep all of them busy and steps take less time."""
+    """Use fewer threads than on a GPU, so that small networks keep all of them busy and steps are faster."""
     with ExitStack() as patches:
         for module in (planner, on_chip, convolutional):
             patches.enter_context(patch.object(module, "THREADS", count))

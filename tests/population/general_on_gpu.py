@@ -1,4 +1,4 @@
-"""What the general layer owes on a GPU, and what the two layers owe together; plain functions, as in population_on_gpu.py."""
+"""Requirements of the general layer on a GPU, and of both layers together; plain functions, as in population_on_gpu.py."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -34,7 +34,7 @@ STEPS = 24
 
 
 class Residual(nn.Module):
-    """No chain of layers; it has a buffer, too."""
+    """Not a chain of layers; it also has a buffer."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ ANY_NETWORK = ("plain", "AdamW", "weights, order 1")
 
 
 def _held(problem: Problem, learners: Sequence[Learner], device: str) -> str:
-    """The CPU's answers; and the same, bit for bit, in other blocks."""
+    """The results of the CPU; and bitwise the same in other blocks."""
     runs = both(problem, learners, STEPS, device, "torch")
     there = runs[2].population
     once = bits(there)
@@ -107,7 +107,7 @@ def _held(problem: Problem, learners: Sequence[Learner], device: str) -> str:
     return compared(*runs)
 
 
-# ------------------------------------------------------------------------------------------------ through torch.compile
+# --------------------------------------------------------------------------------------------------- with torch.compile
 
 
 def _long_runs(names: Sequence[str], device: str) -> str:
@@ -140,7 +140,7 @@ def long_runs_of_moments_and_features(device: str) -> str:
 
 @check
 def compiled_steps_of_a_convnet(device: str) -> str:
-    """White noise, global scaling, first order, with convolutions; and the same, bit for bit, when it is compiled again."""
+    """White noise, global scaling, first order, with convolutions; and bitwise the same when it is compiled again."""
     learners = [learner for learner in utility_learners("weight", 1) if learner.kind[2:5] == ("global", 1, "white")]
     with compiling(True):
         words = _held(PROBLEMS["ConvNet"], learners, device)
@@ -149,7 +149,7 @@ def compiled_steps_of_a_convnet(device: str) -> str:
     return words
 
 
-# ------------------------------------------------------------------------------------------------------- every variant
+# -------------------------------------------------------------------------------------------------------- every variant
 
 
 def _every_variant(name: str, device: str) -> str:
@@ -182,13 +182,13 @@ def every_variant_of_a_convnet(device: str) -> str:
 
 @check
 def every_variant_of_any_module(device: str) -> str:
-    """A network that is no chain of layers has weight-wise first-order methods."""
+    """A network that is not a chain of layers supports weight-wise first-order methods."""
     return _every_variant("no chain", device)
 
 
 @check
 def stretches_as_short_as_a_graph(device: str) -> str:
-    """Where samples take much memory, no more of the stream is laid out than one graph takes."""
+    """If samples take much memory, only the stretch of one graph is stored."""
     learners = utility_learners("weight", 1)[:6]
     with compiling(False):
         usual = on_the_device(PROBLEMS["ConvNet"], learners, STEPS, device, "torch").population
@@ -206,7 +206,7 @@ def first_steps_of_adamw(device: str) -> str:
     return "\n".join(lines)
 
 
-# ------------------------------------------------------------------------------------------------------- side by side
+# --------------------------------------------------------------------------------------------------------- side by side
 
 
 MIXED = [
@@ -231,7 +231,7 @@ MIXED = [
 
 @check_with_kernels
 def kinds_side_by_side(device: str) -> str:
-    """Learners of both layers in one population: what each kind gives alone, bit for bit; and again the same."""
+    """Learners of both layers in one population: bitwise the same as each kind alone, and reproducible."""
     network, stream = NETWORKS["five layers"]
 
     def run(learners: Sequence[Learner], *lengths: int) -> Population:
@@ -258,7 +258,7 @@ def kinds_side_by_side(device: str) -> str:
 
 @check_with_kernels
 def a_diverged_learner_stays_alone(device: str) -> str:
-    """It is frozen where it diverged, at the same step as on the CPU, and its neighbours do not notice."""
+    """It is frozen at the step of divergence, the same as on the CPU, and other learners are not affected."""
     network, stream = NETWORKS["16-300-150-1"]
     kinds: list[tuple[str, str, Settings]] = [
         ("kernel", "sgd", {"lr": 3.0}),
@@ -286,7 +286,7 @@ def a_diverged_learner_stays_alone(device: str) -> str:
 
 
 def _check_frozen(population: Population, stream: Samples, truth: Result) -> None:
-    """It diverges when it should, and does not move afterwards."""
+    """It diverges at the expected step, and does not change afterwards."""
     population.run(stream, 45)
     diverged_at = population.result().diverged_at
     assert diverged_at.tolist() == truth.diverged_at.tolist(), (diverged_at, truth.diverged_at)

@@ -1,4 +1,4 @@
-"""What every method computed when golden.json was written, as hashes of the parameters after 70 steps.
+"""Hashes of the parameters of every method after 70 steps, as stored in golden.json.
 
 ``python tests/population/golden.py`` writes the file anew. Do that only for a change that is meant to change results, and
 raise the engine version with it.
@@ -54,7 +54,7 @@ def learners(backend: str) -> dict[str, Learner]:
         {"method": "upgd", "gated": "hidden"},
         {"method": "upgd", "gated": "output", "scaling": "local"},
     ]
-    # Methods that came later, on top of SGD and of Adam.
+    # Methods that were added later, on top of SGD and Adam.
     of_entries = (
         "momentum",
         "adam",
@@ -84,7 +84,7 @@ def learners(backend: str) -> dict[str, Learner]:
             for optimizer in (("sgd", "adam") if "optimizer" in METHODS[method].settings else ("",))
         ),
     ]
-    # Its kernel adds in the order that the compiler chose, which may choose another one when it compiles again.
+    # The compiler chooses the order of sums in its kernel, and may choose another one next time.
     without_kernel.append({"method": "obgd"})
     without_kernel += [{"method": "upgd", "profile": "authors", "scaling": scaling} for scaling in ("global", "local")]
     without_kernel += [
@@ -117,7 +117,7 @@ def _hash(parameters: dict[str, torch.Tensor]) -> str:
 
 
 def machine() -> dict[str, str]:
-    """What sums depend on: they are added in the order in which vector registers and versions of libraries add them."""
+    """Return what sums depend on: vector registers and versions of libraries determine the order of additions."""
     import llvmlite.binding
     import numba
 

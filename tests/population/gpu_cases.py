@@ -1,4 +1,4 @@
-"""What the GPU checks share: problems, learners, and what it means to be equal.
+"""Shared parts of the GPU checks: problems, learners, and comparisons.
 
 Every check takes the device to hold to the CPU, so that the checks themselves are tested where there is no GPU.
 """
@@ -27,7 +27,7 @@ Settings = dict[str, Any]
 
 
 class Check(NamedTuple):
-    """Raises an AssertionError, or tells in words what it has seen on the device."""
+    """Raises an AssertionError, or returns a description of the result."""
 
     run: Callable[[str], str]
     needs_kernels: bool  #: those of kernels_compile
@@ -38,7 +38,7 @@ NOISES: tuple[Settings | None, ...] = (None, {"sigma": 0.1}, {"sigma": 0.1, "noi
 
 
 def check(function: Callable[[str], str], *, needs_kernels: bool = False) -> Callable[[str], str]:
-    """Put a function among the checks."""
+    """Register a function as a check."""
     CHECKS[function.__name__] = Check(function, needs_kernels)
     return function
 
@@ -141,7 +141,7 @@ PAPERS_CONVNET: dict[bool, Problem] = {
 
 
 def rule_learners(noise: Settings | None) -> list[Learner]:
-    """Every rule that the kernel knows, learners with different settings side by side."""
+    """Every rule that the kernel supports, with different settings in one batch."""
     perturbed = {"sigma": 0.0} if noise is None else noise
     learners = []
     for scaling in ("global", "local"):
@@ -161,7 +161,7 @@ def rule_learners(noise: Settings | None) -> list[Learner]:
 
 @contextmanager
 def compiling(wanted: bool) -> Iterator[None]:
-    """Whether the general layer goes through ``torch.compile``: takes time, and is the default.
+    """Set whether the general layer uses ``torch.compile``, the default, which takes time.
 
     The layer goes on without it where it fails, and says so in the log; that is a failure here, if Triton is at hand.
     """
@@ -183,7 +183,7 @@ def compiling(wanted: bool) -> Iterator[None]:
     assert not failures or find_spec("triton") is None, failures
 
 
-# ----------------------------------------------------------------------------------------------------------------- equal
+# ---------------------------------------------------------------------------------------------------------------- equal
 
 
 @dataclass
@@ -218,14 +218,14 @@ def on_the_device(problem: Problem, learners: Sequence[Learner], steps: int, dev
     return Run.of(population, stream, steps)
 
 
-#: What a part may be off by, even where the CPU's float32 is not: the kernel's noise is the hardware's (see docs/gpu.md).
+#: Allowed error of a part, even if the CPU's float32 is exact: the kernel's noise uses hardware functions (see docs/gpu.md).
 _GRANTED = 5e-6
 _GRANTED_MOVES = 3e-5
 
 
 def parts(run: Run) -> dict[str, dict[int, list[Tensor]]]:
-    """What the learners have become: by part, and for each learner that has the part, its tensors. Besides what a state has:
-    by how much the parameters have ``moved``."""
+    """Return the state of the learners: by part, and for each learner that has the part, its tensors; and
+    how much the parameters have ``moved``."""
     population, now = run.population, run.population.state()
     found: dict[str, dict[int, list[Tensor]]] = {}
     for number, (group, own) in enumerate(groups(population.learners, [0] * len(population.learners))):
@@ -256,7 +256,7 @@ def _distance(right: list[Tensor], found: list[Tensor]) -> float:
 
 
 def compared(truth: Run, rounded: Run, there: Run) -> str:
-    """The device is as near to the truth as float32 is on the CPU, up to a factor; in words.
+    """Check that the device is as close to float64 as float32 is on the CPU, up to a factor; return a description.
 
     Every learner is held to the CPU's worst; and of the learners of each method and kind, the one in the middle to the
     CPU's in the middle, so that a mistake in one method cannot hide behind another one's rounding. Where the network has
@@ -307,7 +307,7 @@ def _middle(values: list[float]) -> float:
 
 
 def bits(population: Population) -> dict[str, Tensor]:
-    """Everything that a population is, as bits."""
+    """Return everything in a population, as bits."""
     return {name: tensor.contiguous().flatten().view(torch.uint8) for name, tensor in population.state().items()}
 
 
@@ -318,7 +318,7 @@ def assert_same_bits(first: dict[str, Tensor], second: dict[str, Tensor], what: 
 
 
 def of_learner(population: Population, learner: int) -> dict[str, Tensor]:
-    """What one learner is and has shown, wherever it stands in its population."""
+    """Return the state and results of one learner, regardless of its index in the population."""
     result = population.result()
     seen = {"loss": result.loss[:, learner], "accuracy": result.accuracy[:, learner]}
     seen["diverged_at"] = result.diverged_at[learner : learner + 1]

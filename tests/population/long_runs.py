@@ -1,4 +1,4 @@
-"""Long runs: online accuracy and loss of 8 seeds over 50 000 steps are the same on every device, in the mean.
+"""Long runs: mean online accuracy and loss of 8 seeds over 50,000 steps agree on every device.
 
 Rounding differs between devices, and learning amplifies it: two runs that begin nearly equal come to make different mistakes.
 So each seed runs in several twins whose initial weights are 0.1 % apart. The twins of a seed on one device tell how far
@@ -32,7 +32,7 @@ REFERENCE = Path(__file__).with_name("long_runs.json")
 SEEDS, TWINS, STEPS = 8, 3, 50_000
 METRICS = ("accuracy", "loss")
 NETWORK = MLP((64, 100, 50, 10))
-#: Tasks so long that a chunk of the stream has few of them, whatever its length.
+#: Tasks long enough that every chunk of the stream has few of them.
 STREAM = make("input-permuted-digits", task_length=5_000)
 
 UTILITY = {"lr": 0.01, "sigma": 0.1, "beta_utility": 0.999, "weight_decay": 0.001}
@@ -49,7 +49,7 @@ GENERAL: dict[str, Settings] = {
     "upgd, feature-wise": {"method": "upgd", "wise": "feature", **UTILITY},
     "upgd, second order": {"method": "upgd", "order": 2, **UTILITY},
 }
-#: Mistakes that a comparison of long runs must see.
+#: Errors that a comparison of long runs must detect.
 MISTAKES: dict[str, tuple[str, Settings]] = {
     "σ doubled": ("upgd", {**ON_CHIP["upgd"], "sigma": 0.2}),
     "step 5 % too long": ("upgd", {**ON_CHIP["upgd"], "lr": 0.0105}),
@@ -77,14 +77,14 @@ def measured(cases: Mapping[str, Settings], steps: int, **where: Any) -> Numbers
 
 
 def numbers(result: Result, names: Sequence[str]) -> Numbers:
-    """What the learners of these cases, one after the other, have shown."""
+    """Return the results of the learners of these cases."""
     found = {"accuracy": result.mean_accuracy, "loss": result.mean_loss}
     shape = (len(names), SEEDS, TWINS)
     return {name: {m: found[m].reshape(shape)[i] for m in METRICS} for i, name in enumerate(names)}
 
 
 def scores(right: Numbers, found: Numbers) -> dict[tuple[str, str], float]:
-    """How many standard errors the means are apart: Student's t with ``SEEDS·(TWINS − 1)`` degrees of freedom.
+    """Return the difference of the means in standard errors: Student's t with ``SEEDS·(TWINS − 1)`` degrees of freedom.
 
     The variance is that of ``right`` among twins of one seed. A last digit is granted to runs that do not differ at all.
     """
@@ -99,7 +99,7 @@ def scores(right: Numbers, found: Numbers) -> dict[tuple[str, str], float]:
 
 
 def compared(right: Numbers, found: Numbers) -> str:
-    """Hold ``found`` to ``right``; in words.
+    """Compare ``found`` with ``right``, and return a description.
 
     Of 18 means that are equal in truth, one will be two standard errors off by chance, and this is no mistake. So we ask that
     three of four are within two, that none is further away than 4.5 (by chance: 1 in 150), and that the mean square is
@@ -133,7 +133,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def reference() -> tuple[Numbers, Numbers]:
-    """The CPU's numbers, and what mistakes would have given."""
+    """Return the CPU's numbers, and those with errors."""
     known = json.loads(REFERENCE.read_text(encoding="utf-8"))
     assert known["of"] == circumstances(), f"{REFERENCE.name} is of another problem; write it again"
     for part, cases in (("methods", {**ON_CHIP, **GENERAL}), ("mistakes", {n: s for n, (_, s) in MISTAKES.items()})):

@@ -1,4 +1,4 @@
-"""One learner at a time, the plain way: autograd and an optimizer. What a population is compared with."""
+"""The reference for populations: one learner at a time, with autograd and an optimizer."""
 
 import copy
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ PLAIN = [
 
 @dataclass
 class Counters:
-    """A stream of numbers that have nothing to learn, of any shape: inputs and targets from counters."""
+    """A stream of noise of any shape: inputs and targets from counters."""
 
     input_shape: tuple[int, ...]
     outputs: int
@@ -52,7 +52,7 @@ class Counters:
 
 
 class SmallConvNet(ConvNet):
-    """The paper's network, made small: 2@3×3, pool 2, 3@3×3, pool 2, 5, 4, outputs."""
+    """A small version of the paper's network: 2@3×3, pool 2, 3@3×3, pool 2, 5, 4, outputs."""
 
     CHANNELS = (2, 3)
     KERNEL = 3
@@ -60,7 +60,7 @@ class SmallConvNet(ConvNet):
 
 
 class Residual(nn.Module):
-    """A network that only ``torch.func`` can run: it is no chain."""
+    """A network that is not a chain, so only ``torch.func`` can run it."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class CounterNoise:
 
 
 def plain_loop(monkeypatch, network: nn.Module, learner: Learner, stream, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Learn alone, in float64.
+    """Train a single learner in float64.
 
     Returns:
         The loss before every update, whether the prediction was right, and the final parameters as one vector.

@@ -1,4 +1,4 @@
-"""What the kernel owes on a GPU; plain functions, so that a machine with torch and numpy alone can run them.
+"""Requirements of the kernel on a GPU; plain functions, which need only torch and numpy.
 
 ``make test-gpu`` runs all of them. The truth is the torch backend on the CPU, in float64.
 """
@@ -52,7 +52,7 @@ SMALL: dict[int, Problem] = {
 }
 #: Sizes that no other network here would get, and the noise for each: what depends on the size does not depend on the noise.
 OTHER_CLUSTERS: dict[int, Settings | None] = dict(zip((2, 4, 16), NOISES, strict=True))
-#: More learners than an H200 has room for clusters of eight: some wait for others.
+#: More learners than an H200 can run at once in clusters of eight: some must wait.
 MANY = [Learner(method="upgd", lr=0.01, sigma=0.1, seed=seed) for seed in range(10, 22)]
 EVERY_RULE = [learner for noise in NOISES for learner in rule_learners(noise)]
 _UPGD: Settings = {"method": "upgd", "sigma": 0.1, "beta_utility": 0.99}
@@ -89,7 +89,7 @@ def generated_learners(names: Iterable[str] = tuple(GENERATED)) -> list[Learner]
 
 @contextmanager
 def clusters_of(size: int | None) -> Iterator[None]:
-    """Let the planner choose among clusters of one size alone."""
+    """Restrict the planner to clusters of one size."""
     modules = (on_chip, convolutional)
     before = [module.CLUSTERS for module in modules]
     for module, sizes in zip(modules, before, strict=True):
@@ -123,7 +123,7 @@ def kernels_to_come() -> Iterator[tuple[Problem, Sequence[Learner], int | None]]
 
 
 def texts(device: torch.device) -> set[str]:
-    """The kernels' texts."""
+    """Return the sources of the kernels."""
     found = set()
     for (network, stream), learners, size in kernels_to_come():
         indexed = stream.chunk([0], 0, 1).index is not None
@@ -140,18 +140,18 @@ def texts(device: torch.device) -> set[str]:
 
 @check
 def kernels_compile(device: str) -> str:
-    """Compile what the other checks will need, on many cores at once."""
+    """Compile the kernels of the other checks, on many cores at once."""
     if device != "cuda":
         return "nothing to compile"
     major, minor = torch.cuda.get_device_capability()
     compile_one = partial(compiled, architecture=f"sm_{major}{minor}")
     needed = sorted(texts(torch.device("cuda", torch.cuda.current_device())))
-    half = max(1, (os.cpu_count() or 1) // 2)  # the other half is for checks that need no kernels
+    half = max(1, (os.cpu_count() or 1) // 2)  # the other half is for checks without kernels
     with ProcessPoolExecutor(half, multiprocessing.get_context("spawn")) as pool:
         return f"{len(list(pool.map(compile_one, needed)))} kernels"
 
 
-# -------------------------------------------------------------------------------------------------------- the same answers
+# -------------------------------------------------------------------------------------------------------- equal results
 
 
 @check_with_kernels
@@ -174,7 +174,7 @@ def same_answers_with_local_scaling(device: str) -> str:
 def same_answers_of_other_networks(device: str) -> str:
     """Other sizes, numbers of layers, activations and losses; all rules."""
     steps = {name: STEPS for name in NETWORKS if name != "784-300-150-10"}
-    steps["784-300-150-47"] = STEPS // 5  # on the CPU, large networks take long
+    steps["784-300-150-47"] = STEPS // 5  # large networks are slow on the CPU
     return "\n".join(_without_noise(name, rule_learners(None), count, device) for name, count in steps.items())
 
 
@@ -193,7 +193,7 @@ def same_answers_with_noise(device: str) -> str:
 
 
 def _generating(device: str) -> str:
-    """The backend that runs all of them: the kernel of the CPU knows fewer."""
+    """Return the backend that runs all of them; the CPU kernel supports fewer."""
     return "kernel" if device == "cuda" else "torch"
 
 
@@ -209,7 +209,7 @@ def same_answers_of_generated_rules(device: str) -> str:
 
 @check_with_kernels
 def generated_rules_agree_in_every_bit(device: str) -> str:
-    """Twice the same; in blocks of other lengths; alone and among others of other kinds; restored after 100 steps."""
+    """Reproducible, in blocks of other lengths, alone and with others of other kinds, restored after 100 steps."""
     network, stream = NETWORKS["784-300-150-10"]
     learners = [own.but(seed=seed) for seed in range(4) for own in generated_learners(ON_THE_PAPERS_NETWORK)[::2]]
     steps, saved = (1_000, 100) if device == "cuda" else (20, 10)
@@ -248,7 +248,7 @@ def every_path_in_few_steps(device: str) -> str:
 
 @check_with_kernels
 def every_size_of_cluster(device: str) -> str:
-    """The planner chooses sizes by speed; all others are right, too."""
+    """The planner chooses sizes by speed; all other sizes are also correct."""
     lines = []
     for size, noise in OTHER_CLUSTERS.items():
         with clusters_of(size):
@@ -259,7 +259,7 @@ def every_size_of_cluster(device: str) -> str:
 
 @check_with_kernels
 def utilities_that_fade_away(device: str) -> str:
-    """Local scaling, and units that fell silent long ago: the squares of their utilities are too small for a float."""
+    """Local scaling, and units that have been inactive for long: the squares of their utilities underflow."""
     network, stream = NETWORKS["784-300-150-10"]
     settings = {"lr": 0.01, "sigma": 0.1, "beta_utility": 0.9, "scaling": "local"}
     learners = [Learner(method=m, seed=s, **settings) for m in ("upgd", "upgd-nonprotecting") for s in (0, 1)]
@@ -311,12 +311,12 @@ def _as_if_taken(steps: int) -> dict[str, Tensor]:
     return {name: torch.tensor(n) for name, n in (("step", steps), ("window", 10_000), ("loss", 1))}
 
 
-# ------------------------------------------------------------------------------------------------------------ every bit
+# ----------------------------------------------------------------------------------------------------- bitwise equality
 
 
 @check_with_kernels
 def reruns_and_blocks_agree_in_every_bit(device: str) -> str:
-    """Twice the same; in blocks of other lengths; alone and among others. So many steps that a race would show."""
+    """Reproducible, in blocks of other lengths, alone and with others; enough steps to detect races."""
     network, stream = NETWORKS["784-300-150-10"]
     settings = {"lr": 0.01, "sigma": 0.1, "beta_utility": 0.99, "weight_decay": 0.01}
     learners = [Learner(method="upgd", seed=seed, **settings) for seed in range(23)]

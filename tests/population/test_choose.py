@@ -1,4 +1,4 @@
-"""What is said where the compiled loops are not there."""
+"""Messages if the compiled loops are not available."""
 
 import importlib
 import logging
@@ -38,7 +38,7 @@ def warnings(caplog):
         (ImportError("Numba needs NumPy 9 or less"), "Numba needs NumPy 9 or less (run pip install"),
     ],
 )
-def test_it_is_said_once(without_kernel, caplog, error, reason):
+def test_the_warning_appears_once(without_kernel, caplog, error, reason):
     without_kernel(error)
     for _ in range(2):
         assert Population(MLP((4, 3, 2)), [Learner(method="sgd", lr=0.1)]).backends == ("torch",)
@@ -46,7 +46,7 @@ def test_it_is_said_once(without_kernel, caplog, error, reason):
     assert "many times slower than compiled loops, because " + reason in said
 
 
-def test_who_chose_torch_is_told_nothing_and_who_chose_the_kernel_is_refused(without_kernel, caplog):
+def test_an_explicit_backend_gives_no_warning_or_an_error(without_kernel, caplog):
     without_kernel(ModuleNotFoundError(name="numba"))
     learners = [Learner(method="sgd", lr=0.1)]
     Population(MLP((4, 3, 2)), learners, backend="torch")
@@ -55,7 +55,7 @@ def test_who_chose_torch_is_told_nothing_and_who_chose_the_kernel_is_refused(wit
     assert warnings(caplog) == []
 
 
-def test_the_parent_of_workers_says_it_for_all(without_kernel, caplog, monkeypatch):
+def test_only_the_parent_of_workers_warns(without_kernel, caplog, monkeypatch):
     monkeypatch.setattr(workers, "find_spec", lambda name: None)
     for settings in (workers.Settings(), workers.Settings(), workers.Settings(backend="torch")):
         assert list(workers.in_processes(settings, 2)([], print)) == []
@@ -63,7 +63,7 @@ def test_the_parent_of_workers_says_it_for_all(without_kernel, caplog, monkeypat
     assert said.endswith(WITHOUT_NUMBA)
 
 
-def test_the_command_says_it_in_one_line(tmp_path):
+def test_the_command_warns_in_one_line(tmp_path):
     run = ["run", "output-permuted-digits", "--method", "sgd", "--lr", "0.1", "--steps", "5", "--network", "8"]
     code = f"""
 import sys

@@ -1,4 +1,4 @@
-"""Where a learner with convolutions lies on chip: all that needs no GPU."""
+"""The on-chip layout of a learner with convolutions, without a GPU."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Where a learner lies on chip, which cluster does which steps, what is compiled: all that needs no GPU."""
+"""On-chip layout, schedule and compilation, without a GPU."""
 
 import itertools
 import re
@@ -52,7 +52,7 @@ class LooksAtIncoming(Method):
         return Reset(units.incoming.abs().sum(-1) < 1), {}
 
 
-#: Rules of which kernels are made, and those written by hand.
+#: Rules with generated kernels, and those with hand-written ones.
 GENERATED = [
     group_of(method="adamw", lr=0.1),
     group_of(method="upgd", lr=0.1, order=2, scaling="local"),
@@ -71,7 +71,7 @@ def layers_of(widths: list[int], bias: bool = True) -> list[Dense]:
     return [Dense(a, b, bias, "TANH") for a, b in itertools.pairwise(widths)]
 
 
-# ----------------------------------------------------------------------------------------------------------- the planner
+# ---------------------------------------------------------------------------------------------------------- the planner
 
 
 def covered(plan: planner.ChipPlan) -> np.ndarray:
@@ -170,12 +170,12 @@ def test_the_fastest_plan_serves_most_learners() -> None:
     assert planner.plan(layers_of([5000, 300, 10]), UPGD, 8, H200) is None
 
 
-# ----------------------------------------------------------------------------------------------------------- the schedule
+# --------------------------------------------------------------------------------------------------------- the schedule
 
 
 @settings(deadline=None, max_examples=40)
 @given(learners=st.integers(1, 60), steps=st.integers(1, 50), clusters=st.integers(1, 40))
-def test_every_step_is_taken_once_in_order_and_nobody_waits_in_vain(learners: int, steps: int, clusters: int) -> None:
+def test_every_step_runs_once_in_order_without_deadlock(learners: int, steps: int, clusters: int) -> None:
     segments, begins = schedule(learners, steps, clusters)
     assert len(begins) - 1 <= clusters
     longest = max(sum(to - start for _, start, to, _ in segments[a:b]) for a, b in itertools.pairwise(begins))
@@ -191,14 +191,14 @@ def test_every_step_is_taken_once_in_order_and_nobody_waits_in_vain(learners: in
             assert bool(flags & WAITS) == (start > 0)
             assert bool(flags & TELLS) == (to < steps)
             if flags & WAITS:
-                assert told[learner] < cluster  # and it was that cluster's first work, which waits for nobody
+                assert told[learner] < cluster  # it was that cluster's first work, which waits for no other
             if flags & TELLS:
                 assert segments[a].tolist() == [learner, start, to, flags]
                 told[learner] = cluster
     assert set(taken.values()) == {steps}
 
 
-# ---------------------------------------------------------------------------------------------------- reading and refusing
+# ----------------------------------------------------------------------------------- supported and unsupported networks
 
 
 def test_networks_are_read() -> None:
@@ -261,7 +261,7 @@ def test_four_words_for_each_weight_of_the_papers_network_fit_on_sixteen_multipr
     assert planner.plan(PAPER, GENERATED[0].kind, 8, H200, program(GENERATED[0].method)) is None
 
 
-# ------------------------------------------------------------------------------------------------------ what is compiled
+# ---------------------------------------------------------------------------------------------------------- compilation
 
 
 def test_settings_are_those_of_the_rule() -> None:
@@ -320,10 +320,10 @@ def test_a_compiled_kernel_is_kept(tmp_path, monkeypatch) -> None:
     assert calls == ["text", "other"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     (tmp_path / "file").write_text("no folder")
-    assert compiler.compiled("text", "sm_90") == b"code"  # where nothing can be kept, it works all the same
+    assert compiler.compiled("text", "sm_90") == b"code"  # it also works without a cache
 
 
-def test_what_does_not_fit_on_chip_goes_to_graphs_and_one_line_says_why(caplog, monkeypatch) -> None:
+def test_networks_that_do_not_fit_on_chip_use_graphs_and_log_the_reason(caplog, monkeypatch) -> None:
     network, cuda = MLP((4, 3, 2)), torch.device("cuda")
     monkeypatch.setattr(registry, "_REGISTERED", registry._REGISTERED | {LooksAtIncoming.name: LooksAtIncoming})
     group = group_of(method=LooksAtIncoming.name, lr=0.1)

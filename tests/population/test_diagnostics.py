@@ -1,4 +1,4 @@
-"""Looks inside the learners of a population."""
+"""Diagnostics of the learners of a population."""
 
 import copy
 
@@ -48,7 +48,7 @@ def test_looks_come_at_window_ends_or_every_so_many_steps():
     assert population().run(STREAM, 3, diagnostics=Diagnostics(every=1)).diagnosed_at.tolist() == [1, 2, 3]
 
 
-def test_figures_are_what_their_names_say():
+def test_diagnostics_match_their_definitions():
     crowd, before = population(), population()
     found = crowd.run(STREAM, 40, diagnostics=Diagnostics(every=40, samples=10, tau=0.5)).diagnostics
     before.run(STREAM, 39)
@@ -74,7 +74,7 @@ def test_figures_are_what_their_names_say():
 
 
 def plasticities(stream, updates, criterion, learners=LEARNERS, network=NETWORK):
-    """Of each learner, how much of a sample's loss each of the given updates removed, from its networks one by one."""
+    """Return for each learner the fraction of a sample's loss that each update removed, computed from its networks."""
     crowd = population(learners, network)
     crowd.run(stream, updates.start)
     found = []
@@ -96,7 +96,7 @@ def test_sample_plasticity_is_the_mean_over_the_last_updates():
     found = population().run(STREAM, 80, diagnostics=Diagnostics(**looks)).diagnostics["sample_plasticity"]
     for look, updates in enumerate((range(30, 40), range(70, 80))):
         expected = plasticities(STREAM, updates, cross_entropy)
-        assert np.abs(expected[-1] - expected.mean(0)).min() > 1e-4  # the last update alone says something else
+        assert np.abs(expected[-1] - expected.mean(0)).min() > 1e-4  # the last update alone gives a different value
         np.testing.assert_allclose(found[look], expected.mean(0), atol=1e-6)
 
 
@@ -161,7 +161,7 @@ def test_looks_are_saved_with_everything_else():
         np.testing.assert_array_equal(figures, expected.diagnostics[name])
 
 
-def test_a_diverged_learner_has_nothing_to_show():
+def test_a_diverged_learner_has_no_diagnostics():
     wild = Learner(method="sgd", lr=1e30)
     result = population([LEARNERS[0], wild]).run(STREAM, 40, diagnostics=Diagnostics())
     assert result.diverged_at[1] >= 0
@@ -175,8 +175,8 @@ def scaled(network, *factors):
 
 
 @pytest.mark.parametrize("activation", ["relu", "identity"])
-def test_a_learner_frozen_with_finite_parameters_has_nothing_to_show(activation, capfd):
-    """Such parameters give an infinite loss: it shows in what they compute, not in themselves."""
+def test_a_frozen_learner_with_finite_parameters_has_no_diagnostics(activation, capfd):
+    """Finite parameters that give an infinite loss."""
     network = MLP((6, 8, 5, 3), activation)
     learners = [LEARNERS[0], Learner(method="sgd", lr=0.1), LEARNERS[2]]
     crowd = Population(network, learners, backend="torch", parameters=scaled(network, 1, 1e30, 1))
@@ -190,7 +190,7 @@ def test_a_learner_frozen_with_finite_parameters_has_nothing_to_show(activation,
 
 
 def test_a_learner_that_is_about_to_diverge_is_looked_at():
-    """The update makes its loss infinite, which only the next step will find."""
+    """The update makes the loss infinite, which only the next step detects."""
     result = population([Learner(method="sgd", lr=1e30)]).run(STREAM, 1, diagnostics=Diagnostics(every=1))
     assert result.diverged_at.tolist() == [-1]
     assert np.isfinite(result.diagnostics["stable_rank/layers.2.weight"]).all()
@@ -241,7 +241,7 @@ def test_registered_figures_are_beside_the_others_and_survive_a_pause(registry):
     torch.rand(7)
     more = again.run(STREAM, 20, diagnostics=Diagnostics()).diagnostics
     assert more["first_weight"].shape == (2, 3)
-    assert more["drawn"][0].tolist() == more["drawn"][1].tolist()  # a function of the seed alone
+    assert more["drawn"][0].tolist() == more["drawn"][1].tolist()  # a function of the seed only
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_registered_figure_that_fails_is_named(registry, function, words):
         population().run(STREAM, 20, diagnostics=Diagnostics())
 
 
-def test_learners_that_normalize_are_looked_at_with_what_they_see():
+def test_diagnostics_use_normalized_inputs():
     """Sample plasticity by a plain loop: the same sample, as it was normalized for the update, before and after it."""
     network, stream = MLP((64, 8, 10)).double(), make("output-permuted-digits", task_length=50)
     learner = Learner(method="sgd", lr=0.05, normalize=0.9, seed=3)

@@ -1,4 +1,4 @@
-"""The kernel for GPUs, run on the CPU by fibers: every rule, reduction and exchange of it, held to float64."""
+"""The kernel for GPUs, run on the CPU by fibers: every rule, reduction and exchange, compared with float64."""
 
 from types import MappingProxyType
 
@@ -118,7 +118,7 @@ def test_more_rules_are_right(cluster, settings):
 
 
 def own_rule(operation: str, over: str) -> type[Method]:
-    """A method of somebody's own, with a reduction."""
+    """A custom method with a reduction."""
 
     class Own(Method):
         name = f"own-{operation}-{over}"
@@ -154,7 +154,7 @@ def test_everybodys_own_reductions_are_right(number, operation, over):
     held((8, 2, 1, 4)[(number + number // 4) % 4], method=own_rule(operation, over).name, lr=0.02)
 
 
-# ----------------------------------------------------------------------------------------------------- resets of units
+# ------------------------------------------------------------------------------------------------------ resets of units
 
 
 def resets_are_right(monkeypatch, cluster: int, steps: int, **settings: object) -> None:
@@ -202,7 +202,7 @@ def test_methods_that_reset_units_are_right(monkeypatch, cluster, steps, setting
 
 
 class OwnResets(Method):
-    """Everything that a hook may use and the methods above do not."""
+    """Uses everything that a hook supports and the methods above do not use."""
 
     name = "own-resets"
     rate = Setting(0.2, least=0)
@@ -248,7 +248,7 @@ def test_rules_written_by_hand_are_those_that_are_generated(monkeypatch, scaling
     ],
     ids=["upgd", "continual-backprop"],
 )
-def test_a_saved_state_goes_on_bit_for_bit(cluster, settings, part):
+def test_a_saved_state_resumes_bitwise(cluster, settings, part):
     problem = PROBLEMS[cluster]
     learners = [Learner(**settings, seed=seed) for seed in (0, 1)]
     with clusters_of(cluster):

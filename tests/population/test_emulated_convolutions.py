@@ -1,4 +1,4 @@
-"""The kernel for convolutions, run on the CPU by fibers: every rule, layer and exchange of it, held to float64."""
+"""The kernel for convolutions, run on the CPU by fibers: every rule, layer and exchange, compared with float64."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Windows, results, mistakes and interruptions: what the engine does whatever the backend."""
+"""Windows, results, errors and interruptions: behaviour of the engine with any backend."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ def test_a_window_may_be_longer_than_the_run():
     assert (result.ends.tolist(), result.lengths.tolist(), result.last_is_short) == ([7], [7], True)
 
 
-def test_nothing_is_a_run_too():
+def test_zero_steps_are_a_valid_run():
     result = population().run(STREAM, 0)
     assert result.loss.shape == (0, 1)
     assert np.isnan(result.mean_loss).all()
@@ -80,7 +80,7 @@ def test_progress_counts_learner_steps():
     assert len(seen) >= 3  # a block ends where a window does
 
 
-def test_the_template_is_left_alone_and_learners_start_from_their_seed():
+def test_the_template_is_unchanged_and_learners_start_from_their_seed():
     network = MLP((6, 5, 3), seed=99)
     before = [p.clone() for p in network.parameters()]
     crowd = population(SGD, Learner(method="sgd", lr=0.1, seed=7), network=network)
@@ -91,7 +91,7 @@ def test_the_template_is_left_alone_and_learners_start_from_their_seed():
     assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
 
 
-def test_a_learner_comes_out_as_a_module():
+def test_a_learner_can_be_extracted_as_a_module():
     for network in (NETWORK, Residual(6, 3)):
         crowd = population(SGD, Learner(method="sgd", lr=0.1, seed=7), network=network)
         crowd.run(STREAM, 30)
@@ -114,7 +114,7 @@ def test_parameters_can_be_given():
         population(SGD, SGD, network=norm, parameters={**given, "1.bias": torch.zeros(4)})
 
 
-# ------------------------------------------------------------------------------------------------------------ divergence
+# ----------------------------------------------------------------------------------------------------------- divergence
 
 
 def test_divergence_is_seen_at_the_step_whose_loss_is_not_finite():
@@ -125,7 +125,7 @@ def test_divergence_is_seen_at_the_step_whose_loss_is_not_finite():
     assert 0 < at < 100
     assert np.isfinite(each.loss[:at]).all()
     assert np.isnan(each.loss[at:]).all()
-    # Frozen: the parameters are those that gave the infinite loss, however long the others go on.
+    # Frozen: the parameters stay those that gave the infinite loss while the others continue.
     short, long = population(wild), population(wild)
     short.run(stream, int(at))
     long.run(stream, 300)
@@ -156,7 +156,7 @@ def test_an_infinite_weight_behind_a_dead_unit_is_seen_when_the_window_ends():
     assert np.isnan(result.loss).all()
 
 
-# ------------------------------------------------------------------------------------------------------------- mistakes
+# --------------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_wrong_run_gets_one_sentence_and_changes_nothing(stream, options, word
     np.testing.assert_array_equal(crowd.run(STREAM, 10).loss, population().run(STREAM, 10).loss)
 
 
-def test_window_and_loss_stay_what_they_were():
+def test_window_and_loss_cannot_change():
     crowd = population()
     crowd.run(STREAM, 10)
     with pytest.raises(ValueError, match="the window was 20 until step 10 and cannot be changed to 5"):
@@ -228,7 +228,7 @@ def test_a_state_of_others_is_refused():
         crowd.parameters(1)
 
 
-# --------------------------------------------------------------------------------------------------------- interruptions
+# -------------------------------------------------------------------------------------------------------- interruptions
 
 
 class Interrupting(Counters):
@@ -256,7 +256,7 @@ def test_ctrl_c_leaves_a_population_that_can_run_on():
         np.testing.assert_array_equal(result.loss, expected.loss)
 
 
-def test_interrupts_wait_for_the_end_and_are_answered_at_once(capsys):
+def test_interrupts_are_acknowledged_and_deferred(capsys):
     done = []
 
     def interrupted():
@@ -302,7 +302,7 @@ class Failing(Counters):
         return super().chunk(seeds, start, length, device)
 
 
-def test_an_error_of_the_stream_leaves_the_population_whole():
+def test_an_error_of_the_stream_keeps_the_population_consistent():
     crowd = population()
     with pytest.raises(OSError, match="gone"):
         crowd.run(Failing((6,), 3, task_length=20), 100)
@@ -329,11 +329,11 @@ def out_of_memory(*_):
     raise MemoryError
 
 
-# ---------------------------------------------------------------------------------------------------------------- memory
+# --------------------------------------------------------------------------------------------------------------- memory
 
 
 def test_memory_does_not_grow_with_the_steps():
-    """The longest chunk that is ever asked for has a bound, in steps and in bytes."""
+    """The length of requested chunks is bounded, in steps and in bytes."""
     asked = []
 
     class Watching(Counters):
@@ -429,6 +429,6 @@ def test_a_population_stays_with_its_stream():
 def test_blocks_grow_again_after_one_that_took_long():
     crowd = population()
     crowd.run(STREAM, 4)
-    crowd._pace.steps = 1  # what a block leaves behind in which something was compiled
+    crowd._pace.steps = 1  # memory of a block in which something was compiled
     crowd.run(STREAM, 40)
     assert crowd._pace.steps > 1

@@ -1,4 +1,4 @@
-"""UPS's control perturbs everything evenly: what it does can be said without looking at a sample."""
+"""UPS's control perturbs everything evenly: its result does not depend on the samples."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Kernels that are made from a method's rule."""
+"""Kernels generated from a method's rule."""
 
 import math
 from types import MappingProxyType
@@ -38,7 +38,7 @@ class TowardsStart(Method):
 
 
 class Everything(Method):
-    """All reductions and functions that a kernel knows."""
+    """Uses all reductions and functions that kernels support."""
 
     name = "everything"
     state = {"mean": "zeros", "size": "zeros"}  # noqa: RUF012
@@ -81,7 +81,7 @@ def distance(one: Population, other: Population) -> float:
 
 
 def held(network, stream, learners: list[Learner], steps: int, backend=GeneratedBackend) -> None:
-    """The kernel stays as near to float64 as float32 tensors do."""
+    """The kernel is as close to float64 as float32 tensors are."""
     kernel, truth = (Population(network, learners, backend=b, dtype=t) for b, t in CASES[backend])
     result, expected = (population.run(stream, steps) for population in (kernel, truth))
     np.testing.assert_allclose(result.loss, expected.loss, rtol=1e-5)
@@ -134,7 +134,7 @@ def test_convolutions_and_regression():
     held(MLP((16, 9, 1), "tanh"), make("toy-changing-outputs"), [Learner(method="towards-start", lr=0.01)], 100)
 
 
-def test_a_learner_is_the_same_alone_in_pieces_and_resumed():
+def test_results_are_independent_of_chunks_and_resuming():
     learners = [Learner(method="towards-start", lr=0.05, seed=seed) for seed in range(3)]
     together, alone = Population(NETWORK, learners), Population(NETWORK, learners[1:2])
     assert set(together.backends) == {"kernel"}
@@ -168,12 +168,12 @@ def test_a_diverged_learner_stops():
     ],
     ids=lambda settings: settings["method"],
 )
-def test_kernels_written_by_hand_compute_what_the_rule_says(settings):
+def test_hand_written_kernels_equal_generated_ones(settings):
     for backend in (GeneratedBackend, KernelBackend):
         held(NETWORK, DIGITS, [Learner(lr=0.01, **settings)], 100, backend)
 
 
-def test_what_cannot_become_a_kernel_says_why():
+def test_unsupported_rules_give_a_reason():
     class Branching(Method):
         name = "branching"
 
@@ -213,7 +213,7 @@ def test_products_become_part_of_sums_and_nothing_is_computed_twice():
     assert len(assigned) == len(set(assigned)) > 0
 
 
-def test_a_file_that_somebody_else_has_written_is_not_run(tmp_path, monkeypatch):
+def test_files_of_other_users_are_not_executed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     text = generated.source("towards-start", traced(TowardsStart()))
     path = modules._written("rule_test.py", text)
@@ -265,6 +265,6 @@ def test_a_power_of_a_setting_is_traced():
     assert ("constant", math.log(2)) in rule.nodes
 
 
-def test_what_a_symbol_does_not_have_is_named():
+def test_missing_attributes_of_symbols_are_named():
     with pytest.raises(CannotTrace, match=r"its rule uses \.sum of a tensor"):
         traced(METHODS["upgd"](scaling="local", profile="authors"))

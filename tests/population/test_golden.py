@@ -1,4 +1,4 @@
-"""Results of the methods stay what they were, bit for bit."""
+"""Results of the methods stay bitwise the same."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The GPU checks run where there is no GPU, made small, and they see mistakes."""
+"""The GPU checks, in a small form that needs no GPU, and their ability to detect errors."""
 
 import logging
 import subprocess
@@ -28,7 +28,7 @@ LONG = [name for name in CHECKS if name.startswith("long_runs")]
 
 @pytest.fixture
 def made_small(monkeypatch) -> None:
-    """Small networks in place of large ones, and some learners of every list."""
+    """Use small networks instead of large ones, and some learners of every list."""
     monkeypatch.setitem(NETWORKS, "784-300-150-10", (MLP((50, 9, 7, 10)), Samples((50,), 10, images=True)))
     monkeypatch.setitem(NETWORKS, "784-300-150-47", (MLP((50, 9, 7, 47)), Samples((50,), 47, images=True)))
     monkeypatch.setitem(NETWORKS, "16-300-150-1", (MLP((16, 40, 30, 1), "identity"), Samples((16,), 1, "mse")))
@@ -49,7 +49,7 @@ def test_every_check_runs(name: str) -> None:
 @pytest.mark.usefixtures("made_small")
 @pytest.mark.parametrize("name", LONG)
 def test_the_long_checks_run(monkeypatch, name: str) -> None:
-    """Over some steps, held to another backend's."""
+    """Compare some steps with another backend."""
     right = long_runs.measured({**long_runs.ON_CHIP, **long_runs.GENERAL}, long_runs.STEPS, backend="torch")
     monkeypatch.setattr(long_runs, "reference", lambda: (right, {}))
     assert "means within 2 standard errors" in CHECKS[name].run("cpu")
@@ -65,7 +65,7 @@ def test_all_at_once() -> None:
 
 
 def test_a_failed_check_fails_the_run() -> None:
-    """Without a GPU, every check that asks for one fails."""
+    """Without a GPU, every check that needs one fails."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     program = "import gpu_main; print(gpu_main.outcome('state_goes_on', 'cuda'))"
@@ -84,7 +84,7 @@ def test_the_kernels_to_come_can_be_planned(monkeypatch) -> None:
         assert any(f"CLUSTER = {size}," in text for text in texts)
 
 
-# ------------------------------------------------------------------------------------------------- equal, or a mistake
+# -------------------------------------------------------------------------------------------------- equality and errors
 
 
 PROBLEM: Problem = (MLP((12, 9, 7, 4), "tanh"), Samples((12,), 4))
@@ -189,7 +189,7 @@ def test_one_bit_is_seen() -> None:
         gpu_cases.assert_same_learner(gpu_cases.of_learner(one, 0), gpu_cases.of_learner(other, 0), "it")
 
 
-# ----------------------------------------------------------------------------------------------------------- long runs
+# ------------------------------------------------------------------------------------------------------------ long runs
 
 
 def test_twins_pass_for_one_another() -> None:

@@ -1,4 +1,4 @@
-"""The graphed backend takes the torch backend's steps; on the CPU, without a graph, bit for bit."""
+"""The graphed backend takes the torch backend's steps; on the CPU, without a graph, bitwise."""
 
 import math
 import shutil
@@ -116,15 +116,15 @@ def test_short_cuts_of_float32_are_nearly_as_exact_as_torch() -> None:
     without = (learner_normals(seeds, torch.tensor(3), len(index)) - exact).abs()
     assert error.mean() < 1.5 * without.mean()
     assert error.max() < 3 * without.max()
-    # The smallest and the largest radius, and no angle in between at which a polynomial goes astray.
+    # The smallest and the largest radius, and all angles in between.
     assert _radius(torch.tensor([1.0])).tolist() == [0]
     assert _radius(torch.tensor([2.0**-31])).item() == pytest.approx(math.sqrt(62 * math.log(2)), rel=1e-6)
     half_turns = torch.linspace(-0.5, 0.5, 100_001)
     torch.testing.assert_close(_sine(half_turns), torch.sin(torch.pi * half_turns.double()).float(), rtol=0, atol=3e-7)
 
 
-def test_a_compiler_that_fails_is_told_of(monkeypatch, caplog):
-    """Without it the steps are the same and slower: nobody should have to find that out."""
+def test_a_failing_compiler_is_reported(monkeypatch, caplog):
+    """Without it, the steps are the same but slower, so the user is told."""
 
     def fail(*arguments, **more):
         raise RuntimeError("no Triton\nand more")
@@ -139,7 +139,7 @@ def test_a_compiler_that_fails_is_told_of(monkeypatch, caplog):
 
 
 class CompiledOnTheCPU(GraphedBackend):
-    """What a GPU runs, except for the graph."""
+    """The steps of a GPU, without the graph."""
 
     def _recorded(self):
         tensors = [*self._fixed.values(), *(t for named in self._state.values() for t in named.values())]
@@ -155,7 +155,7 @@ class CompiledOnTheCPU(GraphedBackend):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
 @pytest.mark.parametrize("settings", [LEARNERS["global"][0], LEARNERS["adamw"][0]], ids=["upgd", "adamw"])
 def test_compiled_steps_are_the_same(monkeypatch, caplog, settings):
-    """Tables that a convolution makes once must not be traced; and blocks of other lengths give the same bits."""
+    """Tables that a convolution computes once must not be traced; blocks of other lengths give bitwise the same results."""
     network, stream = PROBLEMS["convolution"]
     learners = [Learner(seed=seed, **settings) for seed in range(3)]
     found = []

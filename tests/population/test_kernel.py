@@ -44,7 +44,7 @@ def normals_of(out, first_pair, pairs, seed, step):
     fill_normals(start_of(out), first_pair, pairs, step_keys(seed, step))
 
 
-# ------------------------------------------------------------------------------------------------------------- noise
+# ---------------------------------------------------------------------------------------------------------------- noise
 
 
 @settings(deadline=None)
@@ -64,7 +64,7 @@ def test_noise_is_exact_in_the_tails_and_near_zero():
     np.testing.assert_allclose(made, expected, rtol=0, atol=1.5e-6)
 
 
-# ----------------------------------------------------------------------------------------------------- any network
+# ---------------------------------------------------------------------------------------------------------- any network
 
 
 @st.composite
@@ -128,11 +128,11 @@ def test_rows_longer_than_a_block_of_noise():
     assert_equal_backends(network, learners, stream, 5)
 
 
-# ----------------------------------------------------------------------------------------- what utilities may come to
+# ---------------------------------------------------------------------------------------------------- extreme utilities
 
 
 def test_gates_of_utilities_that_are_far_below_the_largest():
-    """With β = 0 and a large error, many utilities lie below minus the largest: the other formula for the gate."""
+    """With β = 0 and a large error, many utilities are below minus the largest, which uses the other formula for the gate."""
     stream = Counters((6,), 2, loss="mse", scale=3.0)
     learners = [
         Learner(method="upgd", lr=1e-3, sigma=0.1, beta_utility=beta, seed=s) for beta in (0, 0.9) for s in range(4)
@@ -156,7 +156,7 @@ def test_gates_while_nothing_is_useful():
 
 
 def test_units_that_are_off_lose_utility_as_if_they_had_been_looked_at():
-    """Rows of zero delta are skipped and decay later; from step to step they must be what the torch backend has."""
+    """Rows of zero delta are skipped and decay later; at every step they must equal those of the torch backend."""
     network = MLP((6, 8, 3))
     learners = [Learner(method="upgd", lr=0.05, sigma=0.01, beta_utility=0.5, order=order) for order in (1, 2)]
     kernel, truth = (Population(network, learners, backend=backend) for backend in ("kernel", "torch"))
@@ -173,7 +173,7 @@ def test_units_that_are_off_lose_utility_as_if_they_had_been_looked_at():
 
 
 def test_vanishing_utilities_become_zero():
-    """Below the smallest normal float processors are slow, so such numbers are not kept."""
+    """Processors are slow with subnormal numbers, so these are flushed to zero."""
     network = MLP((4, 3, 2))
     population = Population(network, [Learner(method="upgd", lr=0.0, sigma=0.0, beta_utility=0.01)], backend="kernel")
     population.run(Counters((4,), 2, scale=0.0), 30)
@@ -181,7 +181,7 @@ def test_vanishing_utilities_become_zero():
     assert (utility == 0).all() or utility.abs()[utility != 0].min() >= 1e-37
 
 
-# ------------------------------------------------------------------------------------------------- threads and choice
+# --------------------------------------------------------------------------------------------------- threads and choice
 
 
 def test_the_number_of_threads_does_not_show():
@@ -220,7 +220,7 @@ def test_the_number_of_threads_does_not_show():
         (nn.Sequential(nn.Linear(4, 4), *[nn.Linear(4, 4)] * 2), "cpu", torch.float32, "one layer twice"),
     ],
 )
-def test_says_what_it_cannot_run(network, device, dtype, words):
+def test_unsupported_cases_give_a_reason(network, device, dtype, words):
     reason = unsupported(network, Kind("plain"), torch.device(device), dtype)
     assert reason is not None
     assert words in reason
@@ -244,7 +244,7 @@ def test_runs_every_method_of_an_mlp():
         assert unsupported(MLP((4, 3, 2)), Learner(**choice).kind, CPU, torch.float32) is None
 
 
-# ---------------------------------------------------------------------------------------------------- kept on disk
+# --------------------------------------------------------------------------------------------------------- kept on disk
 
 
 def test_compiles_without_a_folder_to_write_to(monkeypatch):
@@ -257,7 +257,7 @@ def test_compiles_without_a_folder_to_write_to(monkeypatch):
     assert kept_on_disk(1)(lambda x: x + 1)(1) == 2
 
 
-def test_what_other_sources_left_on_disk_is_not_read(tmp_path):
+def test_caches_of_other_sources_are_not_used(tmp_path):
     file = tmp_path / "kept_there.py"
     file.write_text(
         "from upgd.kernels.machine import kept_on_disk\n\n"
@@ -278,7 +278,7 @@ def test_what_other_sources_left_on_disk_is_not_read(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_process_finds_what_the_first_compiled(tmp_path):
+def test_a_second_process_uses_the_cache(tmp_path):
     code = (
         "from upgd.networks import MLP; from upgd.population import Learner, Population; from upgd.streams import make\n"
         "Population(MLP((64, 5, 10)), [Learner(method='sgd', lr=0.1)]).run(make('input-permuted-digits'), 3)\n"
@@ -293,7 +293,7 @@ def test_a_second_process_finds_what_the_first_compiled(tmp_path):
     assert [run.split() for run in runs] == [["0", "1"], ["1", "0"]]
 
 
-# --------------------------------------------------------------------------------------------------------- long runs
+# ------------------------------------------------------------------------------------------------------------ long runs
 
 
 @pytest.mark.slow
@@ -308,4 +308,4 @@ def test_long_runs_have_the_same_accuracy_as_the_torch_backend():
     assert (means["kernel"] > 0.5).all()
     spread = np.sqrt((means["kernel"].var(ddof=1) + means["torch"].var(ddof=1)) / 8)
     assert abs(difference.mean()) < 2 * spread
-    assert not np.array_equal(means["kernel"], means["torch"])  # two backends did run
+    assert not np.array_equal(means["kernel"], means["torch"])  # two backends were used

@@ -1,4 +1,4 @@
-"""How groups share a GPU; all that needs none."""
+"""Sharing of a GPU among groups, without a GPU."""
 
 from fractions import Fraction
 
@@ -15,12 +15,12 @@ needs = st.lists(
 
 
 @given(needs)
-def test_everybody_gets_a_cluster_and_nobody_more_than_there_are(groups: list[Need]) -> None:
+def test_every_group_gets_a_cluster_within_the_limit(groups: list[Need]) -> None:
     given = shared(groups)
     assert all(1 <= count <= max(1, need.learners) for count, need in zip(given, groups, strict=True))
     taken = [Fraction(count, need.room) for count, need in zip(given, groups, strict=True)]
     assert sum(taken) <= 1 or set(given) == {1}
-    # Whoever still has learners that wait finds no room any more.
+    # No room is left for groups with waiting learners.
     waits = [need for count, need in zip(given, groups, strict=True) if count < need.learners]
     assert all(sum(taken) + Fraction(1, need.room) > 1 for need in waits)
 
@@ -36,7 +36,7 @@ def test_everybody_gets_a_cluster_and_nobody_more_than_there_are(groups: list[Ne
         ([Need(1, 1.0, 15)] * 20, [1] * 20),
     ],
 )
-def test_the_slowest_gets_most(groups: list[Need], clusters: list[int]) -> None:
+def test_the_slowest_group_gets_most_clusters(groups: list[Need], clusters: list[int]) -> None:
     assert shared(groups) == clusters
 
 

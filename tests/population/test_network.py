@@ -1,4 +1,4 @@
-"""Reading a network: one description, which every backend starts from."""
+"""Parsing of networks into the description that all backends use."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_other_networks_are_refused_with_a_reason(network, words):
 
 
 def test_tied_weights_are_learned_as_one_parameter():
-    """The gradient of a parameter in two layers is a sum, which no chain makes."""
+    """The gradient of a parameter in two layers is a sum, which chains do not support."""
     stream, network = Counters((4,), 4, "mse"), tied()
     population = Population(network, [Learner(method="sgd", lr=0.1, seed=3)], dtype=torch.float64)
     for name, value in population.parameters(0).items():

@@ -1,4 +1,4 @@
-"""Any torch optimizer as a method: bit for bit what a plain loop gives."""
+"""Any torch optimizer as a method: bitwise equal to a plain loop."""
 
 import copy
 import io
@@ -24,7 +24,7 @@ LINEAR = MLP((6, 7, 3), "identity")  #: large steps make it diverge
 
 
 class Counting(torch.optim.Optimizer):
-    """Keeps numbers that are no tensors, and changes its own options: lr/√t, where t counts in the group."""
+    """Keeps plain numbers, and changes its own options: lr/√t, where t is counted in the group."""
 
     def __init__(self, params, lr=0.1, power=0.5):
         super().__init__(params, {"lr": lr, "power": power, "taken": 0})
@@ -66,7 +66,7 @@ def methods(monkeypatch):
 
 
 def plain(network, learner, stream, steps=STEPS):
-    """Losses and parameters of a learner that is nothing but a loop."""
+    """Return losses and parameters of a learner in a plain loop."""
     model = reset(copy.deepcopy(network).double(), learner.seed)
     cls, settings = CASES[learner.method.removesuffix("-torch")]
     optimizer = cls(model.parameters(), lr=learner.lr, **{name: getattr(learner, name) for name in settings})
@@ -112,7 +112,7 @@ def everything(population):
 
 @pytest.mark.parametrize("name", CASES)
 def test_chunks_neighbours_and_pauses_do_not_show(name):
-    """Also where the optimizer draws random numbers, and where a neighbour diverges."""
+    """Also if the optimizer draws random numbers, and if another learner diverges."""
     learners = [Learner(method=f"{name}-torch", lr=lr, seed=seed) for lr, seed in ((0.01, 3), (1e200, 4), (0.02, 5))]
     whole = Population(LINEAR, learners, dtype=torch.float64)
     torch.manual_seed(1)
@@ -139,12 +139,12 @@ def test_chunks_neighbours_and_pauses_do_not_show(name):
     assert mine.keys() == its.keys()
     for key, value in its.items():
         assert torch.equal(mine[key].nan_to_num(), value.nan_to_num()), key
-    if name != "rprop":  # its steps have a size of their own
+    if name != "rprop":  # it chooses its own step size
         assert whole.diverged_at[1] >= 0
     assert whole.diverged_at[[0, 2]].tolist() == [-1, -1]
 
 
-def test_a_diverged_learner_stays_what_it_was():
+def test_a_diverged_learner_is_frozen():
     population = Population(LINEAR, [Learner(method="sgd-torch", lr=1e200)], dtype=torch.float64)
     population.run(STREAM, 30)
     frozen = population.parameters(0)
@@ -155,7 +155,7 @@ def test_a_diverged_learner_stays_what_it_was():
 
 
 def test_inputs_are_normalized():
-    """As the torch backend does it, for plain SGD."""
+    """As in the torch backend, for plain SGD."""
     from_torch(torch.optim.SGD, "plain-sgd-torch")
     ours, truth = (
         Population(
@@ -179,7 +179,7 @@ def test_the_kernel_is_refused():
         Population(NETWORK, [Learner(method="sgd-torch", lr=0.1)], backend="kernel")
 
 
-def test_as_an_optimizer_it_is_itself():
+def test_it_gives_the_same_results_as_an_optimizer():
     params = list(NETWORK.parameters())
     optimizer = upgd.methods.optimizer("adam-torch", params, lr=0.1, eps=1e-3, maximize=True)
     assert type(optimizer) is torch.optim.Adam

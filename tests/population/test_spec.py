@@ -1,4 +1,4 @@
-"""What a learner is."""
+"""The specification of a learner."""
 
 import math
 
@@ -14,12 +14,12 @@ SOME = {"lr": 0.1, "sigma": 0.1, "weight_decay": 0.1}
 
 
 def learner(method: str, **settings) -> Learner:
-    """A learner of the method with whatever it cannot do without."""
+    """Return a learner of the method with its required settings."""
     needed = {name: 0.1 for name, setting in METHODS[method].settings.items() if setting.default is ...}
     return Learner(**{"method": method, "lr": 0.1, **needed, **settings})
 
 
-def test_what_is_left_out_takes_the_methods_default():
+def test_omitted_settings_have_the_methods_defaults():
     assert learner("upgd").settings() == {
         "lr": 0.1, "beta_utility": 0.99, "granularity": "weight", "scaling": "global", "order": 1, "sigma": 1e-3,
         "noise": "white", "weight_decay": 0.0,
@@ -34,7 +34,7 @@ def test_learners_are_equal_if_they_compute_the_same():
     assert learner("anti-pgd") == learner("anti-pgd", noise="anticorrelated")
     assert learner("adamw", betas=[0, 0.9]) == learner("adamw", betas=(0.0, 0.9))
     assert len({learner("sgd"), learner("sgd", sigma=0), learner("sgd", seed=1)}) == 2
-    # In letters, too, which are what a store knows them by.
+    # Also as text, which stores use.
     assert repr(learner("upgd", lr=1, order=2.0, betas=None)) == repr(learner("upgd", lr=1.0, order=2))
 
 
@@ -100,7 +100,7 @@ def test_groups_hold_every_learner_once_with_its_own_numbers(drawn):
     assert len(groups(learners, [0] * len(learners))) == len({own.kind for own in learners})
 
 
-def test_another_seed_gives_the_learner_that_is_made_with_it():
+def test_replacing_the_seed_equals_constructing_with_it():
     learner = Learner(method="upgd", lr=0.1, sigma=0.2, seed=1)
     other = learner.but(seed=2)
     made = Learner(method="upgd", lr=0.1, sigma=0.2, seed=2)

@@ -8,7 +8,7 @@ from upgd.population import Learner, Population, threads
 from upgd.streams import make
 from upgd.streams.contract import Chunk
 
-NUMBER = 2  #: of threads, as if torch had taken it by itself
+NUMBER = 2  #: number of threads, as if it were torch's default
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def two_threads(monkeypatch):
 
 
 def threads_of_a_step(monkeypatch):
-    """The numbers that steps of a small population see."""
+    """Return the numbers of threads during steps of a small population."""
     seen = set()
     inputs_at = Chunk.inputs_at
     monkeypatch.setattr(Chunk, "inputs_at", lambda *a: seen.add(torch.get_num_threads()) or inputs_at(*a))
@@ -32,7 +32,7 @@ def threads_of_a_step(monkeypatch):
     return seen
 
 
-def test_a_small_step_gets_one_and_the_others_are_given_back(monkeypatch):
+def test_a_small_step_uses_one_thread_temporarily(monkeypatch):
     assert threads_of_a_step(monkeypatch) == {1}
     assert torch.get_num_threads() == NUMBER
 
@@ -48,18 +48,18 @@ def test_a_variable_is_respected(monkeypatch, name):
     assert threads_of_a_step(monkeypatch) == {NUMBER}
 
 
-def test_a_number_that_torch_does_not_take_by_itself_is_respected(monkeypatch):
+def test_a_number_of_threads_chosen_by_the_user_is_kept(monkeypatch):
     monkeypatch.setattr(threads, "_usual_numbers", lambda: {NUMBER + 1})
     assert threads_of_a_step(monkeypatch) == {NUMBER}
 
 
-def test_a_share_of_the_cores_is_nobodys_choice(monkeypatch):
+def test_a_share_of_the_cores_does_not_count_as_a_choice(monkeypatch):
     threads.share(3)
     assert threads_of_a_step(monkeypatch) == {1}
     assert torch.get_num_threads() == 3
 
 
-def test_they_are_given_back_after_an_error(monkeypatch):
+def test_threads_are_restored_after_an_error(monkeypatch):
     def fail(*_):
         raise ZeroDivisionError
 

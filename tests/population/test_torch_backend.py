@@ -68,7 +68,7 @@ NETWORKS["sequence"][0](torch.zeros(1, 2, 10, 10))
 
 
 def learners_of(settings: list[dict]) -> list[Learner]:
-    """Learners with numbers of their own, so that no two that are computed side by side are alike."""
+    """Return learners with different settings, so that no two in one batch are equal."""
     learners = []
     for seed, setting in enumerate(settings):
         numbers = {}
@@ -125,7 +125,7 @@ def test_any_module_runs(monkeypatch):
 
 @pytest.mark.parametrize("units", [1, 3])
 def test_a_linear_layer_may_see_several_vectors_of_a_sample(monkeypatch, units):
-    """Which no chain can: it would take them for one."""
+    """A chain would treat them as one."""
     network = nn.Sequential(nn.Linear(4, units), nn.Tanh(), nn.Flatten(), nn.Linear(5 * units, 2))
     assert "Flatten '2' comes after a Linear layer" in str(Chain.unsupported(network))
     assert_equals_plain_loop(monkeypatch, network, Counters((5, 4), 2), learners_of(PLAIN), steps=20)
@@ -133,7 +133,7 @@ def test_a_linear_layer_may_see_several_vectors_of_a_sample(monkeypatch, units):
 
 @pytest.mark.parametrize("parent", [nn.LeakyReLU, nn.Flatten])
 def test_a_layer_of_ones_own_is_not_taken_for_its_parent(parent):
-    """It may compute something else."""
+    """A subclass may compute something else."""
 
     class Own(parent):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""What the tests of the page share: made-up results, and a browser."""
+"""Fixtures for tests of the page: synthetic results, and a browser."""
 
 import sys
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))  # for made_records
 
-#: As it is called where it may be installed.
+#: Possible names of the executable.
 _BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
-#: No window, no sandbox (containers run as root), and none of the browser's own errands on the network.
+#: No window, no sandbox (containers run as root), and no network requests of the browser itself.
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
@@ -30,7 +30,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Open an address and wait for the charts in sight; what the page says to its console and asks for is kept."""
+    """Open an address and wait for the visible charts; console messages and requests are recorded."""
     pages = []
 
     def settle(page):

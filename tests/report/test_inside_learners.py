@@ -1,4 +1,4 @@
-"""Looks inside the learners: recorded, kept, and shown."""
+"""Diagnostics of learners: recorded, stored and shown."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def records(store):
         return opened.records()
 
 
-def test_what_a_population_sees_comes_back_from_the_store(store):
+def test_diagnostics_are_restored_from_the_store(store):
     from upgd.networks import MLP
     from upgd.streams import make
 
@@ -43,7 +43,7 @@ def test_what_a_population_sees_comes_back_from_the_store(store):
         np.testing.assert_allclose(one.diagnostics[name], figures[:, 0], rtol=2e-3, atol=1e-5, err_msg=name)
 
 
-def test_looking_changes_nothing_and_is_not_the_rule(store):
+def test_diagnostics_do_not_affect_training_and_are_off_by_default(store):
     plain = run("output-permuted-digits", METHODS, **WHAT).records
     assert all(record.diagnostics is None for record in plain)
     for one, other in zip(plain, records(store), strict=True):

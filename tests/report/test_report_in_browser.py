@@ -1,4 +1,4 @@
-"""The page in a real browser: drawn, switched, read by keyboard, and silent on the network."""
+"""The page in a real browser: charts, switches, keyboard access, and no network requests."""
 
 import itertools
 from dataclasses import replace
@@ -41,7 +41,7 @@ def lines(page):
 
 
 def drawn(page):
-    """Of every chart, from the top down, whether it is there."""
+    """Return whether each chart is drawn, from the top down."""
     return page.eval_on_selector_all(".chart", "all => all.map((chart) => chart.querySelector('.main-svg') !== null)")
 
 
@@ -51,7 +51,9 @@ def test_charts_are_drawn_as_they_come_near_without_complaints_or_requests(open_
     assert not all(drawn(page))
     for top in range(0, page.evaluate("document.documentElement.scrollHeight"), 300):
         page.evaluate("top => scrollTo({ top, behavior: 'instant' })", top)
-        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")  # it may notice now
+        page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+        )  # it may be drawn now
         page.settle()
     assert len(drawn(page)) == 4  # curves of two problems; lr and sigma of the first
     assert all(drawn(page))
@@ -150,7 +152,7 @@ def test_squared_errors_have_no_band_or_axis_below_zero(open_page, noisy):
 
 
 def test_scores_that_span_decades_have_a_logarithmic_axis(open_page, tmp_path):
-    """Beside a loss of 100 nothing else could be seen on a linear axis."""
+    """A loss of 100 would hide everything else on a linear axis."""
     records = [
         replace(record("sgd", {"lr": lr}, seed=seed, regression=True), loss=np.full(4, loss))
         for lr, loss in ((0.1, 100.0), (0.01, 0.5), (0.001, 0.3))
@@ -208,7 +210,7 @@ def test_names_stay_text(open_page, address):
     chart.locator(".main-svg").first.wait_for(state="attached")
     page.settle()
     box = chart.bounding_box()
-    for attempt in range(100):  # a chart hears of a pointer that moves, once it listens
+    for attempt in range(100):  # a chart reacts to a moving pointer once its listeners are attached
         page.mouse.move(box["x"] + box["width"] / 2 + attempt % 2, box["y"] + box["height"] / 2)
         if chart.locator(".hoverlayer text").count():
             break

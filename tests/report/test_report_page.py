@@ -1,4 +1,4 @@
-"""The page as text: complete, escaped, and right."""
+"""The page as text: complete, escaped and correct."""
 
 import hashlib
 import json
@@ -147,7 +147,7 @@ def test_divergences_are_told():
     assert re.search(r"2 of 3</td><td[^>]*>15</td>", html)
 
 
-def test_the_verdict_is_for_whoever_diverges_less():
+def test_the_verdict_prefers_fewer_divergences():
     steady = [record("sgd", level=0.7, seed=seed) for seed in range(5)]
     wild = [record("pgd", level=0.9, seed=seed, diverged_at=None if seed == 4 else 5) for seed in range(5)]
     verdict = sections(steady + wild)[0].verdict()
@@ -167,7 +167,7 @@ def test_no_results_is_no_error():
 
 
 def test_the_commands_run_the_same_learners():
-    """What the command line would make of a command has the same keys as the records it was made from."""
+    """A command of the page has the same keys as the records that it was generated from."""
     pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     from upgd.cli import app
 
@@ -204,7 +204,7 @@ def test_the_command_for_all_settings_says_how_many_more_it_has():
     assert "--seeds 3 " in best
 
 
-def test_write_makes_one_file_that_asks_for_nothing(tmp_path):
+def test_write_creates_one_self_contained_file(tmp_path):
     with Store.write(tmp_path / "r.db") as store:
         store.add(seeds(2, "sgd"))
     path = write(tmp_path / "r.db", tmp_path / "report.html")
@@ -241,14 +241,14 @@ def test_numbers_are_rounded_to_five_digits(values):
             assert short is None
 
 
-def test_plotly_is_what_its_makers_published():
-    """The npm package plotly.js-basic-dist-min, version 4.1.1; a new version needs a new number here."""
+def test_plotly_matches_the_published_checksum():
+    """The npm package plotly.js-basic-dist-min, version 4.1.1; update the checksum for a new version."""
     bundle = (files("upgd.report") / "plotly/plotly-basic.min.js").read_bytes()
     assert hashlib.sha256(bundle).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
     assert "</script" not in plotly()
 
 
-def test_the_page_never_takes_the_place_of_the_results_or_of_a_folder(tmp_path):
+def test_the_page_never_replaces_results_or_a_folder(tmp_path):
     with Store.write(tmp_path / "r.db") as store:
         store.add(seeds(2, "sgd"))
     before = (tmp_path / "r.db").read_bytes()

@@ -1,4 +1,4 @@
-"""The page of a running sweep: served to this machine alone, fresh, and ended by Ctrl-C."""
+"""The page of a running sweep: served on this machine only, current, and stopped by Ctrl-C."""
 
 import itertools
 import json
@@ -53,7 +53,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for(watch):
 
 
 @pytest.mark.parametrize(("path", "host", "status"), [("", "evil.example:80", 403), ("../etc/passwd", None, 404)])
-def test_strangers_and_other_files_get_nothing(watch, path, host, status):
+def test_other_hosts_and_files_are_refused(watch, path, host, status):
     with pytest.raises(urllib.error.HTTPError) as error:
         get(watch.address + path, **({"Host": host} if host else {}))
     assert error.value.code == status
@@ -69,7 +69,7 @@ def test_a_file_that_is_no_store_gets_a_sentence(watch):
 
 
 def connected(watch, count, **options):
-    """Clients that are connected at the same time, and have asked for nothing yet."""
+    """Return clients that are connected at the same time and have not sent a request yet."""
     port = int(watch.address.rsplit(":", 1)[1].strip("/"))
     clients = []
     for _ in range(count):
@@ -114,7 +114,7 @@ def rendered(watch, monkeypatch):
     return times
 
 
-def test_many_clients_at_once_get_one_page_that_is_made_once(watch, rendered):
+def test_many_clients_share_one_rendered_page(watch, rendered):
     with Store.write(watch.store) as store:
         store.add(seeds(2, "sgd"))
     before = threading.active_count()
@@ -139,7 +139,7 @@ def test_the_page_is_made_again_when_the_store_changes(watch, rendered):
     assert len(rendered) == 2
 
 
-def test_clients_that_ask_while_the_page_is_made_see_what_was_stored_by_then(watch, monkeypatch):
+def test_clients_during_rendering_see_results_stored_by_then(watch, monkeypatch):
     records, begun, go_on, times = watch.records, threading.Event(), threading.Event(), []
     latest, asked = watch._latest, []
 
@@ -172,7 +172,7 @@ def test_clients_that_ask_while_the_page_is_made_see_what_was_stored_by_then(wat
     assert len(times) == 2
 
 
-def test_rendering_rests_in_proportion_to_the_time_that_it_takes(watch, monkeypatch):
+def test_pauses_are_proportional_to_rendering_time(watch, monkeypatch):
     records, times = watch.records, []
 
     def slow():
@@ -195,17 +195,17 @@ def test_a_page_that_is_opened_while_rendering_rests_is_the_last_one(watch, rend
     with Store.write(watch.store) as store:
         store.add(seeds(2, "sgd"))
     page = get(watch.address)
-    assert 'data-news=""' in page  # so that it asks for what is new
+    assert 'data-news=""' in page  # so that it polls for updates
     assert len(rendered) == 1
 
 
-def test_slow_clients_are_cut_off_and_keep_nobody_waiting(watch, monkeypatch):
+def test_slow_clients_are_disconnected_and_delay_no_others(watch, monkeypatch):
     monkeypatch.setattr(watch_module, "_PATIENCE_S", 2.0)
-    length = 50_000_000  # more than the system takes off our hands
+    length = 50_000_000  # more than the system buffers
     monkeypatch.setattr(watch_module, "content", lambda *_: "x" * length)
     talkers = connected(watch, 30)
     for client in talkers:
-        client.sendall(b"GET / HTTP/1.1\r\nHo")  # and no end
+        client.sendall(b"GET / HTTP/1.1\r\nHo")  # without an end
     (reader,) = connected(watch, 1, SO_RCVBUF=4096)
     ask(reader, "/content")  # and does not read the answer
     assert get(f"{watch.address}news") == ""
@@ -214,7 +214,7 @@ def test_slow_clients_are_cut_off_and_keep_nobody_waiting(watch, monkeypatch):
     assert len(everything(reader)) < length
 
 
-def test_whatever_goes_wrong_gets_an_answer(watch, monkeypatch):
+def test_errors_get_a_response(watch, monkeypatch):
     def fails():
         raise KeyError("step")
 
@@ -226,7 +226,7 @@ def test_whatever_goes_wrong_gets_an_answer(watch, monkeypatch):
     assert get(f"{watch.address}news") == ""
 
 
-def test_the_page_says_what_is_damaged(watch):
+def test_the_page_reports_damage(watch):
     with Store.write(watch.store) as store:
         store.add(seeds(3, "sgd"))
         store._connection.execute("UPDATE runs SET seconds = 9 WHERE id = 2")
@@ -248,7 +248,7 @@ def test_only_requests_to_read_are_answered(watch):
 
 
 def test_a_page_knows_which_news_it_was_made_from(watch, open_page, monkeypatch):
-    """What is stored between the making of the page and its first question is shown, too."""
+    """Results stored between rendering and the first poll are shown as well."""
     records = watch.records
 
     def and_then_there_are_more():
@@ -264,7 +264,7 @@ def test_a_page_knows_which_news_it_was_made_from(watch, open_page, monkeypatch)
 
 
 def test_files_that_vanish_are_no_news(watch, monkeypatch):
-    monkeypatch.setattr(type(watch.store), "exists", lambda path: True)  # so it seemed, a moment ago
+    monkeypatch.setattr(type(watch.store), "exists", lambda path: True)  # according to an older check
     assert watch.news() == ""
 
 
@@ -288,7 +288,7 @@ def test_a_port_in_use_gets_a_sentence(watch, tmp_path):
         Watch(tmp_path / "other.db", port=port)
 
 
-def test_the_open_page_follows_and_keeps_what_is_switched_off(watch, open_page):
+def test_the_open_page_updates_and_keeps_hidden_methods(watch, open_page):
     with Store.write(watch.store) as store:
         store.add([*seeds(3, "sgd", level=0.4), *seeds(3, "upgd", level=0.5)])
         page = open_page(watch.address)
@@ -304,7 +304,7 @@ def test_the_open_page_follows_and_keeps_what_is_switched_off(watch, open_page):
         assert page.complaints == []
 
 
-def test_the_open_page_says_how_far_the_sweep_is(watch, open_page):
+def test_the_open_page_shows_the_progress(watch, open_page):
     page = open_page(watch.address)
     bar = page.locator("#sweep")
     assert bar.is_hidden()
@@ -322,7 +322,7 @@ def test_the_open_page_says_how_far_the_sweep_is(watch, open_page):
     assert page.complaints == []
 
 
-def test_the_open_page_keeps_what_is_unfolded_and_where_the_keyboard_is(watch, open_page):
+def test_the_open_page_keeps_unfolded_tables_and_focus(watch, open_page):
     page = open_page(watch.address)
     with Store.write(watch.store) as store:
         store.add(seeds(2, "sgd"))

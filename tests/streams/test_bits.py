@@ -1,4 +1,4 @@
-"""Slowly changing regression: one bit at a time, and a target that can be worked out by hand."""
+"""Slowly changing regression: one bit at a time, and a target computed by hand."""
 
 import pytest
 import torch

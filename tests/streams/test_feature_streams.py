@@ -1,4 +1,4 @@
-"""Features from files: used as they are, and checked before anybody learns from them."""
+"""Features from files: used unchanged, and validated first."""
 
 import pickle
 import re

@@ -1,4 +1,4 @@
-"""Streams over data sets: whose data, how long a task is, and that the data is never copied."""
+"""Streams over data sets: their data, task lengths, and that data is not copied."""
 
 import gc
 import pickle
@@ -106,7 +106,7 @@ def test_a_task_takes_over_gradually(family) -> None:
     later = family(arrays(), task_length=length, drift=drift).chunk(seeds, length, length)
     assert torch.equal(later.inputs(), mixed.inputs()[:, length : 2 * length])
     same = (plain.inputs() == mixed.inputs()).flatten(2).all(-1) & (plain.targets == mixed.targets)
-    assert same[:, :length].all()  # nothing comes before the first task
+    assert same[:, :length].all()  # there is no task before the first one
     new = same[:, length:].view(len(seeds), 2, length).double().mean((0, 1))
     assert (new[drift:] == 1).all()
     # One label in three agrees with that of the task before by chance.
@@ -114,7 +114,7 @@ def test_a_task_takes_over_gradually(family) -> None:
     expected = torch.arange(1, drift + 1) / (drift + 1)
     assert (new[:drift] - (expected + (1 - expected) * chance)).abs().max() < 4 * 0.5 / 800**0.5
     old = family(arrays(), task_length=length)
-    for seed in (0, 1):  # what is not the new task's is the old one's
+    for seed in (0, 1):  # all other samples belong to the old task
         for step in range(length, length + drift):
             if not same[seed, step]:
                 alone = old.chunk([seed], 0, length)

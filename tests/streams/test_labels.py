@@ -1,4 +1,4 @@
-"""Random labels and pairs of classes: what stays and what changes from task to task."""
+"""Random labels and pairs of classes: what is constant and what changes between tasks."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from upgd.streams import ClassPairs, RandomLabels
 
 def data(counts: tuple[int, ...] = (8, 5, 6), classes: int | None = None):
     labels = np.random.default_rng(3).permutation(np.repeat(np.arange(len(counts)), counts))
-    images = np.arange(len(labels), dtype=np.uint8).repeat(4).reshape(-1, 2, 2)  # every pixel says which image it is
+    images = np.arange(len(labels), dtype=np.uint8).repeat(4).reshape(-1, 2, 2)  # every pixel identifies its image
     return from_arrays("marked", images, labels, classes=classes)
 
 

@@ -1,4 +1,4 @@
-"""Streams by name, and streams of one's own."""
+"""Streams by name, and custom streams."""
 
 import runpy
 from pathlib import Path

@@ -24,7 +24,7 @@ def task_permutations(size: int, seeds: int) -> Tensor:
 
 
 def uniform(observed: Tensor, expected: Tensor | float) -> float:
-    """The chance of counts at least as uneven as these."""
+    """Return the probability of counts at least as uneven as these."""
     statistic = ((observed.double() - expected) ** 2 / expected).sum()
     return float(stats.chi2.sf(float(statistic), observed.numel() - 1))
 

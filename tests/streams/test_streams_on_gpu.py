@@ -1,4 +1,4 @@
-"""A GPU gives the samples that the CPU gives."""
+"""Samples on a GPU equal those on the CPU."""
 
 import pytest
 import torch

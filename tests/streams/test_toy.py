@@ -1,4 +1,4 @@
-"""The toy problems say what they should, in numbers that were worked out by hand."""
+"""The toy problems, against numbers derived by hand."""
 
 import pytest
 import torch

@@ -82,7 +82,7 @@ def test_any_chunk_gives_the_same():
         assert_same(utility.true_weights(model, *sample, chunk=chunk), whole)
 
 
-def test_weights_of_dead_units_are_worth_exactly_nothing():
+def test_weights_of_dead_units_have_zero_utility():
     """Rounding must not break the ties between the weights which change nothing."""
     model = MLP((5, 50, 1), "relu")
     criterion, x, y = nn.MSELoss(), torch.linspace(-0.5, 0.4, 5)[None], torch.tensor([[0.3]])
@@ -154,7 +154,7 @@ def test_channels_that_were_flattened_are_still_channels(body, shape):
     torch.testing.assert_close(first[name], -gradient)
 
 
-def test_channels_that_cannot_be_told_apart_are_refused():
+def test_indistinguishable_channels_are_refused():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.ReLU(), nn.Linear(36, 2))
     with pytest.raises(ValueError, match=r"the 4 channels of '0', because the module '2' outputs the shape \(2, 36\)"):
         utility.true_features(model, nn.CrossEntropyLoss(), torch.randn(2, 1, 5, 5), torch.tensor([0, 1]))
@@ -184,7 +184,7 @@ def test_features_can_be_named():
         utility.true_features(model, *sample, features=["layers.9"])
 
 
-def test_an_identity_stands_for_an_activation_only_where_there_is_none():
+def test_an_identity_counts_as_an_activation_only_without_another():
     model = nn.Sequential(nn.Linear(5, 3), nn.Identity(), nn.ReLU(), nn.Linear(3, 2), nn.Identity(), nn.Linear(2, 1))
     assert list(utility.true_features(model.double(), *regression())) == ["2", "4"]
 
@@ -229,7 +229,7 @@ def test_dropout_in_eval_mode_is_fine():
     assert_same(utility.true_weights(model, *sample), naive_weights(model, *sample))
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_is_not_modified():
     model = MLP((5, 6, 1)).double()
     criterion, x, y = regression()
     criterion(model(x), y).backward()

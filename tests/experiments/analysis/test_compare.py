@@ -1,4 +1,4 @@
-"""Choosing and comparing: against numbers by hand and scipy."""
+"""Selection and comparison, against numbers derived by hand and scipy."""
 
 import math
 import sys
@@ -112,7 +112,7 @@ def test_divergence_is_worse_than_any_score():
     chosen = best(only(records), "upgd")
     assert chosen.entry.settings["sigma"] == 0.2
     assert (chosen.diverged, chosen.diverged_settings, chosen.tried) == (0, 2, 3)
-    assert chosen.flat == pytest.approx(1 / 3)  # a setting that diverges is not as good, whatever its score
+    assert chosen.flat == pytest.approx(1 / 3)  # a setting that diverges is worse, regardless of its score
     chosen = best(only(records[:3] + records[6:]), "upgd")
     assert (chosen.entry.settings["sigma"], chosen.diverged, chosen.score) == (0.1, 1, pytest.approx(0.99))
     everything = best(only(records[6:]), "upgd")
@@ -160,7 +160,7 @@ def test_the_best_of_many_settings_is_found_without_comparing_each_with_each(mon
     assert not compared
 
 
-def test_an_edge_of_the_grid_is_told():
+def test_an_edge_of_the_grid_is_reported():
     records = [record(sigma, sigma=sigma) for sigma in (0.1, 0.2, 0.3)]
     assert best(only(records), "upgd").edges == ("sigma",)
 
@@ -180,7 +180,7 @@ def test_an_edge_is_one_of_all_that_was_tried_also_off_the_lines_of_a_star():
     assert best(only(records), "upgd").edges == ("lr",)  # 0 is where there is nothing beyond
 
 
-def test_who_diverges_less_comes_first_in_a_table():
+def test_fewer_divergences_rank_first_in_a_table():
     records = [record(0.9, method="a", seed=s, diverged_at=5 if s else None) for s in range(4)]
     records += [record(0.5, method="b", seed=s, diverged_at=5 if s == 3 else None) for s in range(4)]
     records += [record(0.4, method="c", seed=s) for s in range(2)]
@@ -275,7 +275,7 @@ def test_columns_have_a_row_for_each_learner_or_window():
     assert {len(column) for column in curves.values()} == {4}
 
 
-def test_a_frame_is_pandas_where_there_is_pandas(monkeypatch):
+def test_a_frame_uses_pandas_if_installed(monkeypatch):
     results = Results([record([0.5, 1.0])])
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert results.frame() == results.columns()

@@ -1,4 +1,4 @@
-"""Curves over seeds: bands against scipy, joined windows by hand, pictures that can be told apart."""
+"""Curves over seeds: bands against scipy, merged windows by hand, distinguishable figures."""
 
 from itertools import pairwise
 
@@ -105,7 +105,7 @@ def test_variants_have_a_best_setting_each():
     assert chosen[Variant("upgd", (("scaling", "local"),))].entry.settings["lr"] == 0.1
 
 
-def test_a_variant_says_what_is_unusual_about_it():
+def test_a_variants_label_names_unusual_settings():
     entry = comparisons([record("upgd", {"wise": "feature", "order": 2})])[0].entries[0]
     assert variant(entry).label == "UPGD, feature-wise, 2nd order"
     assert Variant("sgd").label == "SGD"
@@ -121,10 +121,10 @@ def test_plot_draws_a_line_and_a_band_for_every_method_and_names_it_at_its_end()
     assert [line.get_color() for line in ax.lines] == [METHODS["sgd"].colour, METHODS["upgd"].colour]
     assert len(ax.collections) == 2
     names = {text.get_text(): text.xyann[1] for text in ax.texts if text.get_text() in ("SGD", "UPGD")}
-    assert names["UPGD"] - names["SGD"] >= 0.06  # the ends are a hundredth apart, the names are not
+    assert names["UPGD"] - names["SGD"] >= 0.06  # the ends are 0.01 apart, the labels are farther apart
 
 
-def test_the_plot_says_when_diverged_learners_are_left_out():
+def test_the_plot_notes_excluded_diverged_learners():
     from matplotlib.figure import Figure
 
     def said(*records):
@@ -173,7 +173,7 @@ def test_axes_are_saved_with_their_figure_under_any_ending(tmp_path, monkeypatch
 
 def test_no_two_methods_have_one_colour():
     assert len(set(colours([*METHODS, "mine", "yours"]).values())) == len(METHODS) + 2
-    assert colours(["mine"]) == {"mine": colours(["yours", "mine"])["mine"]}  # whatever else is in the figure
+    assert colours(["mine"]) == {"mine": colours(["yours", "mine"])["mine"]}  # regardless of the rest of the figure
 
 
 def figure_axes():
@@ -207,7 +207,7 @@ def test_a_legend_replaces_the_names_at_the_ends():
     assert (names(ax), ax.get_legend()) == (set(), None)
 
 
-def test_bands_are_what_they_are_called():
+def test_bands_match_their_names():
     values = np.array([r.accuracy for r in FOUR[:3]], np.float64)
     mean, spread = values.mean(0), values.std(0, ddof=1)
     reaches = {"sd": (mean - spread, mean + spread), "range": (values.min(0), values.max(0))}
@@ -288,7 +288,7 @@ def test_the_plot_command(upgd, tmp_path, monkeypatch, name, begins):
     assert (tmp_path / name).read_bytes().startswith(begins)
 
 
-def test_the_plot_command_names_mistakes_and_spares_stores(upgd, tmp_path, monkeypatch):
+def test_the_plot_command_reports_errors_and_never_overwrites_stores(upgd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Store.write("a.db") as store:
         store.add(FOUR)

@@ -1,4 +1,4 @@
-"""Seeds of a search and fresh ones are kept apart, and tests are corrected for their number."""
+"""Seeds of a search and fresh seeds are kept separate, and tests are corrected for their number."""
 
 import math
 from pathlib import Path
@@ -96,7 +96,7 @@ def test_a_method_with_one_setting_is_compared_on_the_seeds_that_are_fresh_for_t
     assert second["difference"] == pytest.approx(expected)
 
 
-def test_figures_and_the_report_show_fresh_seeds_alone():
+def test_figures_and_the_report_show_only_fresh_seeds():
     records = searched(fresh=(5, 6, 7)) + searched("adamw", fresh=(5, 6, 7), fresh_level=0.2)
     (section,) = sections(records)
     assert [row.evaluation for row in section.rows] == ["fresh", "fresh"]
@@ -111,7 +111,7 @@ def test_figures_and_the_report_show_fresh_seeds_alone():
     assert CAVEAT.split(";")[0] not in content(records, Path("x.db"))
 
 
-def test_a_divergence_on_a_fresh_seed_is_told():
+def test_a_divergence_on_a_fresh_seed_is_reported():
     records = [*searched(fresh=(5, 6)), record("sgd", {"lr": 0.1}, seed=7, diverged_at=3)]
     assert "1 of 9 learners" in content(records, Path("x.db"))
     assert Results(records).table().lines[0]["diverged"] == 1
@@ -174,7 +174,7 @@ def test_a_reference_is_compared_with_each_other_method():
     assert "vs. reference" in text
 
 
-def test_a_reference_that_is_not_there_or_not_one_is_told():
+def test_an_unknown_or_ambiguous_reference_is_an_error():
     records = [record("upgd"), record("upgd", {"scaling": "local"}), record("sgd")]
     with pytest.raises(
         ValueError, match="there is no method 'adamw' to compare with; choose among UPGD; UPGD, local; SGD"

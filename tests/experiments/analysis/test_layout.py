@@ -67,7 +67,7 @@ def table():
         (50, ["learner-steps", "p (Holm)", "first quarter", "seeds", "vs. best"], True),
     ],
 )
-def test_what_a_width_has_room_for(table, width, left_out, beneath):
+def test_columns_that_fit_a_width(table, width, left_out, beneath):
     text = table.text(width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= (width or 999)
@@ -81,7 +81,7 @@ def test_what_a_width_has_room_for(table, width, left_out, beneath):
         assert "±" in line
 
 
-def test_all_of_it_is_what_a_file_gets(table):
+def test_files_get_all_columns(table):
     assert str(table) == table.text() == repr(table)
     title, names, rule, *rows = str(table).splitlines()
     assert title == "output-permuted-digits, task_length 500, network 100-50, 30,000 steps: online accuracy"
@@ -119,7 +119,7 @@ names = st.text("abcdefgh ,.-", min_size=1, max_size=12).map(str.strip).filter(b
 
 
 @given(st.lists(st.tuples(names, names, names, names), min_size=1, max_size=5), st.integers(1, 90))
-def test_nothing_is_wider_than_it_must_be(cells, width):
+def test_tables_respect_the_width(cells, width):
     rows = [("method", "settings", "mean ± s.e.", "p (Holm)"), *cells]
     text, left_out = laid_out(rows, width)
     whole, none = laid_out(rows, None)

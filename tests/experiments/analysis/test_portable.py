@@ -1,4 +1,4 @@
-"""Results that travel as compressed CSV."""
+"""Portable results as compressed CSV."""
 
 import contextlib
 import csv
@@ -57,9 +57,9 @@ def records(draw):
     return Record(key, window=window, loss=loss, accuracy=accuracy, diverged_at=diverged_at, **rest)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # the first draw waits for a busy machine
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first example may be slow on a busy machine
 @given(st.lists(records(), max_size=4, unique_by=lambda record: record.key.digest))
-def test_what_is_read_is_what_was_written(tmp_path_factory, written):
+def test_files_round_trip(tmp_path_factory, written):
     path = tmp_path_factory.mktemp("portable") / "results.csv.gz"
     portable.write(path, written)
     content = path.read_bytes()
@@ -108,7 +108,7 @@ def test_no_damage_goes_unnoticed(tmp_path, compressed):
 
 
 def _refused_or_the_same(path, before):
-    """Some bits of a gzip header say nothing about what is in the file."""
+    """Some bits of a gzip header do not affect the content."""
     with contextlib.suppress(ValueError):
         assert _facts(portable.read(path)) == before
         return

@@ -1,4 +1,4 @@
-"""Stores from Python: reading, recording one's own results, comparing several."""
+"""Stores from Python: reading, recording results of custom loops, comparing several."""
 
 import csv
 import json
@@ -51,7 +51,7 @@ def test_open_reads_everything_and_leaves_the_store_free():
     assert isinstance(results, Results)
     assert len(results) == 5
     assert {r.source for r in results.records} == {""}
-    with Store.write("a.db"):  # nothing is held
+    with Store.write("a.db"):  # no file stays open
         assert len(upgd.open(Path("a.db"), problem="other")) == 2
     assert [r.key.seed for r in upgd.open("a.db", methods="sgd", seeds=[0, 2]).records] == [0, 2]
     assert len(upgd.open("a.db").select(methods=["upgd"], steps=40, network="100-50", seeds=[1])) == 1
@@ -172,13 +172,13 @@ def test_the_first_loss_that_is_not_finite_is_where_it_diverged():
         ({"loss": [1.0], "settings": {"lr": float("inf")}}, r"settings\['lr'\] must be a finite number"),
     ],
 )
-def test_a_mistake_in_what_is_recorded_is_named(wrong, says):
+def test_invalid_arguments_of_record_are_named(wrong, says):
     with pytest.raises(ValueError, match=says):
         upgd.record("mine.db", **OWN | wrong)
     assert not Path("mine.db").exists()
 
 
-def test_what_could_not_be_compared_is_refused():
+def test_incomparable_records_are_refused():
     upgd.record("mine.db", **OWN, loss=np.ones(100), window=10)
     with pytest.raises(ValueError, match=r"window=20 differs from that of the other seeds of mine .* give window=10"):
         upgd.record("mine.db", **OWN | {"seed": 1}, loss=np.ones(100), window=20)
@@ -208,7 +208,7 @@ def test_ones_own_results_have_tables_figures_and_a_report():
     assert "inertia 0.5*, kind slow, warm –" in str(results.table())
     assert len(results.plot().lines) == 1
     (section,) = sections(results.records)
-    assert section.commands("mine.db") == []  # nothing runs them again
+    assert section.commands("mine.db") == []  # they cannot be rerun
     write("mine.db", "report.html")
     assert "inertia 0.5*, kind slow, warm –" in Path("report.html").read_text()
 
@@ -249,7 +249,7 @@ def test_everything_that_was_seen_inside_is_exported(command, folder):
     assert (code, "--look-every" in err) == (1, True)
 
 
-def test_looks_are_a_frame_where_there_is_pandas(monkeypatch):
+def test_looks_are_a_frame_with_pandas(monkeypatch):
     results = own_results()
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert results.looks() == results.columns(looks=True)

@@ -34,7 +34,7 @@ def numbers(results: ex.Results) -> list:
 
 
 @pytest.mark.parametrize("look_every", [None, 50])
-def test_slices_make_a_whole(look_every):
+def test_slices_give_the_whole_result(look_every):
     expected = ex.run(SMALL, backend="torch", look_every=look_every)
     everything = []
     for job in plan(whole(SMALL), 1, 32):
@@ -105,7 +105,7 @@ def test_which_clusters_ask_for_a_token(no_tokens, monkeypatch, version, variabl
 
 
 class OpenRay:
-    """As much of Ray as it takes to start a cluster."""
+    """A minimal fake of Ray, enough to start a cluster."""
 
     __version__ = "2.51.0"
 
@@ -129,7 +129,7 @@ class OpenRay:
         return lambda function: function
 
 
-def test_no_open_cluster_is_started_unless_told_so(no_tokens, monkeypatch, caplog):
+def test_an_open_cluster_needs_insecure(no_tokens, monkeypatch, caplog):
     ray = OpenRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(ValueError, match=r"ray='local' would start .* RAY_AUTH_MODE=token .* --insecure"):
@@ -191,7 +191,7 @@ class Cluster:
     def start(self) -> None:
         self.nodes.append(self._start("--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false"))
         self._wait_for_nodes(1)
-        for count in (2, 3):  # two that start at the same moment on one machine get in each other's way
+        for count in (2, 3):  # two that start at the same time on one machine interfere
             self.nodes.append(self._start(f"--address={self.address}", "--num-cpus=1"))
             self._wait_for_nodes(count)
 
@@ -217,7 +217,7 @@ class Cluster:
         raise AssertionError(f"the cluster did not come up: {asked.stderr}\n{logs}")
 
     def kill_node(self, node: subprocess.Popen) -> None:
-        """A node that falls out of the world: no goodbye. Its processes are those in the session that it leads."""
+        """Kill a node without notice: all processes of its session."""
         os.killpg(node.pid, signal.SIGKILL)
         for pid in _session(node.pid):
             os.kill(pid, signal.SIGKILL)
@@ -324,7 +324,7 @@ def test_a_cluster_that_loses_a_node_and_a_driver_that_is_stopped(cluster, tmp_p
 
 
 def test_checkpoints_of_a_local_sweep_go_on_elsewhere(tmp_path):
-    """A sweep that was begun on a cluster ends on this machine: the checkpoints are the same."""
+    """A sweep that was started on a cluster can be finished on this machine: the checkpoints are the same."""
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     (job, *_) = plan(whole(SMALL), 1, 32)
     _, snapshot, done, _ = compute_slice(job, "cpu", "torch", None, seconds=0.0)

@@ -1,4 +1,4 @@
-"""A sweep that is killed and started again leaves what an undisturbed one leaves: nothing lost, nothing twice, same numbers.
+"""A sweep that is killed and restarted gives the results of an uninterrupted one: nothing lost, nothing repeated.
 
 Forked from a process that has imported everything, so that a start costs little; the slow test kills the command itself.
 """
@@ -25,7 +25,7 @@ FACTS = "digest, problem, options, network, method, settings, seed, steps, engin
 
 
 def sweep(path: Path) -> None:
-    """A sweep of a few seconds that saves itself all the time."""
+    """Return a sweep of a few seconds that saves checkpoints continuously."""
     import torch
 
     torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def facts(path: Path) -> list[tuple]:
 
 @pytest.fixture(scope="module")
 def start():
-    """Begin a sweep in a process of its own."""
+    """Start a sweep in a separate process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["upgd.experiments", "upgd.population.torch_backend"])
 
@@ -119,7 +119,7 @@ COMMAND = [
 
 @pytest.mark.slow
 def test_the_command_killed_fifty_times(tmp_path):
-    """With two worker processes, which have to notice by themselves that nobody waits for them any more."""
+    """With two worker processes, which must detect that their parent is gone."""
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

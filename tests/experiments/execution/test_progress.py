@@ -1,4 +1,4 @@
-"""How far a sweep is, in numbers and in words."""
+"""Progress of a sweep, in numbers and text."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from upgd.population import Learner
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is told."""
+    """A clock that advances only on request."""
 
     class Clock:
         now = 100.0
@@ -52,7 +52,7 @@ def test_counts_rate_and_time_left(clock):
     assert progress.line() == " 50%, 1/2 jobs, 5 learners stored, 10 learner-steps/s, 20 s left, 2 diverged"
 
 
-def test_what_an_earlier_run_did_is_no_speed(clock):
+def test_earlier_runs_do_not_count_for_the_rate(clock):
     progress, first, _ = started(clock)
     progress.update(first, 150, 0)
     clock.now += 1
@@ -75,7 +75,7 @@ def test_a_rate_is_shown_once_there_is_one(clock):
     progress = Progress(100_000, 1, _began=clock.now)
     first = job(0.1, steps=50_000)
     progress.update(first, 0, 0)
-    clock.now += 20  # most of which went into preparations
+    clock.now += 20  # most of it for preparation
     progress.update(first, 500, 0)
     assert progress.line() == "  0%, 0/1 jobs, 0 learners stored"
     clock.now += 40
@@ -99,7 +99,7 @@ def test_compiling_is_no_work(clock):
     assert progress.rate == 390 / 5
 
 
-def test_what_is_done_at_once_took_all_the_time_there_was(clock):
+def test_work_done_at_once_uses_the_elapsed_time(clock):
     progress, first, _ = started(clock)
     clock.now += 20
     progress.finish(first, 0)
@@ -108,7 +108,7 @@ def test_what_is_done_at_once_took_all_the_time_there_was(clock):
 
 @pytest.mark.parametrize("kept", [0, 50, 100])
 def test_steps_that_a_dead_worker_took_with_it_were_work(clock, kept):
-    """The job goes on from an older point: less is done than before, but nothing goes backwards."""
+    """The job resumes from an older checkpoint: less is done than before, but the progress does not decrease."""
     progress, first, second = started(clock)
     progress.update(first, 20, 0)  # by an earlier run
     clock.now += 1
@@ -153,7 +153,7 @@ def test_plain_lines_are_few(clock):
     assert lines[-1].startswith("100%, 2/2 jobs, 7 learners stored")
 
 
-def test_work_goes_on_when_nobody_reads_its_progress_any_more(clock):
+def test_work_continues_if_the_progress_pipe_is_closed(clock):
     class Gone(io.StringIO):
         def write(self, text):
             raise BrokenPipeError
@@ -196,7 +196,7 @@ def terminal(monkeypatch) -> io.StringIO:
 
 
 def test_bars_in_a_terminal(monkeypatch):
-    """Rich draws; that it is asked to draw the right things is seen in what it leaves on the screen."""
+    """The bars drawn by rich are checked by the text on the screen."""
     stream = terminal(monkeypatch)
     progress = Progress(400, 2)
     first, second = job(0.1), job(0.2)
@@ -251,7 +251,7 @@ def test_a_narrow_terminal_keeps_bars_and_the_time_that_is_left(clock, width, no
 
 
 @pytest.mark.parametrize(("width", "said"), [(80, True), (60, False)])
-def test_a_narrow_terminal_says_why_nothing_moves_if_there_is_room(clock, width, said):
+def test_a_narrow_terminal_shows_the_reason_if_it_fits(clock, width, said):
     console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=True, width=width)
     with module._Bars(console) as bars:
         bars(started(clock)[0])
@@ -285,7 +285,7 @@ def test_other_processes_can_read_how_far_it_is(tmp_path, monkeypatch):
         progress.finish(second, 0)
         monkeypatch.setattr(module, "_FILE_S", 1e9)
         tell(progress)
-        assert reader.read()["share"] == pytest.approx(200 / 700)  # said a moment ago
+        assert reader.read()["share"] == pytest.approx(200 / 700)  # printed a moment ago
     assert shown == [progress] * 3
     assert reader.read() is None
     assert list(tmp_path.iterdir()) == [tmp_path / "link.db"]
@@ -298,13 +298,13 @@ def test_the_age_of_the_last_words_is_known(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "nonsense", '{"at": 1}', '{"at": "x", "share": 1, "text": ""}'])
-def test_a_damaged_file_says_nothing(tmp_path, text):
+def test_a_damaged_progress_file_is_ignored(tmp_path, text):
     file = ProgressFile.beside(tmp_path / "r.db")
     file.path.write_text(text)
     assert file.read() is None
 
 
-def test_a_sweep_goes_on_where_the_file_cannot_be_written(tmp_path):
+def test_a_sweep_continues_without_the_progress_file(tmp_path):
     (tmp_path / "r.db.progress").mkdir()
     with published(lambda progress: None, tmp_path / "r.db") as tell:
         tell(Progress(100, 1))

@@ -1,4 +1,4 @@
-"""Running experiments: once, in pieces, in several processes; what is there is not computed again."""
+"""Running experiments: at once, in pieces, in several processes; stored results are not computed again."""
 
 import multiprocessing
 import os
@@ -54,7 +54,7 @@ def expected() -> list:
     return numbers(ex.run(SMALL, backend="torch"))
 
 
-def test_problem_and_network_are_made_once_for_a_run(monkeypatch):
+def test_problem_and_network_are_created_once_per_run(monkeypatch):
     made = []
     monkeypatch.setattr(
         architecture, "network", lambda *given, usual=architecture.network: made.append(1) or usual(*given)
@@ -67,7 +67,7 @@ def test_problem_and_network_are_made_once_for_a_run(monkeypatch):
     assert len(made) == 1
 
 
-def test_what_a_job_remembers_is_not_sent_to_another_process():
+def test_cached_values_of_a_job_are_not_pickled():
     everything = whole(SMALL)
     _ = everything.digests, everything.built
     part = everything.part(everything.learners[:1])
@@ -98,7 +98,7 @@ def test_a_runner_counts_what_it_adds_and_opens_the_store_late(tmp_path):
         assert runner.added == 6
 
 
-def test_records_are_what_the_population_shows():
+def test_records_equal_the_populations_results():
     results = ex.run(SMALL, backend="torch")
     population = Population(MLP((64, 8, 10)), SMALL.learners(), backend="torch")
     shown = population.run(make("output-permuted-digits", task_length=25), 60)
@@ -126,7 +126,7 @@ def test_regression_has_no_accuracy():
     assert record.loss.shape == (1,)
 
 
-def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch, expected):
+def test_stored_results_are_not_computed_again(tmp_path, monkeypatch, expected):
     path = tmp_path / "r.db"
     assert numbers(ex.run(SMALL, store=path, backend="torch")) == expected
     monkeypatch.setattr("upgd.experiments.execution.workers.compute", lambda *_: pytest.fail("computed again"))
@@ -153,7 +153,7 @@ def test_a_changed_experiment_is_another(tmp_path, change):
         assert len(store) == 2
 
 
-def test_an_interrupted_unit_goes_on_where_it_was(tmp_path, expected):
+def test_an_interrupted_job_resumes(tmp_path, expected):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     settings = Settings(backend="torch", checkpoints=checkpoints)
     calls = []
@@ -172,7 +172,7 @@ def test_an_interrupted_unit_goes_on_where_it_was(tmp_path, expected):
         with pytest.raises(KeyboardInterrupt):
             list(in_process(settings)([job], interrupt))
         assert calls[2] > 0
-        assert pending(SMALL, store, 3, "cpu", checkpoints)[0] == job  # as it was, whatever the number of workers
+        assert pending(SMALL, store, 3, "cpu", checkpoints)[0] == job  # unchanged, regardless of the number of workers
         execute_with = in_process(settings)
 
         def executor(jobs, watcher):
@@ -196,7 +196,7 @@ def test_units_of_all_methods_take_turns():
     assert jobs == [("upgd", 6), ("sgd", 4), ("upgd", 6)]
 
 
-def test_while_it_runs_other_processes_are_told_how_far_it_is(tmp_path):
+def test_other_processes_can_read_the_progress(tmp_path):
     said = []
 
     def show(progress):
@@ -222,14 +222,14 @@ def test_a_damaged_checkpoint_means_the_beginning(tmp_path, expected, caplog):
 
 
 def half_done(job: Job) -> Population:
-    """A population in the middle of a job, whose state can be told from that of its beginning."""
+    """Return a population in the middle of a job, with a state that differs from the initial one."""
     stream = SMALL.stream()
     population = Population(architecture.network(job.network, stream), job.learners, backend="torch")
     population.run(stream, 20)
     return population
 
 
-def test_a_flipped_bit_is_found_and_the_snapshot_before_goes_on(tmp_path, expected, caplog):
+def test_a_flipped_bit_is_detected_and_the_previous_snapshot_is_used(tmp_path, expected, caplog):
     checkpoints = Checkpoints.beside(tmp_path / "r.db")
     job = plan(whole(SMALL), 1, 32)[0]
     population = half_done(job)
@@ -296,7 +296,7 @@ def test_a_checkpoint_of_other_learners_is_not_taken(tmp_path, caplog):
     assert "it is a snapshot of other learners" in caplog.text
 
 
-def test_killed_between_two_renames_the_snapshot_before_goes_on(tmp_path, monkeypatch, caplog):
+def test_after_a_kill_between_renames_the_previous_snapshot_is_used(tmp_path, monkeypatch, caplog):
     checkpoints, job = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
     checkpoints.save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
     rename = Path.replace
@@ -323,7 +323,7 @@ def test_a_checkpoint_of_another_version_means_the_beginning(tmp_path, expected,
 
 
 def test_a_state_of_another_network_is_not_taken(tmp_path):
-    """A checkpoint's name comes from its learners' keys, so this happens only to files that somebody has moved."""
+    """The name of a checkpoint depends on its learners' keys, so this happens only to files that were moved."""
     job = plan(whole(SMALL), 1, 32)[0]
     population = Population(MLP((64, 9, 10)), job.learners, backend="torch")
     Checkpoints.beside(tmp_path / "r.db").save(job, Snapshot(population.state(), 1.0))
@@ -425,8 +425,8 @@ def test_a_wrong_device_or_option_gets_one_sentence():
         ex.run(SMALL, look_every=0)
 
 
-def test_two_processes_give_the_same_and_a_worker_that_dies_is_replaced(tmp_path, expected):
-    """One of the workers is killed as soon as it works; another takes its job."""
+def test_two_processes_give_equal_results_and_dead_workers_are_replaced(tmp_path, expected):
+    """One of the workers is killed as soon as it works; another one takes its job."""
     settings = Settings(backend="torch", checkpoints=Checkpoints(tmp_path / "checkpoints"))
     killed: list[int] = []
 
@@ -446,7 +446,7 @@ def test_two_processes_give_the_same_and_a_worker_that_dies_is_replaced(tmp_path
 
 
 def test_ctrl_c_while_workers_save_their_work_ends_them_at_once():
-    """Nobody waits then for a worker that compiles: it does not listen, also not to what ends daemons with the program."""
+    """The parent does not wait for a worker that compiles, which handles no messages."""
 
     class Process:
         alive, joined = True, 0
@@ -490,15 +490,15 @@ print(sum(len(records) for _, records in done))
 """
 
 
-def test_a_worker_that_is_only_starting_does_not_hear_what_is_for_its_parent():
-    """In a process of its own, because the first worker that a process starts was the one that did."""
+def test_a_starting_worker_ignores_signals_to_its_parent():
+    """In a separate process, because only the first worker of a process was affected."""
     ended = subprocess.run([sys.executable, "-c", TOLD_TOO_EARLY], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (0, "2\n"), ended.stderr
 
 
 @pytest.mark.parametrize("elements", [1_000, 1_000_000])
 def test_a_file_that_cannot_grow_gets_a_sentence_and_the_last_snapshot_stays(tmp_path, elements):
-    """Large tensors are written by torch, which has an error of its own for that; small ones when the file is closed."""
+    """torch writes large tensors and raises its own error; small ones are written when the file is closed."""
     resource = pytest.importorskip("resource", reason="needs limits on the size of files")
     checkpoints, job = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
     checkpoints.save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
@@ -547,12 +547,12 @@ workers._serve(theirs, workers.Settings(), 1, ())
 """
 
 
-def test_a_worker_that_cannot_save_says_so_even_if_its_parent_has_gone():
+def test_a_worker_that_cannot_save_reports_it_without_its_parent():
     ended = subprocess.run([sys.executable, "-c", UNHEARD], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "upgd: unfinished work cannot be saved\n")
 
 
-def test_a_unit_whose_processes_keep_dying_gets_a_sentence(monkeypatch):
+def test_a_job_whose_processes_keep_dying_is_an_error(monkeypatch):
     monkeypatch.setattr("upgd.experiments.execution.workers._ATTEMPTS", 1)
     job = Job("output-permuted-digits", {}, "8", 10_000_000, (Learner(method="sgd", lr=0.1),))
 
@@ -564,7 +564,7 @@ def test_a_unit_whose_processes_keep_dying_gets_a_sentence(monkeypatch):
         list(in_processes(Settings(backend="torch"), 1)([job], kill))
 
 
-def test_an_error_in_a_worker_comes_up_here(tmp_path):
+def test_an_error_in_a_worker_is_raised_in_the_parent(tmp_path):
     job = Job("output-permuted-digits", {"wrong": 1}, "8", 5, (Learner(method="sgd", lr=0.1),))
     with pytest.raises(ValueError, match="its options are") as raised:
         list(in_processes(Settings(backend="torch"), 1)([job], lambda *_: None))

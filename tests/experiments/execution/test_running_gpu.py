@@ -18,7 +18,7 @@ EXPERIMENT = ex.Experiment(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_gpu_shows_what_a_cpu_shows(tmp_path, workers):
+def test_a_gpu_gives_the_results_of_a_cpu(tmp_path, workers):
     on_cpu = ex.run(EXPERIMENT, device="cpu", backend="torch")
     on_gpu = ex.run(EXPERIMENT, store=tmp_path / "r.db", device="cuda", workers=workers)
     assert all(torch.cuda.get_device_name() == record.device for record in on_gpu.records)

@@ -1,4 +1,4 @@
-"""Pages: no number on them is typed by hand, and they say how much of the paper was run, and how."""
+"""Pages: all numbers are generated, and they state how much of the paper was run, and how."""
 
 from dataclasses import replace
 
@@ -89,7 +89,7 @@ class TestNotes:
         assert filled("First.\n\nUPGD {{weight-global | UPGD}}.\n\nLast.", partial) == "First.\n\nLast."
 
 
-def test_it_says_how_much_there_is_and_no_more():
+def test_the_page_states_how_much_is_computed():
     study = plan("upgd-stationary-mnist", "smoke", panels=["weight-global", "weight-local"])
     assert _computed(reproduce(study, lambda _: Results([]))) == (
         "Not computed: weight-wise, global; weight-wise, local."
@@ -115,7 +115,7 @@ def test_it_says_how_much_there_is_and_no_more():
     assert _computed(reproduce(only, results)) == "Computed: weight-wise, global: 4 settings, 4 final runs."
 
 
-def test_it_says_how_much_of_the_paper_was_run():
+def test_the_page_compares_its_scale_with_the_paper():
     assert _scale(plan("toy-changing-inputs")) == (
         "Scale: 20 runs of 1,000,000 steps for each curve (as in the paper). "
         "Settings tried: all combinations of the paper's values."
@@ -141,7 +141,7 @@ def test_learners_that_all_diverged_have_no_numbers(tmp_path):
     assert (tmp_path / "upgd-stationary-mnist-weight-global-survival.svg").exists()
 
 
-def test_it_says_whose_values_are_at_the_edge_and_where():
+def test_the_page_lists_values_at_the_edge():
     def compute(experiment):  # the larger σ, the better, except for what is scaled locally; the step size in the middle
         def level(one):
             return (1 - abs(one.lr - 0.01)) * (0.5 if one.scaling == "local" else 0.5 + 0.1 * (one.sigma or 0))
@@ -171,7 +171,7 @@ class TestShorterSearch:
             "the best setting early need not be the best late."
         )
 
-    def test_lengths_that_differ_are_told_by_problem(self):
+    def test_different_lengths_are_listed_by_problem(self):
         assert _shorter_search(plan("ablation", sweep_steps={"output-permuted-cifar10": 300_000})) == (
             " **Settings were chosen by runs of all 1,000,000 steps on input-permuted-mnist and output-permuted-emnist; of "
             "300,000 steps instead of 1,000,000 on output-permuted-cifar10:** the best setting early need not be the best "
@@ -189,7 +189,7 @@ class TestShorterSearch:
             assert words in said
             assert bool(words) == bool(said)
 
-    def test_a_problem_keeps_its_name_where_other_data_stand_in(self):
+    def test_a_problem_keeps_its_name_with_substituted_data(self):
         """At this scale EMNIST and CIFAR-10 are the same digits, but not the same length."""
         said = _shorter_search(plan("ablation", "smoke", sweep_steps={"output-permuted-cifar10": 30}))
         assert (

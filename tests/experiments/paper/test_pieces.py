@@ -1,4 +1,4 @@
-"""A study in pieces, each on a machine that knows nothing but the files of the others."""
+"""A study in pieces, each on a machine that has only the files of the others."""
 
 import itertools
 import os
@@ -29,13 +29,13 @@ def _scores(found):
     return {panel.key: [(name, row.mean) for name, row in found.rows(panel)] for panel in found.plan.panels}
 
 
-def test_pieces_find_what_a_whole_study_finds(tmp_path, monkeypatch):
+def test_pieces_give_the_results_of_a_whole_study(tmp_path, monkeypatch):
     whole, finished = piece(_study(), tmp_path / "whole", Options(backend="torch"))
     assert finished
     ticks = itertools.count()
     monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     stopped = 0
-    for _ in range(100):  # each has a store of its own, and stops while it computes its third job or so
+    for _ in range(100):  # each has its own store, and stops during about its third job
         found, finished = piece(_study(), tmp_path / "data", Options(backend="torch", stop_after=20, job_size=2))
         if finished:
             break
@@ -66,7 +66,7 @@ def test_runs_of_the_search_are_summaries(tmp_path):
     assert len(long) < len(portable.read(tmp_path / "stationary-digits.csv.gz"))  # the others are still there
 
 
-def test_time_is_up_and_the_same_call_goes_on(tmp_path):
+def test_after_the_time_limit_the_same_call_resumes(tmp_path):
     what = {"seeds": 2, "steps": 40, "options": {"task_length": 20}, "backend": "torch", "store": tmp_path / "upgd.db"}
     with pytest.raises(TimeUp):
         run("output-permuted-digits", {"sgd": {"lr": 0.03}}, **what, stop_after=0)
@@ -102,4 +102,4 @@ def _learners(path):
         try:
             return connection.execute("SELECT count(*) FROM runs").fetchone()[0]
         except sqlite3.OperationalError:
-            return 0  # it is being made
+            return 0  # it is being created

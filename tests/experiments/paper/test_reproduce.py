@@ -1,4 +1,4 @@
-"""The paper's experiments: complete, chosen fairly, resumed, and written down without a number typed by hand."""
+"""The paper's experiments: complete, with a fair choice of settings, resumable, and with generated numbers."""
 
 import re
 import subprocess
@@ -90,7 +90,7 @@ def test_the_ablation_splits_the_grid_by_weight_decay():
 @pytest.mark.parametrize("method", ["upgd", "upgd-nonprotecting", "adamw", "sgdw", "shrink-and-perturb"])
 @pytest.mark.parametrize("problem", best_known.BEST_KNOWN)
 def test_the_ablation_draws_from_the_pool_of_the_problems_own_study(problem, method):
-    """With and without weight decay together, a method has the settings and seeds that it has on its own page."""
+    """With and without weight decay together, a method has the same settings and seeds as in its own study."""
 
     def runs(study, keys):
         chosen = plan(study, "paper", panels=keys)
@@ -160,7 +160,7 @@ def test_a_star_gives_every_method_the_values_of_all_known_settings(study, name)
 
 
 class TestClimb:
-    """A hill whose top is two steps away from the known setting."""
+    """Scores with a maximum two steps away from the known setting."""
 
     PLAN = plan(
         *("output-permuted-emnist", "paper"),
@@ -177,7 +177,7 @@ class TestClimb:
 
     @pytest.fixture
     def computed(self):
-        """Who computes, and what was asked for."""
+        """Return a function that computes, and the list of its requests."""
         asked = []
 
         def compute(experiment):
@@ -186,7 +186,7 @@ class TestClimb:
 
         return compute, asked
 
-    def test_it_goes_on_from_the_best_until_nothing_is_better(self, computed):
+    def test_a_climb_continues_until_nothing_is_better(self, computed):
         compute, _ = computed
         found = reproduce(self.PLAN, compute)
         (upgd,) = (arm for arm in self.PLAN.arms() if arm.method == "upgd")
@@ -208,7 +208,7 @@ class TestClimb:
         with Store.write(tmp_path / "upgd.db") as store:
             first = [r for r in found.records if r.key.digest in whole(self.PLAN.sweep()[0]).digests]
             store.add(first[:-1])
-            # Where to climb is known when the first star is.
+            # The direction of the climb is known after the first star.
             assert reproduce(self.PLAN, stored(store)).plan == self.PLAN
             assert sum(len(job.learners) for job in left(self.PLAN, store, 1, "cpu")[0]) == 1
             store.add(first)
@@ -255,12 +255,12 @@ def test_the_error_about_excluded_curves_suggests_values_that_work():
 
 
 def planted(experiment, seeds_seen):
-    """Learners whose score depends on their settings alone: the best lr is 0.001, the best σ 0.01."""
+    """Learners whose score depends only on their settings: the best lr is 0.001, the best σ 0.01."""
     seeds_seen.append({learner.seed for learner in experiment.learners()})
     return results(experiment, level=lambda one: 0.5 - 10 * abs(one.lr - 0.001) - abs((one.sigma or 0.01) - 0.01))
 
 
-def test_the_best_setting_runs_again_with_seeds_that_nobody_has_seen():
+def test_the_best_setting_is_rerun_on_fresh_seeds():
     seeds_seen = []
     chosen = plan("input-permuted-mnist", "paper", steps=400, panels=["weight-global"], final_seeds=4)
     found = reproduce(chosen, partial(planted, seeds_seen=seeds_seen))
@@ -396,8 +396,8 @@ class TestShorterSearch:
                 assert finding.entry.settings["lr"] == (0.001 if short else 0.01)
 
 
-def test_several_studies_with_torch_and_numpy_alone(tmp_path):
-    """The documented call, where nothing else is installed: twice, into one store; the second time nothing is left."""
+def test_several_studies_with_only_torch_and_numpy(tmp_path):
+    """The documented call in a minimal installation: twice into one store; the second call computes nothing."""
     path = tmp_path / "upgd.db"
     script = f"""
 import sys
@@ -433,7 +433,7 @@ main()
     assert problems == {"toy-changing-outputs", "stationary-digits"}
 
 
-def test_an_interrupted_reproduction_goes_on(tmp_path):
+def test_an_interrupted_reproduction_resumes(tmp_path):
     chosen, path = plan("ups-stationary-mnist", **SMALLEST), tmp_path / "r.db"
     calls = []
 
@@ -463,7 +463,7 @@ def test_an_interrupted_reproduction_goes_on(tmp_path):
             np.testing.assert_array_equal(one.loss, again.findings[arm].entry.records[seed].loss)
 
 
-def test_what_is_left_before_anything_was_run():
+def test_the_remaining_work_before_the_first_run():
     with Store.write(":memory:") as store:
         nothing = reproduce(plan("ups-stationary-mnist", **SMALLEST), stored(store))
         assert (nothing.unsearched, nothing.missing, nothing.findings) == (5, 10, {})

@@ -29,7 +29,7 @@ def upgd(tmp_path, monkeypatch, capsys):
     return type_
 
 
-def test_it_runs_says_what_is_left_and_writes_again(upgd, tmp_path):
+def test_it_runs_reports_progress_and_rewrites_the_page(upgd, tmp_path):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     what = "reproduce ups-stationary-mnist --scale smoke --panels weight-white --sweep-steps 20 --steps 40"
     code, said = upgd(f"{what} --dry-run")
@@ -68,7 +68,7 @@ def test_data_that_are_not_there_are_asked_for(upgd):
     assert "upgd data fetch mnist" in said.err
 
 
-def test_nothing_to_write_is_a_sentence(upgd):
+def test_nothing_to_write_is_one_sentence(upgd):
     with Store.write("upgd.db") as store:
         store.add([record()])
     code, said = upgd("reproduce ablation --scale smoke --write-only")
@@ -130,7 +130,7 @@ def test_without_matplotlib_nothing_is_computed_for_a_figure(upgd, tmp_path, mon
     assert not list(tmp_path.rglob("*.db"))
 
 
-def test_what_may_take_weeks_says_so_first(upgd):
+def test_long_runs_print_an_estimate_first(upgd):
     what = "reproduce ups-stationary-mnist --data mnist=digits --grid tiny --panels weight-white --steps 20"
     code, said = upgd(f"{what} --final-seeds 2 --workers 1")
     assert code == 0, said.err
@@ -169,7 +169,7 @@ def test_utility_quality_is_called(upgd, tmp_path, monkeypatch):
         ("--device cuda", "--device"),
     ],
 )
-def test_utility_quality_says_what_it_has_no_use_for_and_others_take_it(upgd, tmp_path, monkeypatch, options, named):
+def test_utility_quality_refuses_options_of_sweeps(upgd, tmp_path, monkeypatch, options, named):
     from upgd.cli import reproducing
     from upgd.experiments.paper import _utility_page
 
@@ -194,7 +194,7 @@ CIFAR10 = "output-permuted-cifar10"
 class TestLengthOfTheSearch:
     @pytest.fixture
     def planned(self, upgd, monkeypatch):
-        """Type a command, compute nothing: the plans, and what the pages would give as command."""
+        """Run a command without computing; return the plans, and the commands for the pages."""
         from upgd.cli import reproducing
 
         planned = []
@@ -231,7 +231,7 @@ class TestLengthOfTheSearch:
         assert program == "upgd"
         assert planned(line) == [(plan, command)]
 
-    def test_several_studies_get_what_is_about_them(self, planned):
+    def test_options_apply_to_the_studies_that_have_them(self, planned):
         names = ["input-permuted-mnist", CIFAR10, "ablation"]
         found = planned(f"reproduce {' '.join(names)} --sweep-steps {CIFAR10}=30 --sweep-steps input-permuted-mnist=20")
         assert [plan.study.name for plan, _ in found] == names
@@ -276,7 +276,7 @@ class TestLengthOfTheSearch:
         assert said.err.count("\n") == 1
         assert re.search(sentence.replace("?", r"\?"), said.err)
 
-    def test_what_is_left_counts_every_problem_with_its_own_length_and_speed(self, upgd, monkeypatch):
+    def test_the_estimate_uses_length_and_speed_of_each_problem(self, upgd, monkeypatch):
         """10 arms, 2 settings each, and 2 final runs of 80 steps; a step takes 1 s on permuted inputs, 9 s on outputs."""
         from upgd.experiments.execution import estimate
 

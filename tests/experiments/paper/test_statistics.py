@@ -1,4 +1,4 @@
-"""What the grid resolves, and survival curves, by hand."""
+"""The resolution of the grid, and survival curves, by hand."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ def test_resolutions_of_hyperparameters_are_added():
 
 @pytest.mark.parametrize(("gap", "level"), [(0.002, True), (0.01, False)])
 def test_what_a_finer_grid_may_reverse_is_level(gap, level):
-    """SGD is behind by the gap, and its neighbours are 0.06 and 0.02 below: that promises 0.0025; noise is far below both."""
+    """SGD is behind by the gap; its neighbours are 0.06 and 0.02 below, an estimated gain of 0.0025; noise is far smaller."""
 
     def score(one):
         if one.method == "sgd":

@@ -1,4 +1,4 @@
-"""The utility-quality study: its batched computation against the library's own, and what it says."""
+"""The utility-quality study: its batched computation against the library, and its report."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_batched_utilities_are_those_of_single_networks(activation, sizes, of):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_learning_is_sgd(activation):
-    """A few steps of the batch are steps of torch's SGD on the network of that seed."""
+    """A few steps of the batch equal steps of torch's SGD on the network of that seed."""
     sizes, lr = (5, 6, 4, 1), 0.1
     chunk = make("utility-quality").chunk(SEEDS, 0, 4)
     layers = initial_layers(sizes, SEEDS)

@@ -110,7 +110,7 @@ def test_the_papers_grids_have_the_papers_size(problem, method, settings):
 
 
 def test_the_papers_values_one_by_one():
-    """As the paper and public sources print them: a slip of a finger in the table that everybody uses would be found here."""
+    """As printed in the paper and public sources; detects typing errors in the table."""
     toy = {"lr": (1e-1, 1e-2, 1e-3, 1e-4)}
     permuted = {"lr": (0.01, 0.001, 0.0001)}
     ups = {"lr": (1.0,), "sigma": (1e-1, 1e-2, 1e-3, 1e-4, 1e-5), "beta_utility": (0.0, 0.9, 0.99, 0.999, 0.9999)}
@@ -169,7 +169,7 @@ def test_problems_that_the_paper_does_not_have_suit_their_data():
         assert usual(f"{kind}-digits") == ("100-50", 30_000, 20)
     assert usual("stationary-cifar10") == usual("class-pairs-cifar10") == ("conv", 1_000_000, 10)
     assert defaults.grid("stationary-cifar10", "upgd") == defaults.grid("stationary-mnist", "upgd")
-    assert usual("input-permuted-cifar10") == usual("input-permuted-mnist")  # no pixel has neighbours
+    assert usual("input-permuted-cifar10") == usual("input-permuted-mnist")  # pixels have no neighbours
 
 
 def test_the_best_settings_known_one_by_one():
@@ -225,7 +225,7 @@ def test_the_settings_of_adam_are_not_searched_where_adam_is_an_option():
     assert grid == {"lr": (0.01, 0.001, 0.0001), "replacement_rate": (1e-3, 1e-4, 1e-5)}
 
 
-def test_what_a_shared_grid_leaves_out_comes_from_the_method_if_it_has_no_default():
+def test_required_settings_missing_from_a_shared_grid_use_the_short_grid():
     methods = Experiment("x", ["adamw", "pgd"], grid={"sigma": 0.5}, seeds=1).methods
     assert methods == {
         "adamw": {"lr": grids.short("adamw")["lr"]},
@@ -306,7 +306,7 @@ betas = [[0.0, 0.99], [0.9, 0.999]]
 """
 
 
-def test_toml_says_the_same_as_python(tmp_path):
+def test_toml_equals_python(tmp_path):
     (tmp_path / "e.toml").write_text(TOML)
     methods = {
         "sgd": {},
@@ -400,7 +400,7 @@ def test_a_wrong_ending_of_a_networks_name(name):
         architecture.check(name)
 
 
-def test_a_named_pipe_declares_nothing(tmp_path):
+def test_a_named_pipe_is_refused_as_toml(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(ValueError, match=r"pipe.toml is not a regular file; give a TOML file"):
         load(tmp_path / "pipe.toml")
