@@ -74,9 +74,9 @@ def _chosen(rows, line, network, steps):
     return found
 
 
-def _quarter(row, which):
+def _quarter(row, which, metric="accuracy"):
     """The mean over a quarter of the steps, of windows that end with it."""
-    curve = np.array(row["accuracy_curve"].split(), float)
+    curve = np.array(row[f"{metric}_curve"].split(), float)
     assert len(curve) % 4 == 0
     return curve[: len(curve) // 4].mean() if which == "first" else curve[-len(curve) // 4 :].mean()
 
@@ -248,3 +248,39 @@ def test_the_numbers_of_the_notes_are_those_of_the_tables(notes):
             assert _from_its_tables(paragraph, page, titles) in page
             checked += 1
     assert checked
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "metric"),
+    [
+        ("upgd-stationary-mnist", "stationary-mnist", "accuracy"),
+        ("toy-changing-outputs", "toy-changing-outputs", "loss"),
+    ],
+)
+def test_the_tables_of_the_notes_follow_from_the_rows(name, problem, metric, shipped):
+    """Further runs, in tables of the notes: each row is a group of the shipped runs, and each group has its row."""
+    notes = (RESULTS / f"{name}.notes.md").read_text(encoding="utf-8")
+    said = [
+        line for line in notes.splitlines() if line.startswith("| ") and "---" not in line and "| method" not in line
+    ]
+    groups = {}
+    for row in shipped(problem):
+        groups.setdefault((row["options"], row["method"], row["settings"]), []).append(row)
+    wanted = [_line(own, metric, with_a=problem.startswith("toy")) for own in groups.values()]
+    assert sorted(said) == sorted(wanted)
+
+
+def _line(runs, metric, with_a):
+    alive = [row for row in runs if not row["diverged_at"]]
+    settings = json.loads(runs[0]["settings"])
+    shown = ", ".join(f"{symbol} {settings[name]:g}" for symbol, name in SYMBOLS.items() if name in settings)
+    label = next(label for label, method in LABELS.items() if method == runs[0]["method"])
+    a = {1: "1", 0.5: "½"}[json.loads(runs[0]["options"])["amplitude"]] if with_a else None
+    numbers = ["–"] * 3
+    if alive:
+        scores = [float(row[metric]) for row in alive]
+        error = np.std(scores, ddof=1) / math.sqrt(len(scores))
+        quarters = [np.mean([_quarter(row, which, metric) for row in alive]) for which in ("first", "last")]
+        numbers = [f"{np.mean(scores):.4f} ± {error:.4f} ({len(scores)})", *(f"{value:.4f}" for value in quarters)]
+    diverged = ", ".join(f"{int(row['diverged_at']):,}" for row in runs if row["diverged_at"]) or "–"
+    return f"| {' | '.join(cell for cell in (a, label, shown, *numbers, diverged) if cell)} |"
