@@ -18,7 +18,7 @@ RESULTS = DOCS / "results" / "optimizers.json"
 
 
 def merged(files: Sequence[str]) -> dict[str, Any]:
-    """The stored times, with those of the files in the place of older ones."""
+    """Return the stored times, updated with those of the files."""
     found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     for name in files:
         new = json.loads(Path(name).read_text(encoding="utf-8"))

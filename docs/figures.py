@@ -41,7 +41,7 @@ def lost() -> None:
 
 
 def result() -> None:
-    """Every method with the best of its own settings, on seeds that had no part in choosing them."""
+    """Draw every method at its best setting, on seeds that were not used to choose it."""
     ex.run("output-permuted-digits", list(COLOURS), seeds=[100], store="story.db", **STREAM)
     confirmed = ex.confirm("story.db", seeds=5)
     print(confirmed.table())
