@@ -130,6 +130,18 @@ def test_launches_with_a_gradient_scaler_and_overlapped(launched: list[str]) -> 
     assert launched == ["observe", "conclude", "update"]
 
 
+def test_the_maximum_of_a_step_ignores_earlier_steps(engine: str) -> None:
+    trained = []
+    for options in ({"fused": True}, {"foreach": False}):
+        params = [nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4))]
+        optimizer = upgd.UPGD(params, 0.1, sigma=0.0, beta_utility=0.0, **options)
+        for size in (10.0, 0.1):
+            params[0].grad = size * torch.linspace(-1, 2, 12).reshape(3, 4)
+            optimizer.step()
+        trained.append(params)
+    checks.assert_close(*trained, ulps=20, dtype=torch.float32)
+
+
 def test_a_modified_step_count_is_used(engine: str) -> None:
     trained = []
     for options in ({"fused": True}, {"foreach": False}):
