@@ -58,3 +58,13 @@ def test_the_notebook_is_stored_with_its_outputs(path):
 def test_the_first_cell_installs_the_package_where_it_is_missing(path):
     first = next(cell.source for cell in read(path).cells if cell.cell_type == "code")
     assert '%pip install --quiet "upgd[run,report]"' in first
+
+
+@every
+def test_the_notebook_has_no_local_paths_and_only_installed_imports(path):
+    """It runs unchanged in Colab, where only the package and its requirements are installed."""
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"(?<![\w.:/])/(tmp|home|root|work|Users|content)/", text)
+    sources = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", sources, re.M))
+    assert imported <= {"upgd", "torch", "matplotlib"}
