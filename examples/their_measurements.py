@@ -1,4 +1,4 @@
-"""Two differences from the authors' code that are no learning rules; see docs/differences.md.
+"""Two differences from the authors' code other than learning rules; see docs/differences.md.
 
 Run it: ``python examples/their_measurements.py``, or with ``--seeds 1 --steps 100`` for a quick look.
 """
@@ -27,7 +27,7 @@ def their_average_pool(module, call, h, g):
 
 
 def accuracy(pool: type[nn.AvgPool2d], seed: int, steps: int) -> float:
-    """The online accuracy of second-order UPGD with average pooling, on output-permuted digits."""
+    """Return the online accuracy of second-order UPGD with average pooling, on output-permuted digits."""
     layers = (nn.Conv2d(1, 8, 3), nn.ReLU(), pool(2), nn.Flatten(), nn.Linear(72, 10))
     model = reset(nn.Sequential(*layers), seed)
     criterion = nn.CrossEntropyLoss()

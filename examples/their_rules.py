@@ -1,6 +1,6 @@
-"""UPGD as the paper's pseudo-code and the authors' public code have it, where the package follows the text instead.
+"""Variants of UPGD from the paper's pseudo-code and the authors' public code, where the package follows the text instead.
 
-Each method changes one thing; ``docs/differences.md`` has what it changes in a run. In this folder::
+Each method changes one thing; ``docs/differences.md`` reports its effect. In this folder::
 
     upgd run output-permuted-digits --plugin their_rules --method upgd-growing-maximum --lr 0.03
 """
@@ -31,10 +31,10 @@ class GrowingMaximum(UPGD):
 
 @register
 class OutgoingGates(UPGD):
-    """Algorithm 2 as printed, 1ūᵀ: the gate of a feature applies to the weights that leave it, not to those that enter it.
+    """Algorithm 2 as printed, 1ūᵀ: the gate of a feature applies to its outgoing weights, not to its incoming ones.
 
     ∂L/∂gate of a feature is the sum of g·w over these weights, so its utility is the sum of theirs. Biases and the first
-    layer, whose inputs are no features, take plain gradient steps; name the other layers: ``--gated layers.2+layers.4``.
+    layer, whose inputs are not features, take plain gradient steps; name the other layers: ``--gated layers.2+layers.4``.
     """
 
     name = label = "upgd-outgoing-gates"

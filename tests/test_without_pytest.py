@@ -48,7 +48,7 @@ def test_a_file_without_tests_is_no_success(tmp_path) -> None:
 
 @pytest.mark.parametrize("path", gpu_main.OTHERS)
 def test_the_files_of_the_gpu_run_can_be_loaded(path: str, monkeypatch) -> None:
-    """They ask for nothing that is not there; only their tests are left out."""
+    """They need nothing that is missing; only their tests are skipped."""
     seen = []
     monkeypatch.setattr("without_pytest._run", lambda test, case: seen.append((test, case)))
     run_tests(Path(gpu_main.__file__).parent / path)

@@ -1,4 +1,4 @@
-"""Outputs: complete or absent, and never in place of data."""
+"""Outputs: complete or absent, and they never replace data."""
 
 import gzip
 import os
@@ -38,7 +38,7 @@ def write(path, content: bytes = b"new") -> None:
 
 
 def make_data(folder: Path) -> dict[str, Path]:
-    """A file of every kind that holds data."""
+    """Create a file of every kind that holds data."""
     filled(folder / "a.db")
     (folder / "a.db.checkpoints").mkdir()
     (folder / "a.db.checkpoints" / "unit.json").write_text("{}")
@@ -110,7 +110,7 @@ def test_an_error_leaves_what_was_there(folder):
 def test_symbolic_links_are_followed(folder):
     (folder / "pages").mkdir()
     link, real = folder / "page.html", folder / "pages" / "today.html"
-    link.symlink_to(real)  # to a file that is not there yet
+    link.symlink_to(real)  # to a file that does not exist yet
     for content in (b"first", b"second"):
         write(link, content)
         assert link.is_symlink()
@@ -157,7 +157,7 @@ print("after")
 @pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="needs /dev/stdout")
 @pytest.mark.parametrize("piped", [True, False])
 def test_the_standard_output_gets_it_after_what_it_has(folder, piped):
-    """In a file, too, which must not be replaced: the shell has it open."""
+    """Also if it is a file, which must not be replaced, because the shell has it open."""
     with (folder / "out").open("wb") as out:
         ended = subprocess.run(
             [sys.executable, "-c", TO_STANDARD_OUTPUT], stdout=subprocess.PIPE if piped else out, check=True

@@ -34,7 +34,7 @@ OPERATIONS = {
 
 
 def evaluated(rule: ResetRule, place: int, inputs: dict, scalars: list[float]) -> np.ndarray:
-    """A value of all units, with every join over them; the loop that kernels spread over threads."""
+    """Evaluate a value for all units, including joins; kernels distribute this loop over threads."""
 
     def value(place: int) -> np.ndarray:
         kind, *arguments = rule.nodes[place]

@@ -55,7 +55,7 @@ def test_overlap_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Launches:
-    """A kernel that counts its launches."""
+    """Wraps a kernel and counts its launches."""
 
     def __init__(self, name: str, kernel: Any, launched: list[str]) -> None:
         self._name, self._kernel, self._launched = name, kernel, launched
@@ -67,7 +67,7 @@ class Launches:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that are launched, in Triton's interpreter."""
+    """Record the names of launched kernels, in Triton's interpreter."""
     from upgd.kernels import cuda_layout
 
     names: list[str] = []

@@ -163,7 +163,7 @@ def rule_learners(noise: Settings | None) -> list[Learner]:
 def compiling(wanted: bool) -> Iterator[None]:
     """Set whether the general layer uses ``torch.compile``, the default, which takes time.
 
-    The layer goes on without it where it fails, and says so in the log; that is a failure here, if Triton is at hand.
+    If it fails, the layer continues without it and logs a message; this is a failure here if Triton is available.
     """
     log, told = logging.getLogger("upgd.population"), logging.Handler()
     failures: list[str] = []

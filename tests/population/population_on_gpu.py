@@ -56,7 +56,7 @@ OTHER_CLUSTERS: dict[int, Settings | None] = dict(zip((2, 4, 16), NOISES, strict
 MANY = [Learner(method="upgd", lr=0.01, sigma=0.1, seed=seed) for seed in range(10, 22)]
 EVERY_RULE = [learner for noise in NOISES for learner in rule_learners(noise)]
 _UPGD: Settings = {"method": "upgd", "sigma": 0.1, "beta_utility": 0.99}
-#: Methods whose kernels are made from their rules, and what can be had besides: each in some settings.
+#: Methods with generated kernels, and additional features, each in some settings.
 GENERATED: dict[str, Settings] = {
     "utility": _UPGD,
     "one number": {"method": "l2-init"},
@@ -199,7 +199,7 @@ def _generating(device: str) -> str:
 
 @check_with_kernels
 def same_answers_of_generated_rules(device: str) -> str:
-    """Kernels made from the rules: moments, second order, features, normalization, gates by layer."""
+    """Generated kernels: moments, second order, features, normalization, gates by layer."""
     few = generated_learners(ON_THE_PAPERS_NETWORK)
     return "\n".join(
         f"{name}, {steps} steps: {compared(*both(NETWORKS[name], learners, steps, device, _generating(device)))}"

@@ -56,7 +56,7 @@ def test_global_and_local_correlation_of_weights():
         "0.bias": torch.tensor([3.0]),
         "2.weight": torch.tensor([[7.0, 5.0]]),
     }
-    # Within layer 0 the order is right, within layer 2 it is upside down.
+    # Within layer 0 the order is correct, within layer 2 it is reversed.
     other = {
         "0.weight": torch.tensor([[10.0, 20.0]]),
         "0.bias": torch.tensor([30.0]),

@@ -13,7 +13,7 @@ from upgd.networks import MLP
 
 #: σ(a) = a·σ'(a): linear on each side of the origin.
 HOMOGENEOUS = [nn.ReLU, nn.Identity, nn.LeakyReLU, lambda: nn.LeakyReLU(0.3)]
-#: σ(0) = 0, but bent.
+#: σ(0) = 0, but nonlinear.
 BENT = [nn.Tanh, nn.ELU, nn.SiLU, nn.GELU]
 
 
@@ -52,7 +52,7 @@ def test_propagated_terms_are_those_of_autograd_and_hesscale(problem):
 
 
 def parameter_sums(utilities, model, place):
-    """Over what enters the units of Linear layer ``place`` and over what leaves them, straight from the definitions."""
+    """Return sums over incoming and outgoing weights of the units of Linear layer ``place``, from the definitions."""
     incoming = utilities[f"{place}.weight"].sum(1) + utilities.get(f"{place}.bias", 0)
     return incoming, utilities[f"{place + 2}.weight"].sum(0)
 
@@ -60,7 +60,7 @@ def parameter_sums(utilities, model, place):
 @settings(deadline=None, max_examples=40)
 @given(problems(HOMOGENEOUS))
 def test_first_order_utility_is_conserved(problem):
-    """Exactly, with biases too if they count as weights that enter."""
+    """Exactly, also with biases if they count as incoming weights."""
     model = problem[0]
     balances, first = utility.conservation(*problem), utility.first_order(*problem)
     assert list(balances) == [str(place + 1) for place in range(0, len(model) - 2, 2)]
@@ -86,7 +86,7 @@ def test_second_order_utility_is_conserved_up_to_the_interaction_of_incoming_wei
 @settings(deadline=None, max_examples=40)
 @given(problems(HOMOGENEOUS, bias=False))
 def test_second_order_utility_is_conserved_where_the_theorem_s_assumption_holds(problem):
-    """Units with one incoming weight have no second derivatives off the diagonal, so nothing is dropped."""
+    """Units with one incoming weight have no off-diagonal second derivatives, so no term is missing."""
     model = problem[0]
     with torch.no_grad():
         for layer in model[:-1:2]:

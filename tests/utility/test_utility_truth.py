@@ -1,4 +1,4 @@
-"""True utility, against removing one thing after another by hand."""
+"""True utility, compared with removing one item at a time by hand."""
 
 import copy
 
@@ -83,12 +83,12 @@ def test_any_chunk_gives_the_same():
 
 
 def test_weights_of_dead_units_have_zero_utility():
-    """Rounding must not break the ties between the weights which change nothing."""
+    """Rounding must not break ties between weights without effect."""
     model = MLP((5, 50, 1), "relu")
     criterion, x, y = nn.MSELoss(), torch.linspace(-0.5, 0.4, 5)[None], torch.tensor([[0.3]])
     dead = model.layers[0](x)[0] < 0
     assert 5 < dead.sum() < 45
-    # Where a unit has to wake up for a weight to matter, it may; the outgoing weights of a dead unit cannot matter.
+    # Incoming weights of a dead unit may matter if it becomes active; its outgoing weights cannot.
     utilities = utility.true_weights(model, criterion, x, y)
     assert (utilities["layers.2.weight"][0, dead] == 0).all()
     assert (utilities["layers.2.weight"][0, ~dead] != 0).all()
