@@ -4,9 +4,11 @@
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,17 @@ def on_chip(kind: str):
         yield f"ConvNet, {name}, 128", convnet, learners, colour
 
 
+def compile_kernels(rows) -> None:
+    """Compile the kernels of all cases on all cores; they are cached on disk."""
+
+    def compile_one(row) -> None:
+        _, network, learners, stream = row
+        Population(network, learners[:1], device="cuda", backend="kernel").run(stream, 1, window=1)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, rows))
+
+
 def general(kind: str):
     """Yield the cases that run in batched tensors, compiled and with CUDA graphs."""
     paper, stream = MLP((784, 300, 150, 10)), images(kind, 10)
@@ -168,7 +181,10 @@ def main(kind: str = "random", which: str = "both", path: str | None = None) -> 
     tell("plain", "plain loop", plain_rate(MLP((784, 300, 150, 10)), plain_upgd, images(kind, 10)))
     tell("plain", "plain loop, ConvNet", plain_rate(ConvNet((3, 32, 32), 10), plain_upgd, colour))
     for part, backend, rows in (("on chip", "kernel", on_chip), ("general", "torch", general)):
-        for name, network, learners, stream in rows(kind) if which in ("both", backend) else ():
+        cases = list(rows(kind)) if which in ("both", backend) else []
+        if part == "on chip":
+            compile_kernels(cases)
+        for name, network, learners, stream in cases:
             tell(part, name, rate(network, learners, stream, backend=backend))
     if path is not None:
         measured = {part: rows for part, rows in rates.items() if rows}

@@ -1,13 +1,15 @@
 """Sharing of a GPU among groups, without a GPU."""
 
 from fractions import Fraction
+from threading import Barrier
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from upgd.population.cuda import CudaBackend
-from upgd.population.lanes import Need, Sharing, shared
+from upgd.population.lanes import Lanes, Need, Sharing, shared
 
 needs = st.lists(
     st.builds(Need, st.integers(1, 200), st.floats(0.1, 10), st.sampled_from([7, 15, 30])), min_size=1, max_size=7
@@ -41,8 +43,24 @@ def test_the_slowest_group_gets_most_clusters(groups: list[Need], clusters: list
 
 
 def test_the_kernel_on_chip_can_share() -> None:
-    assert all(hasattr(CudaBackend, name) for name in ("clusters", "advance"))
+    assert all(hasattr(CudaBackend, name) for name in ("clusters", "prepare", "advance"))
     backend = object.__new__(CudaBackend)
     assert not isinstance(backend, Sharing)
     backend.learners, backend.cost, backend.size, backend.room = 8, 1.0, 8, 15
     assert isinstance(backend, Sharing)
+
+
+def test_kernels_of_several_groups_compile_at_once_and_once_only() -> None:
+    all_compile = Barrier(3, timeout=10)
+
+    class Compiling:
+        times = 0
+
+        def prepare(self, chunk: object, loss: object) -> None:
+            all_compile.wait()
+            self.times += 1
+
+    lanes, groups = Lanes([], [], torch.device("cpu")), [Compiling() for _ in range(3)]
+    lanes._prepare(groups, None, "cross_entropy")
+    lanes._prepare(groups, None, "cross_entropy")
+    assert [group.times for group in groups] == [1, 1, 1]

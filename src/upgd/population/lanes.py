@@ -1,6 +1,7 @@
 """Concurrent execution of groups of learners: on a GPU, each group has its own stream, as one may not fill the device."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -25,6 +26,9 @@ class Sharing(Protocol):
     size: int  #: the number of multiprocessors per cluster
     learners: int
 
+    def prepare(self, chunk: Chunk, loss: Loss) -> None:
+        """Compile what :meth:`advance` needs; called in a thread of its own."""
+
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None: ...
 
 
@@ -43,6 +47,7 @@ class Lanes:
     def __init__(self, backends: Sequence[Backend], tallies: Sequence[Tally], device: torch.device) -> None:
         self._groups = list(zip(backends, tallies, strict=True))
         self._device = device
+        self._prepared = False
         self._streams: list[torch.cuda.Stream] = []
         if device.type == "cuda":
             self._streams = [torch.cuda.Stream(device) for _ in backends]  # type: ignore[no-untyped-call]
@@ -72,8 +77,16 @@ class Lanes:
             backend, tally = self._groups[number]
             backend.advance(chunk, loss, tally)
 
+    def _prepare(self, backends: Sequence[Sharing], chunk: Chunk, loss: Loss) -> None:
+        """Compile all kernels at once, before the first block: a compiler takes seconds."""
+        if not self._prepared:
+            with ThreadPoolExecutor(len(backends)) as pool:
+                list(pool.map(lambda backend: backend.prepare(chunk, loss), backends))
+            self._prepared = True
+
     def _share(self, sharing: Mapping[int, Sharing], chunk: Chunk, loss: Loss) -> None:
         """Run groups concurrently, starting with large clusters, which need the most contiguous space."""
+        self._prepare(list(sharing.values()), chunk, loss)
         shares = shared([Need(backend.learners, backend.cost, backend.room) for backend in sharing.values()])
         torch.cuda.synchronize(self._device)
         ran = []

@@ -187,6 +187,10 @@ class CudaBackend:
         self._told = torch.zeros(len(group), dtype=torch.int32, device=self._device)
         self._telling = 0
 
+    def prepare(self, chunk: Chunk, loss: Loss) -> None:
+        """Compile the kernel for such a chunk, unless it is cached on disk. Safe to call in any thread."""
+        _code(self._plan, loss, chunk.index is not None, self._device)
+
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         """Learn from every sample of the chunk, in order, and update the tally."""
         with torch.cuda.device(self._device):
@@ -294,9 +298,13 @@ class CudaBackend:
 
 @functools.cache
 def _kernel(chosen: Plan, loss: Loss, indexed: bool, device: torch.device) -> driver.Kernel:
-    major, minor = torch.cuda.get_device_capability(device)
-    code = compiler.compiled(text(chosen, loss, indexed, parts()), f"sm_{major}{minor}")
+    code = _code(chosen, loss, indexed, device)
     return driver.Kernel(code, b"advance", chosen.cluster, chosen.threads, chosen.shared_bytes)
+
+
+def _code(chosen: Plan, loss: Loss, indexed: bool, device: torch.device) -> bytes:
+    major, minor = torch.cuda.get_device_capability(device)
+    return compiler.compiled(text(chosen, loss, indexed, parts()), f"sm_{major}{minor}")
 
 
 def text(chosen: Plan, loss: Loss, indexed: bool, parts: Mapping[str, str]) -> str:
