@@ -155,13 +155,10 @@ def compile_kernels(rows) -> None:
 
 
 def general(kind: str):
-    """Yield the cases that run in batched tensors, compiled and with CUDA graphs."""
+    """Yield cases for the general backend, which is for everything that the kernel does not run."""
     paper, stream = MLP((784, 300, 150, 10)), images(kind, 10)
     yield "UPGD, 128", paper, upgd_learners(128), stream
     yield "AdamW, 128", paper, [Learner(method="adamw", lr=1e-4, seed=s) for s in range(128)], stream
-    yield "UPGD, local scaling, 128", paper, upgd_learners(128, scaling="local"), stream
-    yield "UPGD, second order, 128", paper, upgd_learners(128, order=2), stream
-    yield "UPGD, feature-wise, 128", paper, upgd_learners(128, granularity="feature"), stream
     yield "ConvNet, UPGD, 128", ConvNet((3, 32, 32), 10), upgd_learners(128, sigma=0.001), colour_images()
 
 
