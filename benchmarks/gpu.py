@@ -42,14 +42,14 @@ GENERATED = {
 def rate(network, learners: Sequence[Learner], stream, seconds: float = 1.0, backend: str = "auto") -> float:
     """Return learner-steps per second, after compilation and once the networks have started to learn."""
     population = Population(network, learners, device="cuda", backend=backend)
-    population.run(stream, 300, window=10_000)
+    population.run(stream, 300, window=100_000)
     begin = time.perf_counter()
-    population.run(stream, 300, window=10_000)
-    steps = int(max(300, min(4_000, 300 * seconds / (time.perf_counter() - begin))))
+    population.run(stream, 300, window=100_000)
+    steps = int(max(300, min(20_000, 300 * seconds / (time.perf_counter() - begin))))
     best = 0.0
     for _ in range(2):
         begin = time.perf_counter()
-        population.run(stream, steps, window=10_000)
+        population.run(stream, steps, window=100_000)
         best = max(best, steps * len(learners) / (time.perf_counter() - begin))
     assert (population.result().diverged_at < 0).all()
     return best

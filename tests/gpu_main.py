@@ -1,7 +1,7 @@
 """Run the GPU checks with torch and numpy alone: ``PYTHONPATH=src python3 tests/gpu_main.py [--jobs N] [--small] [NAME …]``.
 
 Most of a check's time goes to the truth on the CPU and to compilers, so several checks run at once, each in a process of its
-own, and those that take longest begin first. ``--small`` is one check that takes every path of the kernel in few steps, in
+own, and those that take longest begin first. ``--small`` are checks that take every path of the kernels in few steps, in
 this process: for compute-sanitizer.
 """
 
@@ -39,7 +39,7 @@ FIRST = "kernels_compile"
 OPTIMIZERS = [f"optimizers: {name}" for name in gpu_checks.CHECKS]
 #: They use torch.compile.
 LONGEST = ("long_runs_of_weights", "long_runs_of_moments_and_features", "compiled_steps_of_a_convnet")
-SMALL = "every_path_in_few_steps"
+SMALL = ("every_path_in_few_steps", "same_answers_of_small_convolutions")
 
 
 def run_others(path: str, device: str) -> str:
@@ -94,10 +94,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of them, or optimizers: {', '.join(ALL)}")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="how many checks at once")
-    parser.add_argument("--small", action="store_true", help=f"{SMALL} alone")
+    parser.add_argument("--small", action="store_true", help=f"{' and '.join(SMALL)} alone")
     parser.add_argument("--device", default="cuda", help="cpu tries out the checks where there is no GPU")
     given = parser.parse_args(arguments)
-    names = [SMALL] if given.small else given.names or list(ALL)
+    names = list(SMALL) if given.small else given.names or list(ALL)
     names = [one for name in names for one in (OPTIMIZERS if name == "optimizers" else [name])]
     if unknown := set(names) - ALL.keys():
         parser.error(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     where = torch.cuda.get_device_name() if given.device == "cuda" else given.device
     print(f"torch {torch.__version__} on {where}", flush=True)
     failed = 0
-    for passed, report in outcomes(names, given.device, 1 if len(names) == 1 else given.jobs):
+    for passed, report in outcomes(names, given.device, 1 if given.small or len(names) == 1 else given.jobs):
         failed += not passed
         print(report, flush=True)
     print(f"{len(names) - failed} passed, {failed} failed, in {time.perf_counter() - begin:.0f} s", flush=True)

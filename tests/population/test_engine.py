@@ -432,3 +432,15 @@ def test_blocks_grow_again_after_one_that_took_long():
     crowd._pace.steps = 1  # memory of a block in which something was compiled
     crowd.run(STREAM, 40)
     assert crowd._pace.steps > 1
+
+
+def test_whether_a_network_fits_is_checked_once_per_stream():
+    network, calls = MLP((64, 8, 10)), []
+    network.register_forward_hook(lambda *_: calls.append(1))
+    population = Population(network, [Learner(method="sgd", lr=0.01, seed=0)], backend="torch")
+    stream = make("input-permuted-digits", task_length=20)
+    for _ in range(2):
+        population.run(stream, 5)
+    assert len(calls) == 1
+    with pytest.raises(ValueError, match="does not accept the inputs"):
+        population.run(make("toy-changing-inputs"), 5)

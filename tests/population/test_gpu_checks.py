@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import convolutions_on_gpu
 import general_on_gpu
 import gpu_cases
 import long_runs
@@ -36,6 +37,8 @@ def made_small(monkeypatch) -> None:
     monkeypatch.setattr(population_on_gpu, "STEPS", 10)
     for name, learners in general_on_gpu.LEARNERS.items():
         monkeypatch.setitem(general_on_gpu.LEARNERS, name, learners[::9])
+    few = [(problem, names[:1], size) for problem, names, size in convolutions_on_gpu.CONVOLUTIONAL]
+    monkeypatch.setattr(convolutions_on_gpu, "CONVOLUTIONAL", few)
     monkeypatch.setattr(long_runs, "STEPS", 50)
     monkeypatch.setattr(long_runs, "SEEDS", 3)
 

@@ -98,6 +98,7 @@ class Population:
         self._window: int | None = None
         self._loss: Loss | None = None
         self._problem: str | None = None
+        self._checked: Stream | None = None
         self._pace = Pace()
         self._supply = Supply(self._seeds, self._device)
         self._whole = True
@@ -254,7 +255,9 @@ class Population:
     # --------------------------------------------------------------------------------------------- blocks and windows
 
     def _begin(self, stream: Stream, window: int | None) -> None:
-        _check_fits(self._network, stream)
+        if stream is not self._checked:
+            _check_fits(self._network, stream)
+            self._checked = stream
         window = _checked_count("window", stream.task_length if window is None else window, 1)
         before = (
             ("window", self._window, window),

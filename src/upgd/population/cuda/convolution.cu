@@ -13,7 +13,7 @@
 // ------------------------------------------------------------------------------------------------------- data and memory
 
 constexpr int PIXELS_IN = Layer<0>::CHANNELS * Layer<0>::HEIGHT * Layer<0>::WIDTH, EACH_IN = (PIXELS_IN + THREADS - 1) / THREADS;
-struct Input { unsigned char byte[EACH_IN]; float value[EACH_IN]; };
+struct Input { unsigned char byte[EACH_IN]; float value[EACH_IN]; };  // on their way
 INLINE void ask(const Arguments& args, int row, int step, i64 image, int task, Input& in) {  // start the loads
 #pragma unroll
   for (int j = 0; j < EACH_IN; ++j) {
@@ -22,8 +22,12 @@ INLINE void ask(const Arguments& args, int row, int step, i64 image, int task, I
     else in.value[j] = args.dense[((i64)row * args.length + step) * PIXELS_IN + i];
   }
 }
+INLINE void look_up(const Arguments& args, Input& in) {
+#pragma unroll
+  for (int j = 0; j < EACH_IN; ++j) if constexpr (INDEXED) in.value[j] = args.pixel[in.byte[j]];
+}
 // With online normalization (upgd.normalization), mean and variance of the inputs follow the sample, a = min(α, (t − 1)/t).
-INLINE void answer(const Arguments& args, const Input& in, double rate, i64 step) {
+INLINE void answer(const Input& in, double rate, i64 step) {
   typedef Layer<0> L;
   const double decay = fmin(rate, (double)(step - 1) / (double)step);
   const float a = (float)decay, rest = (float)(1. - decay);
@@ -31,8 +35,7 @@ INLINE void answer(const Arguments& args, const Input& in, double rate, i64 step
   for (int j = 0; j < EACH_IN; ++j) {
     const int i = threadIdx.x + j * THREADS;
     if (i >= PIXELS_IN) break;
-    float x;
-    if constexpr (INDEXED) x = args.pixel[in.byte[j]]; else x = in.value[j];
+    float x = in.value[j];
     if constexpr (NORMALIZE) {
       float &mean = memory[MEANS + i], &variance = memory[VARIANCES + i];
       const float moved = fmaf(a, mean, rest * x);
@@ -56,8 +59,8 @@ template <bool LOAD> INLINE void move(Thread& me, const Arguments& args, int lea
 #pragma unroll 1
       for (int i = threadIdx.x; i < rows * L::STEP; i += THREADS) {
         const int k = i % L::STEP;
-        if (k < L::INPUTS) exchange<LOAD>(memory[L::WORDS_AT + n * L::SIZE + i], from[L::WEIGHT + (first + i / L::STEP) * L::INPUTS + k]);
-        else memory[L::WORDS_AT + n * L::SIZE + i] = 0.f;
+        if (k < L::INPUTS) exchange<LOAD>(memory[L::WORDS_AT + n * L::SIZE + place_in<L>(i / L::STEP, k)], from[L::WEIGHT + (first + i / L::STEP) * L::INPUTS + k]);
+        else if (!L::CONVOLUTION) memory[L::WORDS_AT + n * L::SIZE + i] = 0.f;
       }
       if constexpr (L::BIAS >= 0) for (int i = threadIdx.x; i < rows; i += THREADS) exchange<LOAD>(memory[L::BIAS_WORDS + n * L::ROWS + i], from[L::BIAS + first + i]);
     }
@@ -99,7 +102,8 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
   look_ahead(segment.from);
   target = next_target;
   ask(args, own.row, segment.from, image, task, in);
-  answer(args, in, own.rate, args.start + segment.from + 1);
+  look_up(args, in);
+  answer(in, own.rate, args.start + segment.from + 1);
   look_ahead(segment.from + 1);
   if (t < SCALARS) coming = table[(i64)segment.from * SCALARS + t];
   cluster_arrive();
@@ -125,10 +129,11 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
     const Verdict verdict = judge(me, target);
     loss += (double)verdict.loss; correct += verdict.correct;
     if (!finite(verdict.loss)) { diverged_at = args.start + step; break; }
+    look_up(args, in);
     __syncthreads();
     backward<LAYERS - 1>(me);
     __syncthreads();
-    if (goes_on) answer(args, in, own.rate, own_step + 1);
+    if (goes_on) answer(in, own.rate, own_step + 1);
     float numbers[SCALARS];
     for (int i = 0; i < SCALARS; ++i) numbers[i] = memory[NUMBERS + i];
     if constexpr (FEATURES) look_at_units(me, numbers);

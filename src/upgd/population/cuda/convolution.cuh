@@ -53,6 +53,12 @@ template <int l> INLINE void choose(int row, int p, const float (&v)[Layer<l>::P
   ((int*)memory)[at] = y << 16 | x;
   memory[at + 1] = active<L::ACTIVATION>(largest, L::SLOPE);
 }
+// Some neighbours in memory.
+template <int COUNT> INLINE void take(const float* from, float* to) {
+  if constexpr (COUNT == 4) get4(from, to);
+  else if constexpr (COUNT == 2) { const float2 two = *(const float2*)from; to[0] = two.x; to[1] = two.y; }
+  else *to = *from;
+}
 // A thread computes the outputs of TILE units in one window; if there are few of those, for some of the input channels.
 template <int l> INLINE void convolve(Thread& me) {
   typedef Layer<l> L;
@@ -63,23 +69,23 @@ template <int l> INLINE void convolve(Thread& me) {
   for (int i = threadIdx.x; i < L::SPLIT * TILES * L::WINDOWS; i += THREADS) {
     const int p = i % L::WINDOWS, tile = i / L::WINDOWS % TILES, split = i / (L::WINDOWS * TILES);
     const float* x = memory + L::IN + split * EACH * L::PLANE + p / L::ACROSS * (L::POOL_SY * L::STRIDE_Y * L::PITCH) + p % L::ACROSS * (L::POOL_SX * L::STRIDE_X);
-    const float* w = memory + L::WORDS_AT + tile * L::TILE * L::STEP + split * EACH * L::TAPS;
+    const float* w = memory + L::WORDS_AT + tile * L::TILE * L::STEP + split * EACH * L::TAP_STEP;
     float sum[L::TILE][L::POOL_Y][L::POOL_X];
 #pragma unroll
     for (int r = 0; r < L::TILE; ++r) for (int a = 0; a < L::POOL_Y; ++a) for (int b = 0; b < L::POOL_X; ++b) sum[r][a][b] = 0.f;
     const int channels = min(EACH, L::CHANNELS - split * EACH);
 #pragma unroll 1
-    for (int c = 0; c < channels; ++c, x += L::PLANE, w += L::TAPS) {
+    for (int c = 0; c < channels; ++c, x += L::PLANE, w += L::TAP_STEP) {
+      float weight[L::TILE][L::TAP_STEP];
+#pragma unroll
+      for (int r = 0; r < L::TILE; ++r)
+#pragma unroll
+        for (int k = 0; k < L::TAP_STEP; k += L::AT_ONCE) take<L::AT_ONCE>(w + r * L::STEP + k, &weight[r][k]);
 #pragma unroll
       for (int y = 0; y < PATCH_Y; ++y) {
         float v[PATCH_X];
-        if constexpr (L::PAIRED) {
 #pragma unroll
-          for (int k = 0; k < PATCH_X; k += 2) { const float2 two = *(const float2*)(x + y * L::PITCH + k); v[k] = two.x; v[k + 1] = two.y; }
-        } else {
-#pragma unroll
-          for (int k = 0; k < PATCH_X; ++k) v[k] = x[y * L::PITCH + k];
-        }
+        for (int k = 0; k < PATCH_X; k += L::PAIRED ? 2 : 1) take<L::PAIRED ? 2 : 1>(x + y * L::PITCH + k, &v[k]);
 #pragma unroll
         for (int a = 0; a < L::POOL_Y; ++a) {
           const int ky = y - a * L::STRIDE_Y;
@@ -88,9 +94,8 @@ template <int l> INLINE void convolve(Thread& me) {
           for (int r = 0; r < L::TILE; ++r)
 #pragma unroll
             for (int kx = 0; kx < L::KERNEL_X; ++kx) {
-              const float weight = w[r * L::STEP + ky * L::KERNEL_X + kx];
 #pragma unroll
-              for (int b = 0; b < L::POOL_X; ++b) sum[r][a][b] = fmaf(weight, v[b * L::STRIDE_X + kx], sum[r][a][b]);
+              for (int b = 0; b < L::POOL_X; ++b) sum[r][a][b] = fmaf(weight[r][ky * L::KERNEL_X + kx], v[b * L::STRIDE_X + kx], sum[r][a][b]);
             }
         }
       }
@@ -149,8 +154,7 @@ template <int l> INLINE void multiply(Thread& me) {
       float x[4]; get4(memory + L::IN + k, x);
 #pragma unroll
       for (int r = 0; r < AT_ONCE; ++r) {
-        if (base + r * WARPS >= rows) continue;
-        float w[4]; get4(memory + L::WORDS_AT + (base + r * WARPS) * L::STEP + k, w);
+        float w[4]; get4(memory + L::WORDS_AT + min(base + r * WARPS, rows - 1) * L::STEP + k, w);
         sum[r] += dot4(w, x);
       }
     }
@@ -182,30 +186,31 @@ template <int l, bool SQUARED> INLINE void of_inputs(Thread& me) {
     for (int i = threadIdx.x; i < L::BACK_GROUPS * TILES * PIXELS; i += THREADS) {
       const int pixel = i % PIXELS, tile = i / PIXELS % TILES, group = i / (PIXELS * TILES);
       const int y = pixel / L::WIDTH + L::PAD_Y, x = pixel % L::WIDTH + L::PAD_X;
-      // The windows that may have chosen an output which sees the pixel.
+      // The windows that may have chosen an output which sees the pixel; at most so many.
+      constexpr int MOST_Y = ((L::KERNEL_Y - 1) / L::STRIDE_Y + L::POOL_Y - 1) / L::POOL_SY + 1, MOST_X = ((L::KERNEL_X - 1) / L::STRIDE_X + L::POOL_X - 1) / L::POOL_SX + 1;
       const int from_y = max(0, max(0, y - L::KERNEL_Y + L::STRIDE_Y) / L::STRIDE_Y - L::POOL_Y + L::POOL_SY) / L::POOL_SY;
       const int from_x = max(0, max(0, x - L::KERNEL_X + L::STRIDE_X) / L::STRIDE_X - L::POOL_X + L::POOL_SX) / L::POOL_SX;
-      const int to_y = min(L::DOWN - 1, y / L::STRIDE_Y / L::POOL_SY), to_x = min(L::ACROSS - 1, x / L::STRIDE_X / L::POOL_SX);
       float sum[L::BACK_TILE];
 #pragma unroll
       for (int c = 0; c < L::BACK_TILE; ++c) sum[c] = 0.f;
 #pragma unroll 1
-      for (int row = group; row < rows; row += L::BACK_GROUPS)
-#pragma unroll 1
-        for (int py = from_y; py <= to_y; ++py)
-#pragma unroll 1
-          for (int px = from_x; px <= to_x; ++px) {
-            const int window = row * L::WINDOWS + py * L::ACROSS + px;
-            const float2 seen = *(const float2*)(memory + L::SEEN + 2 * window);
-            const int at = __float_as_int(seen.x), ky = y - (at >> 16), kx = x - (at & 0xffff);
-            const float d = SQUARED ? memory[L::C + window] : seen.y;
-            if (u32(ky) < u32(L::KERNEL_Y) && u32(kx) < u32(L::KERNEL_X) && d != 0.f) {
-              const float* w = memory + L::WORDS_AT + row * L::STEP + tile * L::BACK_TILE * L::TAPS + ky * L::KERNEL_X + kx;
+      for (int row = group; row < rows; row += L::BACK_GROUPS) {
+        const float* w = memory + L::WORDS_AT + row * L::STEP + tile * L::BACK_TILE * L::TAP_STEP;
 #pragma unroll
-              for (int c = 0; c < L::BACK_TILE; ++c)
-                if (TILES == 1 || tile * L::BACK_TILE + c < L::CHANNELS) sum[c] = fmaf(d, SQUARED ? w[c * L::TAPS] * w[c * L::TAPS] : w[c * L::TAPS], sum[c]);
-            }
+        for (int i = 0; i < MOST_Y; ++i)
+#pragma unroll
+          for (int j = 0; j < MOST_X; ++j) {
+            const int window = row * L::WINDOWS + min(from_y + i, L::DOWN - 1) * L::ACROSS + min(from_x + j, L::ACROSS - 1);
+            float seen[2]; take<2>(memory + L::SEEN + 2 * window, seen);
+            const int at = __float_as_int(seen[0]), ky = y - (at >> 16), kx = x - (at & 0xffff);
+            const bool sees = from_y + i < L::DOWN && from_x + j < L::ACROSS && u32(ky) < u32(L::KERNEL_Y) && u32(kx) < u32(L::KERNEL_X);
+            const float d = sees ? SQUARED ? memory[L::C + window] : seen[1] : 0.f;
+            const int tap = sees ? ky * L::KERNEL_X + kx : 0;
+#pragma unroll
+            for (int c = 0; c < L::BACK_TILE; ++c)
+              if (TILES == 1 || tile * L::BACK_TILE + c < L::CHANNELS) { const float v = w[c * L::TAP_STEP + tap]; sum[c] = fmaf(d, SQUARED ? v * v : v, sum[c]); }
           }
+      }
 #pragma unroll
       for (int c = 0; c < L::BACK_TILE; ++c)
         if (TILES == 1 || tile * L::BACK_TILE + c < L::CHANNELS) memory[PART + (group * L::CHANNELS + tile * L::BACK_TILE + c) * PIXELS + pixel] = sum[c];
@@ -287,19 +292,18 @@ template <int l, bool SQUARED> INLINE void of_weights(Thread& me) {
   constexpr int TILES = (L::CHANNELS + L::OWN_TILE - 1) / L::OWN_TILE, WARPS = THREADS / 32, APART = L::ROWS * L::INPUTS;
   const int rows = me.rows<l>();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < L::OWN_GROUPS * L::ROWS * TILES * L::TAPS; i += THREADS) {
-    const int tap = i % L::TAPS, tile = i / L::TAPS % TILES, row = i / (L::TAPS * TILES) % L::ROWS, group = i / (L::TAPS * TILES * L::ROWS);
-    if (row >= rows) continue;
+  for (int i = threadIdx.x; i < L::OWN_GROUPS * L::ROWS * TILES * L::OWN_LANES; i += THREADS) {
+    const int tap = i % L::OWN_LANES, tile = i / L::OWN_LANES % TILES, row = i / (L::OWN_LANES * TILES) % L::ROWS, group = i / (L::OWN_LANES * TILES * L::ROWS);
+    if (row >= rows || tap >= L::TAPS) continue;
     const float* x = memory + L::IN + tile * L::OWN_TILE * L::PLANE + tap / L::KERNEL_X * L::PITCH + tap % L::KERNEL_X;
     float sum[L::OWN_TILE];
 #pragma unroll
     for (int c = 0; c < L::OWN_TILE; ++c) sum[c] = 0.f;
-#pragma unroll 2
+#pragma unroll 4
     for (int p = group; p < L::WINDOWS; p += L::OWN_GROUPS) {
-      const float2 seen = *(const float2*)(memory + L::SEEN + 2 * (row * L::WINDOWS + p));
-      const int at = __float_as_int(seen.x);
-      const float d = SQUARED ? memory[L::C + row * L::WINDOWS + p] : seen.y;
-      if (d == 0.f) continue;
+      float seen[2]; take<2>(memory + L::SEEN + 2 * (row * L::WINDOWS + p), seen);
+      const int at = __float_as_int(seen[0]);
+      const float d = SQUARED ? memory[L::C + row * L::WINDOWS + p] : seen[1];
       const float* v = x + (at >> 16) * L::PITCH + (at & 0xffff);
 #pragma unroll
       for (int c = 0; c < L::OWN_TILE; ++c)

@@ -112,6 +112,23 @@ template <bool GATED, bool HAS_UNIT> INLINE void update(Entry& e, const float* k
 }}
 """
 
+#: The update in two parts: what is the same for all entries of a row, or of a layer, and the rest. For rows.cuh.
+_IN_PARTS = """
+constexpr int PREPARED = {count};
+template <bool GATED, bool HAS_UNIT> INLINE void prepare(const Entry& e, const float* k, float* p) {{
+  if constexpr (GATED && HAS_UNIT == FEATURES) {{
+{prepare}
+  }}
+}}
+template <bool GATED, bool HAS_UNIT> INLINE void update(Entry& e, const float* k, const float* p) {{
+  if constexpr (GATED && HAS_UNIT == FEATURES) {{
+{rest}
+  }} else update<GATED, HAS_UNIT>(e, k);
+}}
+"""
+#: What an entry shares with the others of its row.
+_OF_ROW = {"scalar", "constant", "reduced", "unit_observed", "unit_reduced", "unit_state"}
+
 #: How a method resets units: functions of one of them, for resets.cuh.
 _RESETS = """
 struct Hidden {{ float activation, draw, s[{states}], outgoing[{sums}], joined[{joins}]; }};
@@ -152,6 +169,7 @@ def program(method: Method) -> Program:
         gated=_update(rule),
         other=_update(other),
     )
+    text += _in_parts(rule)
     reset = traced_reset(method)
     if reset is not None:
         reset = replace(reset, nodes=_shortened(reset.nodes))
@@ -226,6 +244,46 @@ def _shortened(nodes: Sequence[Node]) -> tuple[Node, ...]:
 def _update(rule: Rule) -> str:
     ends = [f"e.w = v{rule.new_weight};", *_changes(rule.new_state)]
     return _body(rule, [rule.new_weight, *_known(rule.new_state)], ends)
+
+
+def _in_parts(rule: Rule) -> str:
+    results = [rule.new_weight, *_known(rule.new_state)]
+    needed = _needed(rule, results)
+    same: set[int] = set()
+    for place in needed:  # in order: what an operation needs comes before it
+        kind, *arguments = rule.nodes[place]
+        if kind in _OF_ROW or (_is_done(rule, place) and same.issuperset(arguments)):
+            same.add(place)
+    kept: list[tuple[int, str]] = []  # what the first part computes for the second: operations and how they are passed
+
+    def passed(place: int, form: str) -> str:
+        if (place, form) not in kept:
+            kept.append((place, form))
+        return f"p[{kept.index((place, form))}]"
+
+    def value(place: int) -> str:
+        if place in same:
+            return passed(place, "v{0}") if _is_done(rule, place) else _expression(rule.nodes[place], False)
+        return f"v{place}"
+
+    lines = []
+    for place in (place for place in needed if place not in same):
+        kind, *arguments = rule.nodes[place]
+        if kind == "div" and arguments[1] in same:
+            expression = f"{value(arguments[0])} * {passed(arguments[1], 'reciprocal(v{0})')}"
+        elif _is_done(rule, place):
+            expression = _FORMS[kind].format(*map(value, arguments))
+        else:
+            expression = _expression(rule.nodes[place], False)
+        lines.append(f"const auto v{place} = {expression};")
+    lines.append(f"e.w = {value(rule.new_weight)};")
+    lines += [f"e.s[{n}] = {value(place)};" for n, place in enumerate(rule.new_state) if place is not None]
+    ends = [f"p[{n}] = {form.format(place)};" for n, (place, form) in enumerate(kept)]
+    return _IN_PARTS.format(
+        count=max(1, len(kept)),
+        prepare=_body(rule, [place for place, _ in kept], ends),
+        rest="\n".join(f"  {line}" for line in lines),
+    )
 
 
 def _switches(places: Sequence[int | None]) -> str:

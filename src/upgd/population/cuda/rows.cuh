@@ -2,24 +2,21 @@
 
 // ---------------------------------------------------------------------------------------------------------------- entries
 
+// Where weight k of a row is: a convolution has room between the channels.
+template <class L> INLINE int place_in(int row, int k) { return row * L::STEP + (L::TAP_STEP == L::TAPS ? k : k / L::TAPS * L::TAP_STEP + k % L::TAPS); }
 // Some entries of a weight that a thread looks at together: four neighbours in a row; two that share a pair of normals; or one.
 template <class L> struct Quad {
   static constexpr int N = 4;
   int row, column;
+  const float (&x)[N];
   INLINE int row_of(int) const { return row; }
   INLINE bool real(int) const { return true; }
   INLINE int place() const { return L::WORDS_AT + row * L::STEP + column; }
   INLINE void get(int n, float (&v)[N]) const { get4(memory + place() + n * L::SIZE, v); }
   INLINE void put(int n, const float (&v)[N]) const { put4(memory + place() + n * L::SIZE, v); }
   INLINE void gradient(float (&g)[N], float (&bend)[N]) const {
-    if constexpr (L::CONVOLUTION) {
-      get4(memory + L::WEIGHT_GRADIENT + row * L::INPUTS + column, g);
-      if constexpr (CURVATURE) get4(memory + L::WEIGHT_CURVATURE + row * L::INPUTS + column, bend);
-    } else {
-      float x[N]; get4(memory + L::IN + column, x);
-      const float d = memory[L::D + row];
-      for (int k = 0; k < N; ++k) { g[k] = d * x[k]; if constexpr (CURVATURE) bend[k] = memory[L::C + row] * (x[k] * x[k]); }
-    }
+    const float d = memory[L::D + row];
+    for (int k = 0; k < N; ++k) { g[k] = d * x[k]; if constexpr (CURVATURE) bend[k] = memory[L::C + row] * (x[k] * x[k]); }
   }
   INLINE void noise(const Noise& z, int first, float (&n)[N]) const {
     const u32 i = L::WEIGHT + (first + row) * L::INPUTS + column;
@@ -31,7 +28,7 @@ template <class L, int COUNT> struct Few {
   int from, size;  // counted through the rows of the CTA
   INLINE int row_of(int k) const { return max(from + k, 0) / L::INPUTS; }
   INLINE bool real(int k) const { return u32(from + k) < u32(size); }
-  INLINE int place(int k) const { const int i = from + k; return L::WORDS_AT + (L::STEP == L::INPUTS ? i : i / L::INPUTS * L::STEP + i % L::INPUTS); }
+  INLINE int place(int k) const { return L::WORDS_AT + place_in<L>((from + k) / L::INPUTS, (from + k) % L::INPUTS); }
   INLINE void get(int n, float (&v)[N]) const { for (int k = 0; k < N; ++k) v[k] = real(k) ? memory[place(k) + n * L::SIZE] : 0.f; }
   INLINE void put(int n, const float (&v)[N]) const { for (int k = 0; k < N; ++k) if (real(k)) memory[place(k) + n * L::SIZE] = v[k]; }
   INLINE void gradient(float (&g)[N], float (&bend)[N]) const {
@@ -52,10 +49,14 @@ template <class L, int COUNT> struct Few {
 // visit(entries) until all of the CTA's weights in a layer have been seen. Layers begin at different threads.
 template <class L, class Visit> INLINE void each_weight(const Thread& me, Visit visit) {
   const int rows = me.rows<L::NUMBER>(), t = ((int)threadIdx.x + THREADS - L::FIRST_THREAD) % THREADS;
-  if constexpr (L::QUADS) {
-    constexpr int IN_ROW = L::INPUTS / 4;
+  if constexpr (L::QUADS) {  // a thread stays at its columns, as long as there are not too many
+    constexpr int IN_ROW = L::INPUTS / 4, GROUPS = THREADS / IN_ROW > 0 ? THREADS / IN_ROW : 1;
+    if (t / IN_ROW >= GROUPS) return;
+    for (int k = t % IN_ROW * 4; k < L::INPUTS; k += THREADS * 4) {
+      float x[4]; get4(memory + L::IN + k, x);
 #pragma unroll 1
-    for (int i = t; i < rows * IN_ROW; i += THREADS) visit(Quad<L>{i / IN_ROW, i % IN_ROW * 4});
+      for (int row = t / IN_ROW; row < rows; row += GROUPS) visit(Quad<L>{row, k, x});
+    }
   } else {
     const int odd = (L::WEIGHT + me.first<L::NUMBER>() * L::INPUTS) & 1, size = rows * L::INPUTS;  // pairs have even indices
 #pragma unroll 1
@@ -68,7 +69,10 @@ template <class L, class Join, class Value, class Done> INLINE void each_row(con
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < rows; row += THREADS / 32) {
     float joined = Join::START;
-    if constexpr (L::QUADS) for (int k = 4 * (threadIdx.x & 31); k < L::INPUTS; k += 128) joined = Join::of(joined, value(Quad<L>{row, k}));
+    if constexpr (L::QUADS) for (int k = 4 * (threadIdx.x & 31); k < L::INPUTS; k += 128) {
+      float x[4]; get4(memory + L::IN + k, x);
+      joined = Join::of(joined, value(Quad<L>{row, k, x}));
+    }
     else for (int k = threadIdx.x & 31; k < L::INPUTS; k += 32) joined = Join::of(joined, value(Few<L, 1>{row * L::INPUTS + k, rows * L::INPUTS}));
     joined = of_warp<Join>(joined);
     if ((threadIdx.x & 31) == 0) done(row, joined);
@@ -152,6 +156,9 @@ template <class L, int n = 0> INLINE void see_reduced(Entry& e) {
     see_reduced<L, n + 1>(e);
   }
 }
+template <class L, int n = 0> INLINE constexpr bool reduces_rows() {
+  if constexpr (n < REDUCTIONS && L::GATED) return Reduction<n>::OVER == UNIT || reduces_rows<L, n + 1>(); else return false;
+}
 template <class L, int n = 0> INLINE void see_reduced_of_row(Entry& e, int row) {
   if constexpr (n < REDUCTIONS && L::GATED) {
     if constexpr (Reduction<n>::OVER == UNIT) e.r[n] = memory[Reduced<L::NUMBER, n>::VALUES + row];
@@ -212,8 +219,11 @@ INLINE void update_all(Thread& me, const float* numbers, const Noise& z) {
     typedef decltype(layer) L;
     constexpr bool HAS_UNIT = FEATURES && L::NUMBER + 1 < LAYERS;
     const int first = me.first<L::NUMBER>();
-    Entry of_layer;
-    see_reduced<L>(of_layer);
+    constexpr bool BY_ROW = HAS_UNIT || reduces_rows<L>();
+    Entry of_row;
+    float prepared[PREPARED];
+    see_reduced<L>(of_row);
+    if constexpr (!BY_ROW) prepare<L::GATED, HAS_UNIT>(of_row, numbers, prepared);
     each_weight<L>(me, [&](auto entries) {
       constexpr int N = decltype(entries)::N;
       float words[WORDS][N], g[N], bend[N], noise[N];
@@ -222,12 +232,15 @@ INLINE void update_all(Thread& me, const float* numbers, const Noise& z) {
       if constexpr (NOISE == NONE) for (int k = 0; k < N; ++k) noise[k] = 0.f; else entries.noise(z, first, noise);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
+        if constexpr (BY_ROW) if (k == 0 || N == 2) {
+          see_reduced_of_row<L>(of_row, entries.row_of(k));
+          if constexpr (HAS_UNIT) see_unit<L>(of_row, entries.row_of(k));
+          prepare<L::GATED, HAS_UNIT>(of_row, numbers, prepared);
+        }
         Entry e = entry_of<L, N>(words, g, bend, k);
-        e.see(of_layer);
-        see_reduced_of_row<L>(e, entries.row_of(k));
-        if constexpr (HAS_UNIT) see_unit<L>(e, entries.row_of(k));
+        e.see(of_row);
         e.noise = noise[k];
-        update<L::GATED, HAS_UNIT>(e, numbers);
+        update<L::GATED, HAS_UNIT>(e, numbers, prepared);
         words[0][k] = e.w;
         for (int i = 1; i < WORDS; ++i) words[i][k] = e.s[i - 1];
       }
