@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import NamedTuple
 
 from upgd.kernels.modules import module_of
 from upgd.kernels.polynomials import COSINE, LOGARITHM, SINE
@@ -307,14 +308,17 @@ def source(rule: Rule, noise: int, slots: Slots = ()) -> str:
     )
 
 
-class Widths:
+class Widths(NamedTuple):
     """The numbers of values per tensor in the buffers of a part."""
 
-    def __init__(self, scalars: int, keys: int, early: int, early_keys: int) -> None:
-        self.scalars, self.keys, self.early, self.early_keys = scalars, keys, early, early_keys
+    scalars: int
+    keys: int
+    early: int
+    early_keys: int
 
 
 def widths(rule: Rule, noise: int, slots: Slots = ()) -> Widths:
+    """Return the widths of the buffers for a rule; see :func:`source`."""
     narrow = _Narrow(rule, noise, slots)
     return Widths(
         scalars=len(scalars_of(rule)) + 1,  # and whether there was noise before
@@ -374,20 +378,20 @@ def _polynomial(name: str, of: str, coefficients: Sequence[float]) -> str:
     return "\n".join([f"    {name} = {first!r}", *(f"    {name} = {name} * {of} + {c!r}" for c in others)])
 
 
-def counts(rule: Rule, noise: int, slots: Slots = ()) -> bool:
+def _counts(rule: Rule, noise: int, slots: Slots = ()) -> bool:
     """Return whether a step depends on its number."""
     rounds = any(slot is not None for slot in slots)
     return noise > 0 or rounds or any(rule.scalars[n].changes for n in scalars_of(rule))
 
 
 def _step(rule: Rule, noise: int, slots: Slots) -> list[str]:
-    if not counts(rule, noise, slots):
+    if not _counts(rule, noise, slots):
         return []
     return [f"step_ = at(table, {_STEP}, T, t, tl.float32, False)", "step = tl.load(step_)"]
 
 
 def _count(rule: Rule, noise: int, slots: Slots) -> list[str]:
-    if not counts(rule, noise, slots):
+    if not _counts(rule, noise, slots):
         return []
     return ["step = step + proceed", "tl.store(step_, step)", "time = step.to(tl.float64)"]
 
