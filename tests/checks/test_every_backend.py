@@ -30,6 +30,8 @@ EVERY_KIND = [
     Learner(method="ups", lr=0.01, sigma=0.1, wise="feature", seed=4),
     Learner(method="upgd", lr=0.01, sigma=0.1, wise="feature", scaling="local", order=2, seed=5),
     Learner(method="shrink-and-perturb", lr=0.01, sigma=0.1, weight_decay=0.01, seed=2**40 + 1),
+    Learner(method="upgd", lr=0.01, sigma=0.1, normalize=0.9, seed=6),
+    Learner(method="upgd", lr=0.01, sigma=0.1, normalize=0.99, gated="output", seed=6),
 ]
 
 

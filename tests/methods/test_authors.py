@@ -50,12 +50,12 @@ def test_the_profiles_differ_in_the_maximum() -> None:
 
 
 def test_the_papers_profile_leaves_no_trace() -> None:
-    """The default profile does not change keys of stores or the choice of a kernel."""
+    """The default profile does not change keys of stores or the kind of computation."""
     plain = Learner(method="upgd", lr=0.1)
     assert plain == Learner(method="upgd", lr=0.1, profile="paper")
     assert "profile" not in plain.settings()
-    assert plain.kind.is_common
-    assert not plain.but(profile="authors").kind.is_common
+    assert not plain.kind.others
+    assert plain.but(profile="authors").kind.others
 
 
 def _even(profile: str, granularity: str) -> dict[str, torch.Tensor]:

@@ -156,6 +156,31 @@ def test_a_diverged_learner_stops():
     assert result.diverged_at[1] == -1
 
 
+LAYERS = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in NETWORK.named_parameters()))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "upgd", "gated": "hidden", "weight_decay": 0.01},
+        {"method": "upgd", "gated": f"{LAYERS[0]}+{LAYERS[2]}", "scaling": "local", "order": 2, "normalize": 0.9},
+        {"method": "adaupgd", "gated": "output", "noise": "anticorrelated", "betas": (0.9, 0.9)},
+    ],
+    ids=lambda settings: settings["gated"],
+)
+def test_gates_in_some_layers(settings):
+    learners = [Learner(lr=0.003, beta_utility=0.9, sigma=0.1, seed=seed, **settings) for seed in (0, 1)]
+    assert chosen(learners[0]) is GeneratedBackend
+    held(NETWORK, DIGITS, learners, 80)
+
+
+def chosen(learner: Learner) -> type:
+    ((group, _),) = groups([learner], [0])
+    name, backend = choose("auto", NETWORK, group, torch.device("cpu"), torch.float32)
+    assert name == "kernel"
+    return backend
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -206,7 +231,7 @@ def test_unsupported_rules_give_a_reason():
 
 
 def test_products_become_part_of_sums_and_nothing_is_computed_twice():
-    text = generated.source("towards-start", traced(TowardsStart()))
+    text = generated.source("towards-start", generated.rules_of(TowardsStart(), "all"))
     assert text.count("fused(") >= 2
     body = text[text.index("def update(") : text.index("@kept_on_disk")]
     assigned = [line.split(" = ")[0].strip() for line in body.splitlines() if line.strip().startswith("v")]
@@ -215,7 +240,7 @@ def test_products_become_part_of_sums_and_nothing_is_computed_twice():
 
 def test_files_of_other_users_are_not_executed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    text = generated.source("towards-start", traced(TowardsStart()))
+    text = generated.source("towards-start", generated.rules_of(TowardsStart(), "all"))
     path = modules._written("rule_test.py", text)
     path.write_text("raise SystemExit('not ours')")
     assert modules._written("rule_test.py", text).read_text() == text

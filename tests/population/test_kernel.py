@@ -18,7 +18,7 @@ from torch import nn
 
 from upgd.kernels.machine import kept_on_disk, start_of
 from upgd.kernels.normals import fill_normals, step_keys
-from upgd.networks import MLP, Linear
+from upgd.networks import MLP, ConvNet, Linear
 from upgd.noise import learner_normals
 from upgd.population import Learner, Population
 from upgd.population.backend import Kind
@@ -120,6 +120,20 @@ def test_equals_the_torch_backend_on_convolutions(network):
         Learner(**choice) for choice in PLAIN
     ]
     assert_equal_backends(network, learners, Counters(network.input_shape, 3), 15)
+
+
+@pytest.mark.parametrize("network", [MLP((18, 5, 3)), SmallConvNet((2, 10, 10), 3)], ids=lambda n: n.describe())
+def test_normalized_inputs(network):
+    """The state that is compared contains the running means and variances."""
+    learners = [
+        Learner(method="upgd", lr=0.01, sigma=0.1, normalize=0.9, seed=1),
+        Learner(method="upgd", lr=0.01, granularity="feature", gated="hidden", normalize=0.5, seed=2),
+        Learner(method="adamw", lr=0.01, normalize=0.99, seed=3),
+    ]
+    for learner in learners:
+        assert unsupported(network, learner.kind, CPU, torch.float32) is None
+    shape = network.input_shape if isinstance(network, ConvNet) else (2, 3, 3)
+    assert_equal_backends(network, learners, Counters(shape, 3, scale=4.0), 30)
 
 
 def test_rows_longer_than_a_block_of_noise():

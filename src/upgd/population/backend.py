@@ -53,11 +53,6 @@ class Kind(NamedTuple):
     gated: str = "all"  #: the layers with gates
     others: tuple[tuple[str, Any], ...] = ()  #: the method's other non-numeric settings
 
-    @property
-    def is_common(self) -> bool:
-        """Whether no input normalization and no restriction of gates to some layers is used."""
-        return not self.normalize and self.gated == "all" and not self.others
-
 
 @dataclass(frozen=True)
 class Group:

@@ -94,7 +94,7 @@ def _kernel(
     if where == "cuda":
         reason = module.unsupported(network, group, device, dtype)
         return (None, reason) if reason else (module.CudaBackend, None)
-    if group.kind.rule not in module.BY_HAND:
+    if not module.by_hand(group.kind):
         reason = module.cannot_generate(network, group, device, dtype)
         return (None, reason) if reason else (module.GeneratedBackend, None)
     if reason := module.unsupported(network, group.kind, device, dtype):

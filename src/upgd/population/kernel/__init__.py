@@ -7,7 +7,7 @@ networks, ``learner.py`` advances one learner through its samples, ``sample.py``
 memory layout. Noise, the functions that rules may call, and numba's settings are in :mod:`upgd.kernels`.
 """
 
-from upgd.population.kernel.backend import BY_HAND, KernelBackend, unsupported
+from upgd.population.kernel.backend import KernelBackend, by_hand, unsupported
 from upgd.population.kernel.generated_backend import GeneratedBackend, cannot_generate
 
-__all__ = ["BY_HAND", "GeneratedBackend", "KernelBackend", "cannot_generate", "unsupported"]
+__all__ = ["GeneratedBackend", "KernelBackend", "by_hand", "cannot_generate", "unsupported"]

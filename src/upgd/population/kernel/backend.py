@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from upgd.population.backend import Group, Kind, Loss, Tally
-from upgd.population.kernel.layout import ADAMW, PLAIN, UTILITY, Recipe, Samples, scratch_floats
+from upgd.population.kernel.layout import ADAMW, PLAIN, UTILITY, Learning, Recipe, Samples, scratch_floats
 from upgd.population.kernel.learner import advance
 from upgd.population.kernel.network import chain, plan
 from upgd.streams.contract import Chunk
 
-__all__ = ["BY_HAND", "KernelBackend", "unsupported"]
+__all__ = ["BY_HAND", "KernelBackend", "by_hand", "unsupported"]
 
 #: The numbers of the rules with hand-written kernels.
 BY_HAND = {"plain": PLAIN, "utility": UTILITY, "adamw": ADAMW}
@@ -23,12 +24,18 @@ _NAMES = {"beta": "beta_utility"}
 _OTHERWISE = {"c": 1.0}
 
 
+def by_hand(kind: Kind) -> bool:
+    """Return whether there is a hand-written kernel for the kind. For features, hidden layers are all layers with gates."""
+    everywhere = ("all", "hidden") if kind.granularity == "feature" else ("all",)
+    return kind.rule in BY_HAND and kind.gated in everywhere and not kind.others
+
+
 def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return the reason why the kernels cannot run this, worded to follow "because"; ``None`` if they can."""
     if kind.rule not in BY_HAND:
         return f"there is no kernel for the rule {kind.rule!r}"
-    if not kind.is_common:
-        return "it supports neither input normalization nor gates in some layers only"
+    if not by_hand(kind):
+        return "the hand-written kernels do not support gates in some layers only"
     if device.type != "cpu":
         return f"it runs on the CPU, not on {device}"
     if dtype != torch.float32:
@@ -56,9 +63,7 @@ class KernelBackend:
     ) -> None:
         if reason := unsupported(network, group.kind, device, dtype):
             raise ValueError(f"the kernel backend cannot run this, because {reason}")
-        self._plan = plan(network)
-        self._kind = group.kind
-        self._rows = group.rows.tolist()
+        self._begin(network, group)
         self._recipes = [_recipe(group, i) for i in range(len(group))]
         utility = group.kind.rule == "utility"
         weight_wise, feature_wise = (
@@ -67,13 +72,12 @@ class KernelBackend:
         )
         adamw = group.kind.rule == "adamw"
         learners, count = len(group), self._plan.parameter_count
-        self._parameters = torch.zeros(learners, count)
         #: Utility, or AdamW's first moment; empty if the rule does not use it.
         self._trace = torch.zeros(learners, count if weight_wise or adamw else 0)
         self._second_moment = torch.zeros(learners, count if adamw else 0)
         self._features = torch.zeros(learners, self._plan.units)
+        self._keeps_extremes = group.kind[:3] == ("utility", "weight", "global")
         self._extremes = torch.zeros(learners, 2, self._plan.rows)
-        self._state: dict[str, dict[str, Tensor]] = {"parameters": self._named(self._parameters)}
         if adamw:
             self._state["first_moment"] = self._named(self._trace)
             self._state["second_moment"] = self._named(self._second_moment)
@@ -84,8 +88,29 @@ class KernelBackend:
         for name, values in parameters.items():
             self._state["parameters"][name].copy_(values)
 
+    def _begin(self, network: nn.Module, group: Group) -> None:
+        """Set what all methods have in common."""
+        self._plan, self._kind = plan(network), group.kind
+        self._rows, self._seeds = group.rows.tolist(), group.seeds.tolist()
+        self._rates = group.value("normalize").tolist()
+        self._keeps_extremes = False
+        self._parameters = torch.zeros(len(group), self._plan.parameter_count)
+        self._state: dict[str, dict[str, Tensor]] = {"parameters": self._named(self._parameters)}
+        #: Running means and variances of the inputs, one per unit before the first layer's outputs.
+        self._normalizer = torch.zeros(len(group), 2, int(self._plan.layers[0, 6]) if group.kind.normalize else 0)
+        self._normalizer[:, 1] = 1
+
+    def _name_normalizer(self, shape: torch.Size) -> None:
+        """Name the running means and variances once the shape of a sample is known."""
+        if self._kind.normalize and "normalizer" not in self._state:
+            mean, variance = (part.view(len(part), *shape) for part in self._normalizer.unbind(1))
+            self._state["normalizer"] = {"mean": mean, "variance": variance}
+
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         """Learn from every sample of the chunk, in order, and update the tally."""
+        images = chunk.dense[0] if chunk.dense is not None else chunk.source
+        assert images is not None
+        self._name_normalizer(images.shape[1:])
         alive = [i for i, step in enumerate(tally.diverged_at.tolist()) if step < 0]
         threads = min(torch.get_num_threads(), len(alive))
         if threads <= 1:
@@ -106,32 +131,44 @@ class KernelBackend:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Resume from the result of :meth:`state`."""
+        if "normalizer.mean" in state:
+            self._name_normalizer(state["normalizer.mean"].shape[1:])
         for part, named in self._state.items():
             for name, tensor in named.items():
                 tensor.copy_(state[f"{part}.{name}"])
-        if self._kind[:3] == ("utility", "weight", "global"):
+        if self._keeps_extremes:
             self._find_extremes()
 
     def _advance(self, i: int, chunk: Chunk, loss: Loss, tally: Tally) -> None:
-        p = self._plan
-        samples = _samples(chunk, self._rows[i], loss)
-        diverged_at = advance(
-            p.layers,
-            p.slopes,
+        tally.diverged_at[i] = advance(
+            self._plan.layers,
+            self._plan.slopes,
             self._parameters[i].numpy(),
             self._trace[i].numpy(),
             self._second_moment[i].numpy(),
             self._features[i].numpy(),
             self._extremes[i].numpy(),
             self._recipes[i],
-            samples,
-            chunk.start,
-            tally.loss[i : i + 1].numpy(),
-            tally.correct[i : i + 1].numpy(),
-            np.zeros(scratch_floats(p.units, p.rows, int(p.layers[:, :2].max()), p.workspace), np.float32),
-            np.zeros(p.rows, np.uint8),
+            *self._common(i, chunk, loss, tally, self._kind.order == 2),
         )
-        tally.diverged_at[i] = diverged_at
+
+    def _common(self, i: int, chunk: Chunk, loss: Loss, tally: Tally, second_order: bool) -> tuple[Any, ...]:
+        """Return the last arguments of all kernels: see :func:`upgd.population.kernel.learner.learning_with`."""
+        p = self._plan
+        learning = Learning(
+            units=p.units,
+            rows=p.rows,
+            second_order=second_order,
+            noise=_NOISES[self._kind.noise],
+            seed=self._seeds[i],
+            start=chunk.start,
+            rate=self._rates[i],
+            normalizer=self._normalizer[i].numpy(),
+            loss_sum=tally.loss[i : i + 1].numpy(),
+            correct=tally.correct[i : i + 1].numpy(),
+        )
+        floats = np.zeros(scratch_floats(p.units, p.rows, int(p.layers[:, :2].max()), p.workspace), np.float32)
+        return learning, _samples(chunk, self._rows[i], loss), floats, np.zeros(p.rows, np.uint8)
 
     def _named(self, values: Tensor) -> dict[str, Tensor]:
         """Return views of all parameters' values by name."""
@@ -157,15 +194,13 @@ class KernelBackend:
 def _recipe(group: Group, i: int) -> Recipe:
     kind = group.kind
     settings = {
-        name: float(group.value(_NAMES.get(name, name), _OTHERWISE.get(name, 0.0))[i]) for name in Recipe._fields[6:]
+        name: float(group.value(_NAMES.get(name, name), _OTHERWISE.get(name, 0.0))[i]) for name in Recipe._fields[4:]
     }
     return Recipe(
         rule=BY_HAND[kind.rule],
         feature_wise=kind.granularity == "feature",
         local=kind.scaling == "local",
         second_order=kind.order == 2,
-        noise=_NOISES[kind.noise],
-        seed=int(group.seeds[i]),
         **settings,
     )
 

@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from upgd.kernels.machine import Integers
 from upgd.population.backend import Group, Loss, Tally
 from upgd.population.kernel import generated
-from upgd.population.kernel.backend import _NOISES, KernelBackend, _samples
-from upgd.population.kernel.layout import scratch_floats
-from upgd.population.kernel.network import chain, plan
+from upgd.population.kernel.backend import KernelBackend
+from upgd.population.kernel.network import NetworkLayout, chain
+from upgd.population.torch_backend import gated_parameters
 from upgd.streams.contract import Chunk
 
 __all__ = ["GeneratedBackend", "cannot_generate"]
@@ -18,13 +19,10 @@ __all__ = ["GeneratedBackend", "cannot_generate"]
 
 def cannot_generate(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why no kernel can be generated for this, worded to follow "because"; ``None`` if one can."""
-    kind = group.kind
     if device.type != "cpu":
         return f"it runs on the CPU, not on {device}"
     if dtype != torch.float32:
         return f"it computes in torch.float32, not in {dtype}"
-    if kind.normalize or kind.gated != "all":
-        return "it supports neither input normalization nor gates in some layers only"
     links = chain(network)
     return links if isinstance(links, str) else generated.unsupported(group.method)
 
@@ -42,18 +40,14 @@ class GeneratedBackend(KernelBackend):
     ) -> None:
         if reason := cannot_generate(network, group, device, dtype):
             raise ValueError(f"the kernel backend cannot run this, because {reason}")
-        self._plan = plan(network)
-        self._kind = group.kind
-        self._rows = group.rows.tolist()
-        self._seeds = group.seeds.tolist()
+        self._begin(network, group)
         self._values = [{name: float(vector[i]) for name, vector in group.values.items()} for i in range(len(group))]
-        self._rule = generated.rule_of(group.method)
-        self._kernel = generated.module_of(generated.source(group.method.name, self._rule))
-        learners, count = len(group), self._plan.parameter_count
-        self._parameters = torch.zeros(learners, count)
-        self._own = torch.zeros(learners, max(1, len(self._rule.state)), count)
-        self._state = {"parameters": self._named(self._parameters)}
-        for number, name in enumerate(self._rule.state):
+        self._rules = generated.rules_of(group.method, group.kind.gated)
+        self._kernel = generated.module_of(generated.source(group.method.name, self._rules))
+        self._gated = _gated_tensors(network, self._plan, group.kind.gated)
+        states = self._rules[0].state
+        self._own = torch.zeros(len(group), max(1, len(states)), self._plan.parameter_count)
+        for number, name in enumerate(states):
             self._state[name] = self._named(self._own[:, number])
         for name, values in parameters.items():
             self._state["parameters"][name].copy_(values)
@@ -61,31 +55,21 @@ class GeneratedBackend(KernelBackend):
                 if begins_as == "parameter":
                     self._state[part][name].copy_(values)
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Resume from the result of :meth:`state`."""
-        for part, named in self._state.items():
-            for name, tensor in named.items():
-                tensor.copy_(state[f"{part}.{name}"])
-
     def _advance(self, i: int, chunk: Chunk, loss: Loss, tally: Tally) -> None:
-        p = self._plan
         steps = np.arange(chunk.start + 1, chunk.start + chunk.length + 1, dtype=np.float64)
-        diverged_at = self._kernel.advance(
-            p.layers,
-            p.slopes,
+        tally.diverged_at[i] = self._kernel.advance(
+            self._plan.layers,
+            self._plan.slopes,
             self._parameters[i].numpy(),
             self._own[i].view(-1).numpy(),
-            generated.table(self._rule, self._values[i], steps),
-            np.zeros(max(1, len(self._rule.reductions)) * p.rows, np.float32),
-            p.units,
-            p.rows,
-            self._seeds[i],
-            _NOISES[self._kind.noise],
-            _samples(chunk, self._rows[i], loss),
-            chunk.start,
-            tally.loss[i : i + 1].numpy(),
-            tally.correct[i : i + 1].numpy(),
-            np.zeros(scratch_floats(p.units, p.rows, int(p.layers[:, :2].max()), p.workspace), np.float32),
-            np.zeros(p.rows, np.uint8),
+            generated.table(self._rules, self._values[i], steps),
+            self._gated,
+            np.zeros(max(1, len(self._rules[0].reductions)) * self._plan.rows, np.float32),
+            *self._common(i, chunk, loss, tally, generated.uses_curvature(self._rules)),
         )
-        tally.diverged_at[i] = diverged_at
+
+
+def _gated_tensors(network: nn.Module, layout: NetworkLayout, gated: str) -> Integers:
+    """Return, for the weights and the biases of each layer, whether they have gates."""
+    chosen = gated_parameters(network, gated)
+    return np.repeat([int(name in chosen) for name in layout.weights], 2)

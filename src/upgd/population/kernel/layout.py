@@ -7,7 +7,7 @@ order of the noise. A *row* is a row of a weight matrix, a filter, or a bias vec
 
 from typing import NamedTuple
 
-from upgd.kernels.machine import BytePointer, Bytes, Floats, Integers, Pointer, compiled, skip
+from upgd.kernels.machine import BytePointer, Bytes, Doubles, Floats, Integers, Pointer, compiled, skip
 from upgd.population.kernel.layers import BLOCK
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "PLAIN",
     "UTILITY",
     "Layer",
+    "Learning",
     "Memory",
     "Recipe",
     "Samples",
@@ -34,8 +35,6 @@ class Recipe(NamedTuple):
     feature_wise: bool
     local: bool
     second_order: bool
-    noise: int  #: 0 none, 1 white, 2 anticorrelated
-    seed: int
     lr: float
     beta: float
     sigma: float
@@ -46,6 +45,21 @@ class Recipe(NamedTuple):
     beta1: float
     beta2: float
     eps: float
+
+
+class Learning(NamedTuple):
+    """What the loop over samples needs to know about a learner, whatever its method."""
+
+    units: int
+    rows: int
+    second_order: bool  #: whether the method uses curvature
+    noise: int  #: 0 none, 1 white, 2 anticorrelated
+    seed: int
+    start: int  #: the step of the stream that the first sample has
+    rate: float  #: decay rate of the input normalization
+    normalizer: Floats  #: running means and variances of the inputs, ``(2, inputs)``; empty without normalization
+    loss_sum: Doubles  #: one number, incremented in place
+    correct: Integers  #: one number, incremented in place
 
 
 class Samples(NamedTuple):

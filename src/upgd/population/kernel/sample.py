@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from upgd.kernels.machine import Floats, Integers, Pointer, compiled, skip
+from upgd.kernels.machine import Floats, Integers, Pointer, compiled, fused, skip, start_of, vectorised
 from upgd.population.kernel.convolution import (
     add_patches,
     convolve,
@@ -17,9 +17,9 @@ from upgd.population.kernel.convolution import (
     weighted_sums,
 )
 from upgd.population.kernel.layers import back_through, curvature_back_through, dot
-from upgd.population.kernel.layout import Layer, Samples, Scratch, layer_at
+from upgd.population.kernel.layout import Layer, Learning, Samples, Scratch, layer_at
 
-__all__ = ["backward", "forward", "judge", "load"]
+__all__ = ["backward", "forward", "judge", "load", "normalize"]
 
 _f: Any = np.float32
 
@@ -38,6 +38,27 @@ def load(samples: Samples, at: int, x: Pointer, count: int) -> None:
     else:
         for j in range(count):
             x[j] = samples.scaled[samples.source[image, j]]
+
+
+@compiled
+def normalize(learning: Learning, step: int, x: Pointer, count: int) -> None:
+    """Normalize a sample in place, if the learner does; see :mod:`upgd.normalization`."""
+    if learning.normalizer.size:
+        mean = start_of(learning.normalizer)
+        _normalize(x, mean, skip(mean, count), count, min(learning.rate, (step - 1) / step))
+
+
+@compiled
+def _normalize(x: Pointer, mean: Pointer, variance: Pointer, count: int, decay: float) -> None:
+    vectorised()
+    old, new = _f(decay), _f(1 - decay)
+    for j in range(count):
+        before = mean[j]
+        moved = fused(old, before, new * x[j])
+        spread = fused(old, variance[j], new * ((x[j] - before) * (x[j] - moved)))
+        mean[j], variance[j] = moved, spread
+        z = (x[j] - moved) / _f(math.sqrt(spread + _f(1e-4)))
+        x[j] = _f(-5) if z < _f(-5) else (_f(5) if z > _f(5) else z)
 
 
 @compiled
