@@ -39,7 +39,7 @@ GENERATED = {
 }
 
 
-def rate(network, learners: Sequence[Learner], stream, seconds: float = 1.0, backend: str = "auto") -> float:
+def rate(network, learners: Sequence[Learner], stream, seconds: float = 0.4, backend: str = "auto") -> float:
     """Return learner-steps per second, after compilation and once the networks have started to learn."""
     population = Population(network, learners, device="cuda", backend=backend)
     population.run(stream, 300, window=100_000)
