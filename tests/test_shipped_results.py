@@ -254,6 +254,7 @@ def test_the_numbers_of_the_notes_are_those_of_the_tables(notes):
     ("name", "problem", "metric"),
     [
         ("upgd-stationary-mnist", "stationary-mnist", "accuracy"),
+        ("toy-changing-inputs", "toy-changing-inputs", "loss"),
         ("toy-changing-outputs", "toy-changing-outputs", "loss"),
     ],
 )
