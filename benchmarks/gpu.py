@@ -32,6 +32,7 @@ GENERATED = {
     "AdaUPGD": {"method": "adaupgd", "lr": 1e-4},
     "L2 Init": {"method": "l2-init", "lr": 0.01},
     "streaming EWC": {"method": "s-ewc", "lr": 0.01, "kappa": 1.0},
+    "streaming SI": {"method": "s-si", "lr": 0.01, "kappa": 1.0},
     "Continual Backprop": {"method": "continual-backprop", "lr": 1e-3},
     "Continual Backprop with Adam": {"method": "continual-backprop", "optimizer": "adam", "lr": 1e-4},
     "ReDo": {"method": "redo", "lr": 1e-3},

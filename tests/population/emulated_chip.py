@@ -23,6 +23,7 @@ from upgd.population.cuda.planner import ChipPlan
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 _MACHINE = Path(__file__).with_name("emulated_machine.h")
+_SHARED_BYTES = 232_448
 _FOLDER = Path(tempfile.mkdtemp(prefix="upgd-emulated-"))
 
 
@@ -75,6 +76,15 @@ def threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
+def shared_bytes(count: int) -> Iterator[None]:
+    """Less shared memory than on a GPU, so that not all of a small network has room."""
+    with patch(f"{__name__}._SHARED_BYTES", count):
+        on_chip._plans.cache_clear()
+        yield
+    on_chip._plans.cache_clear()
+
+
+@contextmanager
 def _emulated() -> Iterator[None]:
     parts = {**on_chip.parts(), "machine.cuh": _MACHINE.read_text(encoding="utf-8")}
 
@@ -85,7 +95,7 @@ def _emulated() -> Iterator[None]:
         patch.object(on_chip, "unsupported", lambda *_: None),
         patch.object(on_chip, "_indexed", lambda device: device),
         patch.object(on_chip, "_kernel", kernel),
-        patch.object(on_chip.driver, "shared_bytes", lambda device: 232_448),
+        patch.object(on_chip.driver, "shared_bytes", lambda device: _SHARED_BYTES),
         patch.object(on_chip.driver, "active_clusters", lambda device, cluster, *_: 8 // cluster),
         patch("torch.cuda.device", lambda device: nullcontext()),
         patch("torch.cuda.current_stream", lambda: SimpleNamespace(cuda_stream=0)),

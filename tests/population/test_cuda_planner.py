@@ -140,7 +140,9 @@ def test_nothing_overlaps_in_shared_memory(widths: list[int], cluster: int, rule
                 spans.add((plan.offsets[f"{name}.{layer.number}"], count * layer.dense.outputs))
     joined = [name for name in ("SCALE", "REDUCTION_0", "UNIT_REDUCTION_0") if name in plan.barriers]
     spans |= {(plan.offsets[f"{name}_BUFFER"], plan.barriers[name] // 4) for name in joined}
-    spans.add((plan.offsets["PART"], max(planner._scratch(layer) for layer in plan.layers)))
+    over_rows = [layer.padded * max(block.used_groups for block in layer.blocks) for layer in plan.layers[1:]]
+    by_rows = [layer.rows * layer.parts for layer in plan.layers]
+    spans.add((plan.offsets["PART"], max(*over_rows, sum(by_rows[::2]), *by_rows)))
     spans = sorted(span for span in spans if span[1])
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
     assert spans[-1][0] + spans[-1][1] <= plan.floats
@@ -253,12 +255,24 @@ def test_rules_that_cannot_become_kernels_are_refused(settings: dict, words: str
     assert re.search(words, reason)
 
 
-def test_four_words_for_each_weight_of_the_papers_network_fit_on_sixteen_multiprocessors() -> None:
-    three, four = (planner.plan(PAPER, g.kind, 16, H200, program(g.method)) for g in (GENERATED[0], GENERATED[3]))
-    assert three is not None
-    assert four is not None
-    assert (three.words, four.words) == (3, 4)
-    assert planner.plan(PAPER, GENERATED[0].kind, 8, H200, program(GENERATED[0].method)) is None
+@pytest.mark.parametrize(("method", "words", "cluster"), [("adamw", 3, 8), ("adaupgd", 4, 16), ("s-rwalk", 5, 16)])
+def test_what_has_no_room_on_chip_is_in_global_memory(method: str, words: int, cluster: int) -> None:
+    group = group_of(method=method, lr=0.1, **({"kappa": 1.0} if method == "s-rwalk" else {}))
+    plan = planner.plan(PAPER, group.kind, cluster, H200, program(group.method))
+    assert plan is not None
+    assert plan.words == words
+    assert 0 < 4 * plan.far_floats <= planner._FAR_BYTES
+    assert (covered(plan) == 1).all()
+    assert planner.plan(PAPER, group.kind, cluster // 2, H200, program(group.method)) is None
+
+
+def test_the_last_noise_and_the_moments_of_the_inputs_are_in_global_memory() -> None:
+    weights = sum(dense.inputs * dense.outputs for dense in PAPER)
+    twice, normalized = UPGD._replace(noise="anticorrelated"), UPGD._replace(normalize=True)
+    for kind, floats in ((UPGD, 0), (twice, weights / 8), (normalized, 2 * 784)):
+        plan = planner.plan(PAPER, kind, 8, H200)
+        assert plan is not None
+        assert floats <= plan.far_floats <= 1.05 * floats
 
 
 # ---------------------------------------------------------------------------------------------------------- compilation

@@ -15,6 +15,7 @@ from upgd.methods.units import Reset
 from upgd.networks import MLP
 from upgd.population import Learner, Population
 from upgd.population.cuda import backend as on_chip
+from upgd.population.cuda import planner
 from upgd.population.cuda.generated import program
 from upgd.population.torch_backend import TorchBackend
 
@@ -238,6 +239,31 @@ def test_rules_written_by_hand_are_those_that_are_generated(monkeypatch, scaling
     assert [p._backends[0]._plan.program is None for p in (by_hand, generated)] == [True, False]
     for name, tensor in state(by_hand).items():
         torch.testing.assert_close(tensor, state(generated)[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("held", "settings"),
+    [
+        (1, {**UPGD, "scaling": "local", "normalize": 0.9}),
+        (0, {"method": "s-rwalk", "lr": 0.02, "kappa": 0.1}),
+        pytest.param(1, {**UPGD, "noise": "anticorrelated"}, marks=pytest.mark.slow),
+        pytest.param(1, {"method": "adaupgd", "lr": 0.01, "sigma": 0.1}, marks=pytest.mark.slow),
+    ],
+    ids=lambda case: case if isinstance(case, int) else case["method"],
+)
+def test_what_has_no_room_on_chip_is_the_same_in_global_memory(monkeypatch, held, settings):
+    problem, learners = (MLP((64, 40, 6, 3)), Samples((64,), 3)), [Learner(**settings, seed=seed) for seed in (0, 1, 2)]
+    with clusters_of(2):
+        near = run(problem, learners, EmulatedBackend)
+        plan = near._backends[0]._plan
+        monkeypatch.setattr(planner, "_HELD", dict.fromkeys(range(6), held))
+        first = sum(4 * plan.words * block.shared_floats for block in plan.layers[0].blocks)
+        with emulated_chip.shared_bytes(plan.shared_bytes - first * 4 // 5):
+            far = run(problem, learners, EmulatedBackend)
+    assert first > 4 * (far._backends[0]._plan.far_floats - plan.far_floats) > first // 8
+    assert sum(block.held for layer in far._backends[0]._plan.layers for block in layer.blocks) == held
+    for name, tensor in state(near).items():
+        assert torch.equal(tensor, state(far)[name]), name
 
 
 @pytest.mark.parametrize(

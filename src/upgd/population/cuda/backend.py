@@ -70,7 +70,7 @@ class _Arguments(ctypes.Structure):
     """``Arguments`` of basics.cuh."""
 
     _fields_ = (
-        *_pointers("words scales scalars units inputs settings segments begins told"),
+        *_pointers("far words scales scalars units inputs settings segments begins told"),
         ("telling", ctypes.c_int),
         *_pointers("source index permutation task pixel dense targets loss correct diverged_at"),
         ("start", ctypes.c_longlong),
@@ -174,6 +174,7 @@ class CudaBackend:
         for number, begins_as in enumerate(group.method.state.values(), 1):
             if begins_as == "parameter":
                 self._words[:, number] = self._words[:, 0]
+        self._far = torch.empty(0, device=self._device)
         self._scales = torch.ones(learners, device=self._device)
         self._unit_names = tuple(group.method.unit_state)
         self._of_layers = tuple(begins_as == "layer" for begins_as in group.method.unit_state.values())
@@ -200,7 +201,11 @@ class CudaBackend:
             segments, begins = _schedule(self.learners, chunk.length, clusters, self._device)
             self._telling += 1
             self._input_shape = _input_shape(chunk)
+            far = (len(begins) - 1) * self._plan.cluster * self._plan.far_floats
+            if self._far.numel() < far:
+                self._far = torch.empty(far, device=self._device)
             tensors = {
+                "far": self._far,
                 "words": self._words,
                 "scales": self._scales,
                 "scalars": self._table(chunk),

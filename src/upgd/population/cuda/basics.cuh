@@ -7,6 +7,7 @@ struct Settings { float lr_c, decay, noise, beta, rest, p, q; int row; i64 seed;
 struct Segment { int learner, from, to, flags; };                                  // steps of the chunk; WAITS, TELLS
 enum { WAITS = 1, TELLS = 2 };
 struct Arguments {
+  float* far;                                         // (CTAs, FAR_FLOATS): what has no room on chip
   float* words; float* scales; const float* scalars;  // (learners, WORDS, PARAMETERS), (learners), (learners, length, SCALARS)
   float* units; float* inputs;                        // (learners, UNIT_STATES, HIDDEN), (learners, 2, inputs): mean and variance
   const Settings* settings; const Segment* segments; const int* begins;  // segments begins[i] … begins[i + 1] − 1 are cluster i's
@@ -57,32 +58,32 @@ INLINE Keys keys_of(i64 seed, i64 step, u32 purpose = NOISE_OF_WEIGHTS, u32 numb
 INLINE void words(u32 j, const Keys& k, u32& v, u32& angle) {
   u32 x = k.k0 + j * k.k1; x = (x ^ x >> 16) * 0x21F0AAADu;
   u32 s = x ^ x >> 15, r = s * 0xD35A2D97u;
-  v = (r >> 1 ^ r >> 16) | 1u;  // (radius ≫ 1) | 1 where radius = r ⊕ r≫15
+  v = (r ^ r >> 15) | 3u;  // twice (radius ≫ 1 | 1), and one more, which radius_of takes off
   angle = (s ^ (k.k2 + j * k.k3)) * 0x846CA68Bu; angle ^= angle >> 16;
 }
-INLINE float uniform(u32 j, const Keys& k) { u32 v, angle; words(j, k, v, angle); return (float)(int)v * 4.656612873077393e-10f; }
-INLINE float radius_of(u32 v, float noise) { return root(noise * fabsf(lg2((float)(int)v * 4.656612873077393e-10f))); }
-INLINE float angle_of(u32 angle) {  // π·int32(angle)·2⁻³² by way of the mantissa of a number in [1, 2)
-  return fmaf(__uint_as_float((angle >> 9) ^ 0x3FC00000u), 3.14159265f, -4.71238898f);
-}
-INLINE void add_pair(u32 j, const Keys& k, float noise, float sign, float& even, float& odd) {
-  u32 v, angle; words(j, k, v, angle);
-  const float r = sign * radius_of(v, noise), theta = angle_of(angle);
-  even = fmaf(r, __uint_as_float(__float_as_uint(cosine(theta)) ^ (angle << 31)), even); odd = fmaf(r, sine(theta), odd);
-}
+INLINE float uniform(u32 j, const Keys& k) { u32 v, angle; words(j, k, v, angle); return (float)(int)(v >> 1) * 4.656612873077393e-10f; }
+INLINE float radius_of(u32 v, float noise) { return root(noise * fabsf(lg2(fmaf((float)v, 2.3283064365386963e-10f, -2.3283064365386963e-10f)))); }
+// π·int32(angle)·2⁻³² by way of the mantissa of a number in [1, 2); if the angle is odd, mirrored, which changes the sign of the
+// cosine only.
+INLINE float angle_of(u32 angle) { return fmaf(__uint_as_float((angle >> 9) ^ 0x3FC00000u ^ (angle << 31)), 3.14159265f, 1.57079633f); }
 INLINE void set_pair(u32 j, const Keys& k, float noise, float& even, float& odd) {
   u32 v, angle; words(j, k, v, angle);
   const float r = radius_of(v, noise), theta = angle_of(angle);
-  even = r * __uint_as_float(__float_as_uint(cosine(theta)) ^ (angle << 31)); odd = r * sine(theta);
+  even = r * cosine(theta); odd = r * sine(theta);
 }
-struct Noise { Keys now, before; float size, size_before; };  // sizes: Settings::noise; size_before = 0 at the first step
+INLINE float set_single(u32 i, const Keys& k, float noise) {
+  float even, odd; set_pair(i >> 1, k, noise, even, odd);
+  return i & 1 ? odd : even;
+}
+struct Noise { Keys now; float size, size_before; };  // sizes: Settings::noise; size_before = 0 at the first step
+INLINE const Keys* keys_now() { return (const Keys*)(memory + KEYS); }  // and, if they are needed again, those of the step before
+INLINE Noise noise_of(i64 step, float size) { return {keys_now()[0], size, step > 1 ? size : 0.f}; }
 INLINE void pair_noise(u32 j, const Noise& z, float& even, float& odd) {
   set_pair(j, z.now, z.size, even, odd);
-  if constexpr (NOISE == ANTICORRELATED) add_pair(j, z.before, z.size_before, -1.f, even, odd);
-}
-INLINE Noise noise_of(i64 step, float size) {
-  const Keys* keys = (const Keys*)(memory + KEYS);
-  return {keys[0], keys[1], size, step > 1 ? size : 0.f};
+  if constexpr (NOISE == ANTICORRELATED) {
+    float a, b; set_pair(j, keys_now()[1], z.size_before, a, b);
+    even -= a; odd -= b;
+  }
 }
 INLINE float single_noise(u32 i, const Noise& z) {
   if constexpr (NOISE == NONE) return 0.f;

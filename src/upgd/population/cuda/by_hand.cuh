@@ -15,15 +15,15 @@ INLINE void scale_utilities(Thread& me, float by) {
 }
 // u ← u + factor·g·w, where factor = −(1 − β)/scale; in a tile whose lanes have the vector v.
 template <class B, class Tile> INLINE void trace_tile(const Tile& tile, int pair, const float (&v)[4], float factor, float (&u)[2][4]) {
+  float w[2][4] = {}, g[2];
+  for (int r = 0; r < 2; ++r) g[r] = factor * row_vector<B::LAYER>()[2 * pair + r];
   tile.get(1, u);
+  for (int r = 0; r < 2; ++r) if (g[r] != 0.f) tile.get_row(0, r, w[r]);  // a unit that is silent is not read, nor written
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float g = factor * row_vector<B::LAYER>()[2 * pair + r];
-    if (g == 0.f) continue;  // a unit that is silent: nothing to read or write but the maximum
-    float w[4]; tile.get_row(0, r, w);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) u[r][k] = fmaf(g * v[k], w[k], u[r][k]);
-    tile.put_row(1, r, u[r]);
+    for (int k = 0; k < 4; ++k) u[r][k] = fmaf(g[r] * v[k], w[r][k], u[r][k]);
+    if (g[r] != 0.f) tile.put_row(1, r, u[r]);
   }
 }
 // The same in all tiles of a layer, each looked at after that with look(block, pair, chunk, u).
@@ -92,22 +92,21 @@ INLINE void local_norms(Thread& me, float factor, float smallest) {
   });
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
-    constexpr int l = L::NUMBER;
-    if constexpr (L::GATED && !L::TURNED) {
-      trace<l>(me, factor, [&](auto block, int pair, int chunk, const float (&u)[2][4]) {
-        put_parts<decltype(block)>(dot4(u[0], u[0]), dot4(u[1], u[1]), pair, chunk);
-      });
-      __syncthreads();
-      rows_done<l>(me, [&](int row, int j, float sum) { if (j == 0) memory[L::NORMS + row] = inverse_norm(sum, smallest); });
-      __syncthreads();
-    }
+    if constexpr (L::GATED && !L::TURNED) trace<L::NUMBER>(me, factor, [&](auto block, int pair, int chunk, const float (&u)[2][4]) {
+      put_parts<decltype(block)>(dot4(u[0], u[0]), dot4(u[1], u[1]), pair, chunk);
+    });
   });
   each_bias(me, [&](auto layer, float* words, int unit, int) {
     typedef decltype(layer) L;
     if constexpr (L::GATED) words[L::BIASES] = fmaf(factor * memory[L::D + unit], words[0], words[L::BIASES]);
   });
+  __syncthreads();
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
+    if constexpr (L::GATED && !L::TURNED) {
+      rows_done<L::NUMBER>(me, [&](int row, int j, float sum) { if (j == 0) memory[L::NORMS + row] = inverse_norm(sum, smallest); });
+      for (int row = me.rows<L::NUMBER>() + threadIdx.x; row < L::ROWS; row += THREADS) memory[L::NORMS + row] = 0.f;  // it fills a tile
+    }
     if constexpr (L::GATED && L::TURNED) {
       me.receive(L::NORM, CLUSTER * L::PADDED * 4);
       for (int k = threadIdx.x; k < L::OUTPUTS; k += THREADS) memory[L::NORMS + k] = inverse_norm(received<L::NUMBER>(L::NORM_BUFFER, k), smallest);
@@ -210,8 +209,9 @@ struct Method {
       if constexpr (SCALING == GLOBAL) by = 1.44269504f / fmaxf(largest_utility(me, factor), TINY);
       else { smallest = TINY_NORM / scale; local_norms(me, factor, smallest); }
     }
-    const Noise z = noise_of(step, own.noise);
+    const Noise z = noise_of(step, noise_size());
     if (RULE == UTILITY && own.p == 1.f && own.q == 1.f) descend<true>(me, rule, z, by, smallest); else descend<false>(me, rule, z, by, smallest);
   }
+  INLINE float noise_size() const { return own.noise; }
   INLINE void end() { if (RULE == UTILITY) *kept = scale; }  // by one thread of the cluster
 };

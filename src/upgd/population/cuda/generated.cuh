@@ -256,9 +256,10 @@ struct Method {
     for (int i = 0; i < SCALARS; ++i) numbers[i] = memory[NUMBERS + i];
     if constexpr (FEATURES) look_at_units(me, numbers);
     reduce_all(me, numbers);
-    const Noise z = noise_of(step, 1.38629436f);  // 2·ln 2: standard normal
+    const Noise z = noise_of(step, noise_size());
     if constexpr (RESETS) update_and_reset(me, numbers, z, seed, step);
     else { update_weights<0, LAYERS>(me, numbers, z); update_biases(me, numbers, z); }
   }
+  INLINE static float noise_size() { return 1.38629436f; }  // 2·ln 2: standard normal
   INLINE void end() {}
 };

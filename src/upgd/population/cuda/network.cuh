@@ -42,8 +42,10 @@ template <class L> INLINE void put_curvature(int unit, float curvature) {
   memory[L::C + unit] = slope * slope * curvature - (L::ACTIVATION == TANH ? 2.f * h * memory[L::D + unit] : 0.f);
   if constexpr (FEATURES) memory[L::GATE_CURVATURE + unit] = curvature * (h * h);
 }
-template <int l> INLINE void backward(Thread& me) {  // from layer l's deltas to those of the layers before
-  if constexpr (l > 0) {
+// From layer l's deltas to those of the layers before. While the first sums are on their way, meanwhile() is done.
+template <int l, class Meanwhile> INLINE void backward(Thread& me, Meanwhile meanwhile) {
+  if constexpr (l == 0) meanwhile();
+  else {
     typedef Layer<l> L; typedef Layer<l - 1> Before;
     if constexpr (L::TURNED) {
       dots<l>(me);
@@ -56,7 +58,7 @@ template <int l> INLINE void backward(Thread& me) {  // from layer l's deltas to
         rows_done<l>(me, [&](int row, int j, float sum) { if (j == 0) put_curvature<Before>(row, sum); });
       }
     } else {
-      weighted_sums<l>(me, L::BACKWARD, L::BACKWARD_BUFFER, false);
+      weighted_sums<l>(me, L::BACKWARD, L::BACKWARD_BUFFER, false, meanwhile);
       for (int k = threadIdx.x; k < L::INPUTS; k += THREADS) put_delta<Before>(k, received<l>(L::BACKWARD_BUFFER, k));
       if constexpr (CURVATURE) {
         __syncthreads();
@@ -65,6 +67,6 @@ template <int l> INLINE void backward(Thread& me) {  // from layer l's deltas to
       }
     }
     __syncthreads();
-    backward<l - 1>(me);
+    if constexpr (L::TURNED) backward<l - 1>(me, meanwhile); else backward<l - 1>(me, Nothing());
   }
 }

@@ -57,28 +57,37 @@ INLINE void answer(const Arguments& args, const Input& in, float (&x)[BLOCKS_0][
     }
   });
 }
-// Online normalization (upgd.normalization): mean and variance of the inputs follow the sample, a = min(α, (t − 1)/t). One thread
-// normalizes four inputs; the others that have these lanes wait for it.
-INLINE void normalize(float (&x)[BLOCKS_0][4], double rate, i64 step) {
-  const double decay = fmin(rate, (double)(step - 1) / (double)step);
-  const float a = (float)decay, rest = (float)(1. - decay);
+// Online normalization (upgd.normalization): mean and variance of the inputs, which are in global memory, follow the sample,
+// a = min(α, (t − 1)/t). One thread normalizes four inputs; the others that have these lanes wait for it.
+struct Moments { float mean[BLOCKS_0][4], variance[BLOCKS_0][4]; };
+template <class B> INLINE bool normalizes() { return worker<B>() / B::CHUNKS == 0; }
+INLINE void ask(const Thread& me, Moments& moments) {  // start the loads
   each_block<0>([&](auto block) {
     typedef decltype(block) B;
-    if (worker<B>() / B::CHUNKS == 0) {
-      float mean[4], variance[4];
-      get4(memory + MEANS + input_lane<B>(0), mean); get4(memory + VARIANCES + input_lane<B>(0), variance);
-      for (int k = 0; k < 4; ++k) {
-        const float now = x[B::NUMBER][k], moved = fmaf(a, mean[k], rest * now);
-        variance[k] = fmaf(a, variance[k], rest * ((now - mean[k]) * (now - moved)));
-        mean[k] = moved;
-        x[B::NUMBER][k] = input_lane<B>(k) < Layer<0>::INPUTS ? fminf(fmaxf((now - moved) / sqrtf(variance[k] + 1e-4f), -5.f), 5.f) : 0.f;
-      }
-      put4(memory + MEANS + input_lane<B>(0), mean); put4(memory + VARIANCES + input_lane<B>(0), variance);
-      put4(memory + NORMALIZED + input_lane<B>(0), x[B::NUMBER]);
+    if (!normalizes<B>()) return;
+    get4(me.far + MEANS + input_lane<B>(0), moments.mean[B::NUMBER]); get4(me.far + VARIANCES + input_lane<B>(0), moments.variance[B::NUMBER]);
+  });
+}
+INLINE void normalize(const Thread& me, Moments& moments, float (&x)[BLOCKS_0][4], double rate, i64 step) {
+  const double decay = fmin(rate, (double)(step - 1) / (double)step);
+  const float a = (float)decay, rest = (float)(1. - decay);
+  __syncthreads();  // the sums on their way have been read from where the normalized inputs will be for a moment
+  each_block<0>([&](auto block) {
+    typedef decltype(block) B;
+    if (!normalizes<B>()) return;
+    float (&mean)[4] = moments.mean[B::NUMBER], (&variance)[4] = moments.variance[B::NUMBER];
+    for (int k = 0; k < 4; ++k) {
+      const float now = x[B::NUMBER][k], moved = fmaf(a, mean[k], rest * now);
+      variance[k] = fmaf(a, variance[k], rest * ((now - mean[k]) * (now - moved)));
+      mean[k] = moved;
+      x[B::NUMBER][k] = input_lane<B>(k) < Layer<0>::INPUTS ? fminf(fmaxf((now - moved) / sqrtf(variance[k] + 1e-4f), -5.f), 5.f) : 0.f;
     }
+    put4(me.far + MEANS + input_lane<B>(0), mean); put4(me.far + VARIANCES + input_lane<B>(0), variance);
+    put4(memory + PART + input_lane<B>(0), x[B::NUMBER]);
   });
   __syncthreads();
-  each_block<0>([&](auto block) { get4(memory + NORMALIZED + input_lane<decltype(block)>(0), x[decltype(block)::NUMBER]); });
+  each_block<0>([&](auto block) { get4(memory + PART + input_lane<decltype(block)>(0), x[decltype(block)::NUMBER]); });
+  __syncthreads();
 }
 // Between global memory, in the order of the parameters, and the tiles. Entries that pad a tile are zero and never stored.
 template <class B> INLINE i64 place(int first, int pair, int r, int lane) {
@@ -126,9 +135,10 @@ template <bool LOAD> INLINE void move(Thread& me, const Arguments& args, int lea
   });
   if constexpr (NORMALIZE) {
     float* inputs = args.inputs + (i64)learner * 2 * Layer<0>::INPUTS;
-    for (int i = threadIdx.x; i < Layer<0>::INPUTS; i += THREADS) {
-      if (LOAD) { memory[MEANS + i] = inputs[i]; memory[VARIANCES + i] = inputs[Layer<0>::INPUTS + i]; }
-      else if (me.rank == 0) { inputs[i] = memory[MEANS + i]; inputs[Layer<0>::INPUTS + i] = memory[VARIANCES + i]; }
+    for (int i = threadIdx.x; i < Layer<0>::PADDED; i += THREADS) {
+      const bool there = i < Layer<0>::INPUTS;
+      if (LOAD) { me.far[MEANS + i] = there ? inputs[i] : 0.f; me.far[VARIANCES + i] = there ? inputs[Layer<0>::INPUTS + i] : 1.f; }
+      else if (there && me.rank == 0) { inputs[i] = me.far[MEANS + i]; inputs[Layer<0>::INPUTS + i] = me.far[VARIANCES + i]; }
     }
   }
   if constexpr (FEATURES || RESETS) each_layer([&](auto layer) {
@@ -156,6 +166,10 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
   if (keeps_books) { loss = args.loss[segment.learner]; correct = args.correct[segment.learner]; }
   move<true>(me, args, segment.learner);
   method.ask(segment.from);
+  if constexpr (NOISE == ANTICORRELATED) {
+    const i64 before = args.start + segment.from;  // its first step is before + 1
+    remember_normals(me, keys_of(own.seed, before), before > 0 ? method.noise_size() : 0.f);
+  }
 
   Keys* keys = (Keys*)(memory + KEYS);
   Input in;
@@ -165,7 +179,8 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
   if constexpr (INDEXED) take_order(args, own.row, (int)args.task[segment.from], in);
   ask(args, own.row, segment.from, image, in);
   answer(args, in, me.x);
-  if constexpr (NORMALIZE) { __syncthreads(); normalize(me.x, own.rate, args.start + segment.from + 1); }
+  Moments moments;
+  if constexpr (NORMALIZE) { __syncthreads(); ask(me, moments); normalize(me, moments, me.x, own.rate, args.start + segment.from + 1); }
   int target = LOSS == CROSS_ENTROPY ? (int)targets[segment.from] : 0, next_target = target, next_task = 0;
   auto look_ahead = [&](int step) {  // what must be known before the inputs of a step can be asked for
     if (step < segment.to) {
@@ -200,11 +215,13 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
     forward<1>(me);
     const Verdict verdict = judge(me, target);
     __syncthreads();
-    backward<LAYERS - 1>(me);
+    backward<LAYERS - 1>(me, [&] {
+      if constexpr (NORMALIZE) ask(me, moments);
+      answer(args, in, me.x_next);
+      if constexpr (NORMALIZE) if (step + 1 < segment.to && finite(verdict.loss)) normalize(me, moments, me.x_next, own.rate, own_step + 1);
+    });
     loss += (double)verdict.loss; correct += verdict.correct;
     if (!finite(verdict.loss)) { diverged_at = args.start + step; break; }
-    answer(args, in, me.x_next);
-    if constexpr (NORMALIZE) if (step + 1 < segment.to) normalize(me.x_next, own.rate, own_step + 1);
     method.learn(me, own_step);
     for (int b = 0; b < BLOCKS_0; ++b) for (int k = 0; k < 4; ++k) me.x[b][k] = me.x_next[b][k];
     target = target_after;
@@ -221,7 +238,7 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) advance(const Arguments args) {
   Thread me;
-  me.rank = cluster_rank(); me.phases = 0;
+  me.rank = cluster_rank(); me.phases = 0; me.far = args.far + (i64)blockIdx.x * FAR_FLOATS;
   const int cluster = blockIdx.x / CLUSTER, t = threadIdx.x;
   for (int i = t; i < VECTORS_END - VECTORS_AT; i += THREADS) memory[VECTORS_AT + i] = 0.f;
   __syncthreads();

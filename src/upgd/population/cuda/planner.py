@@ -16,7 +16,10 @@ __all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "Program", "Resets", "fas
 THREADS = 384  #: three warps for each of the four schedulers; 168 registers for each thread
 CLUSTERS = (1, 2, 4, 8, 16)
 #: Numbers of a learner that one thread may hold in registers, next to those that it computes with: tiles, by their words.
-_HELD = {1: 8, 2: 4, 3: 3, 4: 3}
+_HELD = {1: 8, 2: 3, 3: 2, 4: 1, 5: 1}
+#: Bytes of a learner's tiles that a CTA may have in global memory, where they stay in the L2 cache. With more, a larger
+#: cluster is faster.
+_FAR_BYTES = 160_000
 #: Exchanges that a thread can keep apart: one bit each.
 _BARRIERS = 32
 #: After so many steps the stored utilities are the true ones again (see onchip.cu).
@@ -79,7 +82,10 @@ class Block:
     pairs: int  #: pairs of rows, of the CTA that has most
     shift: int = 0  #: the thread that begins, a multiple of 32
     held: int = 0  #: so many pairs of each group are in registers
-    shared: int = 0  #: where the others begin in shared memory: first all weights, then each of the rule's own numbers
+    far: int = 0  #: so many pairs, the next ones, are in global memory
+    shared: int = 0  #: where the others begin in shared memory
+    far_at: int = 0  #: where the far ones begin in the CTA's part of global memory
+    last_at: int = 0  #: where the last step's noise begins there, if it is needed again
 
     @property
     def used_groups(self) -> int:
@@ -103,7 +109,7 @@ class Block:
     @property
     def shared_floats(self) -> int:
         """Floats in shared memory for one number per weight."""
-        return max(0, self.pairs - self.held * self.groups) * 8 * self.chunks
+        return max(0, self.pairs - self.held * self.groups - self.far) * 8 * self.chunks
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,7 @@ class ChipPlan:
     layers: tuple[LayerPlan, ...]
     offsets: dict[str, int]  #: where things are in shared memory, in floats
     floats: int  #: of shared memory
+    far_floats: int  #: of global memory, for each CTA
     barriers: dict[str, int]  #: what is exchanged, and how many bytes a CTA gets
 
     @property
@@ -195,13 +202,16 @@ class ChipPlan:
     @property
     def cycles(self) -> float:
         """A guess at the cycles of one step, good enough to compare cluster sizes. Measured on an H200: a tile of every
-        thread takes about 840 cycles in all, an exchange 1000."""
+        thread takes about 840 cycles in all, an exchange 1000, a float in global memory 0.16 each time all are passed."""
         by_rule = 280 if self.kind.rule == "utility" else 60
         if self.program is not None:
             by_rule = 12 * self.program.operations
         per_tile = by_rule + {"none": 80, "white": 560, "anticorrelated": 1100}[self.kind.noise]
-        tiles = sum(block.rounds for layer in self.layers for block in layer.blocks)
-        return per_tile * tiles + 1000 * self.exchanges + 2000
+        blocks = [block for layer in self.layers for block in layer.blocks]
+        tiles = sum(block.rounds for block in blocks)
+        far = self.words * _far_entries(blocks)
+        reduces = self.program.reductions if self.program is not None else self.kind.rule == "utility"
+        return per_tile * tiles + 1000 * self.exchanges + 6000 + 0.16 * far * (2 if reduces else 1)
 
 
 def plan(
@@ -320,7 +330,7 @@ def _blocks(lanes: int, pairs: int) -> tuple[Block, ...] | None:
 
 def _holdings(layers: tuple[LayerPlan, ...], numbers: int) -> list[tuple[LayerPlan, ...]]:
     """The layers with more and more in registers: the rounds that save most shared memory first, later layers before
-    earlier ones, whose products are fewer and waited for."""
+    earlier ones, whose products are fewer and waited for. Then with more and more of the first layer in global memory."""
     rounds = [
         (layer.number, at)
         for layer in layers
@@ -335,13 +345,23 @@ def _holdings(layers: tuple[LayerPlan, ...], numbers: int) -> list[tuple[LayerPl
 
     rounds.sort(key=saved)
     result = [layers]
-    for number, at in rounds[: _HELD.get(numbers, 2)]:
+    for number, at in rounds[: _HELD.get(numbers, 0)]:
         now = list(result[-1])
         blocks = list(now[number].blocks)
         blocks[at] = replace(blocks[at], held=blocks[at].held + 1)
         now[number] = replace(now[number], blocks=tuple(blocks))
         result.append(tuple(now))
-    return result
+    while True:
+        blocks = list(result[-1][0].blocks)
+        at = max(range(len(blocks)), key=lambda at: blocks[at].shared_floats)
+        blocks[at] = replace(blocks[at], far=blocks[at].far + 1)
+        if not result[-1][0].blocks[at].shared_floats or 4 * numbers * _far_entries(blocks) > _FAR_BYTES:
+            return result
+        result.append((replace(result[-1][0], blocks=tuple(blocks)), *result[-1][1:]))
+
+
+def _far_entries(blocks: Sequence[Block]) -> int:
+    return sum(8 * block.far * block.chunks for block in blocks)
 
 
 def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, cluster: int) -> ChipPlan:
@@ -363,7 +383,8 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
     offsets["VECTORS_AT"] = end
     for layer in layers:
         number, hidden = layer.number, layer.number + 1 < len(layers)
-        vectors = {"H": hidden, "D": 1, "C": needs.curvature, "NORMS": by_hand and kind.scaling == "local"}
+        vectors = {"H": hidden, "D": 1, "C": needs.curvature}
+        vectors["NORMS"] = by_hand and kind.scaling == "local" and layer.turned
         if needs.features and hidden:
             vectors |= {"GATE_GRADIENT": 1, "GATE_CURVATURE": needs.curvature}
             vectors |= {"UNIT_STATE": len(needs.unit_state), "UNIT_OBSERVED": len(needs.unit_reductions)}
@@ -399,29 +420,44 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
     place("JOINED", len(needs.resets.joins) * len(layers) if needs.resets else 0)
     place("OF_LAYERS", len(needs.unit_state) * len(layers) if needs.resets else 0)
     place("ANY_CHOSEN", 1)
-    for name in ("MEANS", "VARIANCES", "NORMALIZED"):
-        place(name, layers[0].padded if kind.normalize else 0)
     offsets["VECTORS_END"] = end
-    place("PART", max(_scratch(layer) for layer in layers))
+    # Scratch memory: for sums of lanes over rows (not in the first layer), and for those of rows over lanes, of which even
+    # layers keep theirs apart; behind these, norms. Normalized inputs are there for a moment.
+    place("PART", 0)
+    for layer in layers:
+        if not layer.turned:
+            place(f"PARTS_AT.{layer.number}", layer.rows * layer.parts)
+    if by_hand and kind.scaling == "local":
+        for layer in layers[::2]:
+            place(f"NORMS.{layer.number}", layer.vector)
+    other = [layers[0].padded if kind.normalize else 0]
+    for layer in layers[1:]:
+        other.append(layer.padded * max(block.used_groups for block in layer.blocks))
+        if layer.turned:
+            offsets[f"PARTS_AT.{layer.number}"] = offsets["PART"]
+            other.append(layer.rows * layer.parts)
+    end = max(end, offsets["PART"] + -(-max(other) // 4) * 4)
     placed = []
+    far = 0
     for layer in layers:
         blocks = []
         for block in layer.blocks:
             place("block", words * block.shared_floats)
-            blocks.append(replace(block, shared=offsets.pop("block")))
+            blocks.append(replace(block, shared=offsets.pop("block"), far_at=far))
+            far += words * 8 * block.far * block.chunks
+            if kind.noise == "anticorrelated":
+                blocks[-1] = replace(blocks[-1], last_at=far)
+                far += 8 * block.pairs * block.chunks
         placed.append(replace(layer, blocks=tuple(blocks)))
-    return ChipPlan(kind, program, cluster, tuple(placed), offsets, end, barriers)
+    for name in ("MEANS", "VARIANCES"):
+        offsets[name] = far
+        far += layers[0].padded if kind.normalize else 0
+    return ChipPlan(kind, program, cluster, tuple(placed), offsets, end, far, barriers)
 
 
 def _units_kept(layer: LayerPlan, program: Program | None) -> int:
     """Floats for one number per hidden unit that a CTA knows."""
     return -(-layer.dense.outputs // 4) * 4 if program is not None and program.resets else layer.vector
-
-
-def _scratch(layer: LayerPlan) -> int:
-    """Floats for sums on their way: of rows over lanes, and (not in the first layer) of lanes over rows."""
-    over_rows = layer.padded * max(block.used_groups for block in layer.blocks) if layer.number else 0
-    return max(layer.rows * layer.parts, over_rows)
 
 
 def _barriers(layers: Sequence[LayerPlan], kind: Kind, program: Program | None, cluster: int) -> dict[str, int]:
@@ -491,6 +527,7 @@ def _constants(plan: ChipPlan, loss: Loss, indexed: bool) -> list[str]:
         f"constexpr bool FEATURES = {_bool(needs.features)};",
         f"constexpr int CLUSTER = {plan.cluster}, THREADS = {THREADS}, LAYERS = {len(plan.layers)};",
         f"constexpr int PARAMETERS = {plan.parameters}, WORDS = {plan.words}, RENEWED_EVERY = {RENEWED_EVERY};",
+        f"constexpr int FAR_FLOATS = {plan.far_floats};",
         f"constexpr int EXCHANGES = {plan.exchanges}, BLOCKS_0 = {len(plan.layers[0].blocks)};",
         f"constexpr int BARRIER_COUNT = {len(plan.barriers)}, HIDDEN = {plan.hidden};",
         f"constexpr bool RESETS = {_bool(needs.resets is not None)};",
@@ -589,7 +626,7 @@ def _layer(layer: LayerPlan, plan: ChipPlan) -> str:
     vectors = ("H", "D", "C", "NORMS", "BIAS_WORDS", "GATE_GRADIENT", "GATE_CURVATURE", "UNIT_STATE", "UNIT_OBSERVED")
     of_resets = ("ALL_H", "OUTGOING", "RANKED", "AMONG", "CHOSEN", "MOVED", "HEARD")
     exchanges = ("FORWARD", "BACKWARD", "BEND", "NORM")
-    names = (*vectors, *of_resets, *exchanges, *(f"{name}_BUFFER" for name in exchanges))
+    names = ("PARTS_AT", *vectors, *of_resets, *exchanges, *(f"{name}_BUFFER" for name in exchanges))
     numbers |= {name: plan.offsets.get(f"{name}.{number}", -1) for name in names}
     switches = {
         "TURNED": layer.turned,
@@ -617,8 +654,10 @@ def _block(layer: LayerPlan, number: int, block: Block) -> list[str]:
         "TEAM": block.team,
         "FIRST_PART": sum(b.parts for b in layer.blocks[:number]),
         "HELD": block.held,
+        "FAR": block.far,
+        "FAR_AT": block.far_at,
         "SHARED": block.shared,
-        "SIZE": block.shared_floats,
+        "LAST": block.last_at,
     }
     size = max(1, block.held)
     which = f"{layer.number}, {number}"

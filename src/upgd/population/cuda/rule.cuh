@@ -10,22 +10,48 @@ template <class L, class Visit> INLINE void each_bias_of(Thread& me, Visit visit
 template <class Visit> INLINE void each_bias(Thread& me, Visit visit) {
   each_layer([&](auto layer) { each_bias_of<decltype(layer)>(me, visit); });
 }
-template <class B> INLINE void tile_noise(const Thread& me, const Noise& z, int first, int pair, int chunk, float (&n)[2][4]) {
+// The normals of a step in a tile.
+template <class B> INLINE void tile_normals(const Keys& keys, float size, int first, int pair, int chunk, float (&n)[2][4]) {
   typedef Layer<B::LAYER> L;
   if constexpr (NOISE == NONE) { for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) n[r][k] = 0.f; }
   else if constexpr (L::TURNED) {
     const u32 i = L::WEIGHT + (B::FIRST + chunk * 4) * L::INPUTS + first + 2 * pair;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      if constexpr (L::EVEN) pair_noise((i >> 1) + k * (L::INPUTS / 2), z, n[0][k], n[1][k]);
-      else for (int r = 0; r < 2; ++r) n[r][k] = single_noise(i + k * L::INPUTS + r, z);
+      if constexpr (L::EVEN) set_pair((i >> 1) + k * (L::INPUTS / 2), keys, size, n[0][k], n[1][k]);
+      else for (int r = 0; r < 2; ++r) n[r][k] = set_single(i + k * L::INPUTS + r, keys, size);
     }
   } else {
     const u32 i = L::WEIGHT + (first + 2 * pair) * L::INPUTS + B::FIRST + chunk * 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if constexpr (L::EVEN) for (int k = 0; k < 4; k += 2) pair_noise((i >> 1) + (r * L::INPUTS + k) / 2, z, n[r][k], n[r][k + 1]);
-      else for (int k = 0; k < 4; ++k) n[r][k] = single_noise(i + r * L::INPUTS + k, z);
+      if constexpr (L::EVEN) for (int k = 0; k < 4; k += 2) set_pair((i >> 1) + (r * L::INPUTS + k) / 2, keys, size, n[r][k], n[r][k + 1]);
+      else for (int k = 0; k < 4; ++k) n[r][k] = set_single(i + r * L::INPUTS + k, keys, size);
     }
   }
+}
+// Where a tile's normals of the last step are, in global memory, if they are needed again.
+template <class B> INLINE float* last_normals(const Thread& me, int pair, int r, int chunk) { return me.far + B::LAST + ((2 * pair + r) * B::CHUNKS + chunk) * 4; }
+template <class B> INLINE void tile_noise(const Thread& me, const Noise& z, int first, int pair, int chunk, float (&n)[2][4]) {
+  float last[2][4];
+  if constexpr (NOISE == ANTICORRELATED) for (int r = 0; r < 2; ++r) get4(last_normals<B>(me, pair, r, chunk), last[r]);
+  tile_normals<B>(z.now, z.size, first, pair, chunk, n);
+  if constexpr (NOISE == ANTICORRELATED) for (int r = 0; r < 2; ++r) {
+    put4(last_normals<B>(me, pair, r, chunk), n[r]);
+    for (int k = 0; k < 4; ++k) n[r][k] -= last[r][k];
+  }
+}
+// What tile_noise will find at the first step.
+INLINE void remember_normals(Thread& me, const Keys& keys, float size) {
+  each_layer([&](auto layer) {
+    constexpr int l = decltype(layer)::NUMBER;
+    const int first = me.first<l>();
+    each_block<l>([&](auto block) {
+      typedef decltype(block) B;
+      each_tile<B>(me, [&](int pair, int chunk, auto) {
+        float n[2][4]; tile_normals<B>(keys, size, first, pair, chunk, n);
+        for (int r = 0; r < 2; ++r) put4(last_normals<B>(me, pair, r, chunk), n[r]);
+      });
+    });
+  });
 }

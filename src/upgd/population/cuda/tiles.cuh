@@ -12,9 +12,10 @@ struct HeldTile {
   INLINE void get_row(int n, int r, float (&v)[4]) const { for (int k = 0; k < 4; ++k) v[k] = held[n][r][k]; }
   INLINE void put_row(int n, int r, const float (&v)[4]) const { for (int k = 0; k < 4; ++k) held[n][r][k] = v[k]; }
 };
-template <class B> struct SharedTile {
-  int offset;
-  INLINE float* row(int n, int r) const { return memory + B::SHARED + n * B::SIZE + offset + r * B::CHUNKS * 4; }
+// In shared memory; or, if there is no room, "far": in the CTA's own part of global memory, which stays in the L2 cache.
+template <class B> struct Tile {
+  float* at;
+  INLINE float* row(int n, int r) const { return at + (2 * n + r) * B::CHUNKS * 4; }
   INLINE void get(int n, float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) get4(row(n, r), v[r]); }
   INLINE void put(int n, const float (&v)[2][4]) const { for (int r = 0; r < 2; ++r) put4(row(n, r), v[r]); }
   INLINE void get_row(int n, int r, float (&v)[4]) const { get4(row(n, r), v); }
@@ -23,7 +24,7 @@ template <class B> struct SharedTile {
 
 // Everything one thread knows.
 struct Thread : Registers {
-  int rank; u32 phases;
+  int rank; u32 phases; float* far;
   float x[BLOCKS_0][4], x_next[BLOCKS_0][4];  // the first layer's inputs at this thread's lanes, now and at the next step
 
   template <int l> INLINE int rows() const { typedef Layer<l> L; return first_of(L::UNITS, L::GRAIN, rank + 1) - first_of(L::UNITS, L::GRAIN, rank); }
@@ -52,9 +53,13 @@ template <class B, class Visit> INLINE void each_tile(Thread& me, Visit visit) {
 #pragma unroll
   for (int s = 0; s < B::HELD; ++s)
     if (group + s * B::GROUPS < pairs) visit(group + s * B::GROUPS, chunk, HeldTile{held.words[s]});
+  constexpr int PAIR = 8 * WORDS * B::CHUNKS, NEAR = B::HELD * B::GROUPS + B::FAR;  // the first pair in shared memory
+  int pair = group + B::HELD * B::GROUPS;
+  if constexpr (B::FAR > 0)
 #pragma unroll 1
-  for (int pair = group + B::HELD * B::GROUPS; pair < pairs; pair += B::GROUPS)
-    visit(pair, chunk, SharedTile<B>{(pair - B::HELD * B::GROUPS) * 8 * B::CHUNKS + chunk * 4});
+    for (; pair < min(pairs, NEAR); pair += B::GROUPS) visit(pair, chunk, Tile<B>{me.far + B::FAR_AT + (pair - NEAR + B::FAR) * PAIR + chunk * 4});
+#pragma unroll 1
+  for (; pair < pairs; pair += B::GROUPS) visit(pair, chunk, Tile<B>{memory + B::SHARED + (pair - NEAR) * PAIR + chunk * 4});
 }
 
 template <int l, class Visit> INLINE void each_block(Visit visit) {
@@ -79,7 +84,7 @@ INLINE float dot4(const float (&w)[4], const float (&x)[4]) { return fmaf(w[3], 
 // Two rows' sums over a team of threads; the parts of a row lie side by side.
 template <class B, class Join = Sum> INLINE void put_parts(float a, float b, int pair, int chunk) {
   constexpr int TEAM = B::TEAM, PARTS = Layer<B::LAYER>::PARTS;
-  float* part = memory + PART + 2 * pair * PARTS + B::FIRST_PART + chunk / TEAM;
+  float* part = memory + Layer<B::LAYER>::PARTS_AT + 2 * pair * PARTS + B::FIRST_PART + chunk / TEAM;
   if constexpr (TEAM == 1) { part[0] = a; part[PARTS] = b; }
   else {
     const u32 mask = B::CHUNKS % 32 == 0 ? ~0u : ((1u << TEAM) - 1) << (threadIdx.x & 31 & ~(TEAM - 1));
@@ -101,7 +106,7 @@ template <int l, class Join = Sum, class Done> INLINE void rows_done(const Threa
     float sum = Join::START;
     if (row < rows)
 #pragma unroll
-      for (int q = 0; q < PARTS; q += 8) if (q + j < PARTS) sum = Join::of(sum, memory[PART + row * PARTS + q + j]);
+      for (int q = 0; q < PARTS; q += 8) if (q + j < PARTS) sum = Join::of(sum, memory[Layer<l>::PARTS_AT + row * PARTS + q + j]);
 #pragma unroll
     for (int o = 1; o < 8; o <<= 1) sum = Join::of(sum, __shfl_xor_sync(~0u, sum, o));
     if (row < rows) done(row, j, sum);
@@ -148,8 +153,11 @@ template <int l, class Join = Sum, class Value> INLINE void send_sums(Thread& me
     send4(memory + buffer + me.rank * L::PADDED + lane, barrier(which), to, sum);
   }
 }
-template <int l, class Join = Sum, class Value> INLINE void sums(Thread& me, int which, int buffer, bool with_bias, Value value) {
+struct Nothing { INLINE void operator()() const {} };
+template <int l, class Join = Sum, class Value, class Meanwhile = Nothing>
+INLINE void sums(Thread& me, int which, int buffer, bool with_bias, Value value, Meanwhile meanwhile = {}) {
   send_sums<l, Join>(me, which, buffer, with_bias, value);
+  meanwhile();
   me.receive(which, CLUSTER * Layer<l>::PADDED * 4);
 }
 template <int l, class Join = Sum> INLINE float received(int buffer, int lane) {
@@ -158,7 +166,8 @@ template <int l, class Join = Sum> INLINE float received(int buffer, int lane) {
   for (int c = 0; c < CLUSTER; ++c) sum = Join::of(sum, memory[buffer + c * Layer<l>::PADDED + lane]);
   return sum;
 }
-template <int l, bool SQUARED = false> INLINE void weighted_sums(Thread& me, int which, int buffer, bool with_bias) {
+template <int l, bool SQUARED = false, class Meanwhile = Nothing>
+INLINE void weighted_sums(Thread& me, int which, int buffer, bool with_bias, Meanwhile meanwhile = {}) {
   const float* vector = SQUARED ? memory + Layer<l>::C : row_vector<l>();
   sums<l>(me, which, buffer, with_bias, [&](auto, int pair, auto tile, float (&sum)[4]) {
     const float a = vector[2 * pair], b = vector[2 * pair + 1];
@@ -166,5 +175,5 @@ template <int l, bool SQUARED = false> INLINE void weighted_sums(Thread& me, int
     if constexpr (SQUARED) for (int r = 0; r < 2; ++r) for (int k = 0; k < 4; ++k) w[r][k] *= w[r][k];
 #pragma unroll
     for (int k = 0; k < 4; ++k) sum[k] = fmaf(w[1][k], b, fmaf(w[0][k], a, sum[k]));
-  });
+  }, meanwhile);
 }
