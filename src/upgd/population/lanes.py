@@ -1,5 +1,6 @@
 """Concurrent execution of groups of learners: on a GPU, each group has its own stream, as one may not fill the device."""
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -11,6 +12,10 @@ from upgd.population.backend import Backend, Loss, Tally
 from upgd.streams.contract import Chunk
 
 __all__ = ["Lanes", "Need", "shared"]
+
+# The driver puts streams into eight queues unless asked for more, and streams in the same queue wait for each other. It reads
+# this when CUDA is first used.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 #: Number of steps of one group before the next group's turn; enough to keep a GPU busy.
 _STEPS = 512
