@@ -23,6 +23,7 @@ from upgd.noise import learner_normals
 from upgd.population import Learner, Population
 from upgd.population.backend import Kind
 from upgd.population.kernel import unsupported
+from upgd.population.kernel.convolution import pool, unpool
 from upgd.streams import make
 
 CPU = torch.device("cpu")
@@ -134,6 +135,26 @@ def test_normalized_inputs(network):
         assert unsupported(network, learner.kind, CPU, torch.float32) is None
     shape = network.input_shape if isinstance(network, ConvNet) else (2, 3, 3)
     assert_equal_backends(network, learners, Counters(shape, 3, scale=4.0), 30)
+
+
+@numba.njit
+def pooled_and_back(maps, count, height, width, size, pooled, gradient, back):
+    pool(start_of(maps), count, height, width, size, start_of(pooled))
+    unpool(start_of(gradient), count, height, width, size, start_of(maps), start_of(back))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_pooling_chooses_the_first_of_equal_values(size):
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.randint(3, (2, 7, 41), generator=generator).float().requires_grad_()
+    expected = torch.nn.functional.max_pool2d(maps, size)
+    gradient = torch.randn(expected.shape, generator=generator)
+    expected.backward(gradient)
+    found, back = torch.empty_like(expected), torch.empty_like(maps)
+    arrays = (found.detach().numpy(), gradient.numpy(), back.detach().numpy())
+    pooled_and_back(maps.detach().numpy(), 2, 7, 41, size, *arrays)
+    assert torch.equal(found, expected)
+    assert torch.equal(back, maps.grad)
 
 
 def test_rows_longer_than_a_block_of_noise():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from upgd.population.backend import Group, Kind, Loss, Tally
-from upgd.population.kernel.layout import ADAMW, PLAIN, UTILITY, Learning, Recipe, Samples, scratch_floats
+from upgd.population.kernel.layout import ADAMW, PLAIN, UTILITY, Learning, Recipe, Samples, scratch
 from upgd.population.kernel.learner import advance
 from upgd.population.kernel.network import chain, plan
 from upgd.streams.contract import Chunk
@@ -167,7 +167,7 @@ class KernelBackend:
             loss_sum=tally.loss[i : i + 1].numpy(),
             correct=tally.correct[i : i + 1].numpy(),
         )
-        floats = np.zeros(scratch_floats(p.units, p.rows, int(p.layers[:, :2].max()), p.workspace), np.float32)
+        floats = scratch(p.units, p.rows, int(p.layers[:, :2].max()), p.workspace)
         return learning, _samples(chunk, self._rows[i], loss), floats, np.zeros(p.rows, np.uint8)
 
     def _named(self, values: Tensor) -> dict[str, Tensor]:

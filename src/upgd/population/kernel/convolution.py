@@ -17,7 +17,9 @@ __all__ = [
     "patch_products",
     "patch_square_products",
     "pool",
+    "square_weighted_sums",
     "to_patches",
+    "total",
     "unpool",
     "weighted_sums",
 ]
@@ -63,52 +65,107 @@ def add_patches(patches: Pointer, channels: int, height: int, width: int, kernel
 
 @compiled
 def convolve(filters: Pointer, count: int, columns: int, patches: Pointer, positions: int, out: Pointer) -> None:
-    """Compute ``out[f, p] = Σ_c filters[f, c]·patches[c, p]``."""
-    vectorised()
-    for f in range(count):
-        o, w = skip(out, f * positions), skip(filters, f * columns)
-        for p in range(positions):
-            o[p] = _f(0)
-        for c in range(columns):
-            weight, patch = w[c], skip(patches, c * positions)
-            for p in range(positions):
-                o[p] = fused(weight, patch[p], o[p])
+    """Compute ``out[f, p] = Σ_c filters[f, c]·patches[c, p]``, for all filters while five rows of the patches are cached."""
+    for i in range(count * positions):
+        out[i] = _f(0)
+    for c in range(0, columns, 5):
+        for f in range(count):
+            weights = skip(filters, f * columns + c)
+            _add_products(
+                weights, 1, min(5, columns - c), skip(patches, c * positions), positions, skip(out, f * positions)
+            )
 
 
 @compiled
-def weighted_sums(
-    filters: Pointer, count: int, columns: int, d: Pointer, positions: int, squared: bool, out: Pointer
-) -> None:
-    """Compute ``out[c, p] = Σ_f filters[f, c]·d[f, p]``, or with squared filters: back to the patches."""
+def weighted_sums(filters: Pointer, count: int, columns: int, d: Pointer, positions: int, out: Pointer) -> None:
+    """Compute ``out[c, p] = Σ_f filters[f, c]·d[f, p]``: back to the patches."""
+    for i in range(columns * positions):
+        out[i] = _f(0)
+    for c in range(columns):
+        _add_products(skip(filters, c), columns, count, d, positions, skip(out, c * positions))
+
+
+@compiled
+def _add_products(weights: Pointer, stride: int, count: int, vectors: Pointer, length: int, out: Pointer) -> None:
+    """Add ``Σ_c weights[c·stride]·vectors[c]`` to a vector, in the order of c. Five at once save loads and stores."""
+    vectorised()
+    whole = count - count % 5
+    for c in range(0, whole, 5):
+        w0, w1, w2 = weights[c * stride], weights[(c + 1) * stride], weights[(c + 2) * stride]
+        w3, w4 = weights[(c + 3) * stride], weights[(c + 4) * stride]
+        v0, v1 = skip(vectors, c * length), skip(vectors, (c + 1) * length)
+        v2, v3, v4 = skip(v1, length), skip(v1, 2 * length), skip(v1, 3 * length)
+        for p in range(length):
+            out[p] = fused(w4, v4[p], fused(w3, v3[p], fused(w2, v2[p], fused(w1, v1[p], fused(w0, v0[p], out[p])))))
+    for c in range(whole, count):
+        w0, v0 = weights[c * stride], skip(vectors, c * length)
+        for p in range(length):
+            out[p] = fused(w0, v0[p], out[p])
+
+
+@compiled
+def square_weighted_sums(filters: Pointer, count: int, columns: int, s: Pointer, positions: int, out: Pointer) -> None:
+    """Compute ``out[c, p] = Σ_f filters[f, c]²·s[f, p]``: curvature back to the patches."""
     vectorised()
     for c in range(columns):
         o = skip(out, c * positions)
         for p in range(positions):
             o[p] = _f(0)
         for f in range(count):
-            weight, delta = filters[f * columns + c], skip(d, f * positions)
-            if squared:
-                weight *= weight
+            weight, curvature = filters[f * columns + c], skip(s, f * positions)
+            weight *= weight
             for p in range(positions):
-                o[p] = fused(weight, delta[p], o[p])
+                o[p] = fused(weight, curvature[p], o[p])
 
 
 @compiled
 def patch_products(d: Pointer, count: int, positions: int, patches: Pointer, columns: int, out: Pointer) -> None:
     """Compute ``out[f, c] = Σ_p d[f, p]·patches[c, p]``: the gradient of the filters."""
-    for f in range(count):
-        for c in range(columns):
+    whole = columns - columns % 5
+    for c in range(0, whole, 5):
+        for f in range(count):
+            _five_dots(skip(d, f * positions), skip(patches, c * positions), positions, skip(out, f * columns + c))
+    for c in range(whole, columns):
+        for f in range(count):
             out[f * columns + c] = dot(skip(d, f * positions), skip(patches, c * positions), positions)
+
+
+@compiled_sum
+def _five_dots(d: Pointer, patches: Pointer, positions: int, out: Pointer) -> None:
+    """Compute the products of d with five consecutive rows of the patches, loading d once."""
+    apart()
+    vectorised()
+    p1, p2 = skip(patches, positions), skip(patches, 2 * positions)
+    p3, p4 = skip(patches, 3 * positions), skip(patches, 4 * positions)
+    a0 = a1 = a2 = a3 = a4 = _f(0)
+    for j in range(positions):
+        a0 += d[j] * patches[j]
+        a1 += d[j] * p1[j]
+        a2 += d[j] * p2[j]
+        a3 += d[j] * p3[j]
+        a4 += d[j] * p4[j]
+    out[0], out[1], out[2], out[3], out[4] = a0, a1, a2, a3, a4
+
+
+@compiled_sum
+def total(x: Pointer, count: int) -> float:
+    """Return the sum of a vector."""
+    apart()
+    vectorised()
+    added = _f(0)
+    for j in range(count):
+        added += x[j]
+    return added
 
 
 @compiled_sum
 def _dot_with_squares(w: Pointer, x: Pointer, count: int) -> float:
     apart()
     vectorised()
-    total = _f(0)
+    added = _f(0)
     for j in range(count):
-        total += w[j] * x[j] * x[j]
-    return total
+        added += w[j] * x[j] * x[j]
+    return added
 
 
 @compiled
@@ -134,24 +191,56 @@ def _largest_at(image: Pointer, width: int, y: int, x: int, size: int) -> int:
 @compiled
 def pool(maps: Pointer, count: int, height: int, width: int, size: int, out: Pointer) -> None:
     """Take the maximum of every size × size window; incomplete windows at the border are dropped."""
-    number = 0
+    rows, columns = height // size, width // size
     for f in range(count):
-        image = skip(maps, f * height * width)
-        for y in range(height // size):
-            for x in range(width // size):
-                out[number] = image[_largest_at(image, width, y * size, x * size, size)]
-                number += 1
+        for y in range(rows):
+            image, line = skip(maps, (f * height + y * size) * width), skip(out, (f * rows + y) * columns)
+            if size == 2:
+                _pool_pairs(image, skip(image, width), columns, line)
+            else:
+                for x in range(columns):
+                    line[x] = image[_largest_at(image, width, 0, x * size, size)]
+
+
+@compiled
+def _pool_pairs(upper: Pointer, lower: Pointer, count: int, out: Pointer) -> None:
+    """Take the maxima of two rows in windows of 2 × 2."""
+    vectorised()
+    for x in range(count):
+        a, b, c, d = upper[2 * x], upper[2 * x + 1], lower[2 * x], lower[2 * x + 1]
+        best = b if b > a else a
+        best = c if c > best else best
+        out[x] = d if d > best else best
 
 
 @compiled
 def unpool(pooled: Pointer, count: int, height: int, width: int, size: int, maps: Pointer, out: Pointer) -> None:
     """Send derivatives back to the positions of the maxima; other positions get zero."""
+    rows, columns = height // size, width // size
     for i in range(count * height * width):
         out[i] = _f(0)
-    number = 0
     for f in range(count):
-        image, back = skip(maps, f * height * width), skip(out, f * height * width)
-        for y in range(height // size):
-            for x in range(width // size):
-                back[_largest_at(image, width, y * size, x * size, size)] = pooled[number]
-                number += 1
+        for y in range(rows):
+            at, line = (f * height + y * size) * width, skip(pooled, (f * rows + y) * columns)
+            image, back = skip(maps, at), skip(out, at)
+            if size == 2:
+                _unpool_pairs(line, columns, image, skip(image, width), back, skip(back, width))
+            else:
+                for x in range(columns):
+                    back[_largest_at(image, width, 0, x * size, size)] = line[x]
+
+
+@compiled
+def _unpool_pairs(pooled: Pointer, count: int, upper: Pointer, lower: Pointer, out: Pointer, below: Pointer) -> None:
+    """Send derivatives back to the first maximum of every window of 2 × 2, in two rows."""
+    vectorised()
+    for x in range(count):
+        a, b, c, d = upper[2 * x], upper[2 * x + 1], lower[2 * x], lower[2 * x + 1]
+        value, place = (b, 1) if b > a else (a, 0)
+        value, place = (c, 2) if c > value else (value, place)
+        place = 3 if d > value else place
+        gradient = pooled[x]
+        out[2 * x] = gradient if place == 0 else _f(0)
+        out[2 * x + 1] = gradient if place == 1 else _f(0)
+        below[2 * x] = gradient if place == 2 else _f(0)
+        below[2 * x + 1] = gradient if place == 3 else _f(0)

@@ -52,7 +52,7 @@ def learning_with(take_step: Callable[..., None]) -> Callable[..., int]:
             parameters: the learner's parameters.
             learning: what all methods have in common.
             samples: the samples.
-            floats, bytes_: ``scratch_floats(…)`` zeros, and one byte per row.
+            floats, bytes_: the result of :func:`upgd.population.kernel.layout.scratch`, and one byte per row.
             own: what only ``take_step`` knows.
 
         Returns:

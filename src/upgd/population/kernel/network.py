@@ -7,6 +7,7 @@ from torch import nn
 
 from upgd.kernels.machine import Floats, Integers
 from upgd.population import network as net
+from upgd.population.kernel.layout import aligned
 
 __all__ = ["Link", "NetworkLayout", "chain", "plan"]
 
@@ -110,12 +111,12 @@ def plan(network: nn.Module) -> NetworkLayout:
         slopes.append(slope)
         row += rows + 1
         inputs = following
-    workspace = max(patches[2:], default=0)  # derivatives with respect to the network's inputs are not needed
+    workspace = aligned(max(patches[2:], default=0))  # derivatives with respect to the network's inputs are not needed
     for layer in table:
         rows, columns, positions, kernel = layer[0], layer[1], layer[8], layer[12]
         if kernel:
-            layer[14], layer[15] = workspace, workspace + columns * positions
-            workspace = layer[15] + 2 * rows * (columns + 1)
+            layer[14], layer[15] = workspace, workspace + aligned(columns * positions)
+            workspace = layer[15] + aligned(2 * rows * (columns + 1))
     return NetworkLayout(
         layers=np.array(table, np.int64),
         slopes=np.array(slopes, np.float32),

@@ -12,7 +12,9 @@ from upgd.population.kernel.convolution import (
     patch_products,
     patch_square_products,
     pool,
+    square_weighted_sums,
     to_patches,
+    total,
     unpool,
     weighted_sums,
 )
@@ -62,10 +64,41 @@ def _normalize(x: Pointer, mean: Pointer, variance: Pointer, count: int, decay: 
 
 
 @compiled
-def _activated(a: float, layer: Layer) -> float:
+def _activate(out: Pointer, count: int, bias: float, layer: Layer) -> None:
+    """Apply the activation to pre-activations of one bias, in place."""
+    vectorised()
+    slope = layer.slope
     if layer.activation:
-        return _f(math.tanh(a))
-    return a * layer.slope if a <= _f(0) else a
+        for i in range(count):
+            out[i] = _f(math.tanh(out[i] + bias))
+    else:
+        for i in range(count):
+            a = out[i] + bias
+            out[i] = a * slope if a <= _f(0) else a
+
+
+@compiled
+def _back_through_activation(
+    layer: Layer, second_order: bool, h: Pointer, gradient: Pointer, curvature: Pointer, d: Pointer, s: Pointer
+) -> None:
+    """Compute derivatives with respect to pre-activations from those with respect to activations."""
+    vectorised()
+    count, slope = layer.rows * layer.positions, layer.slope
+    if layer.activation:
+        for i in range(count):
+            d[i] = (_f(1) - h[i] * h[i]) * gradient[i]
+    else:
+        for i in range(count):
+            d[i] = (slope if h[i] <= _f(0) else _f(1)) * gradient[i]
+    if second_order:
+        for i in range(count):
+            rise, bend = _f(1), _f(0)  # the activation's first and second derivative
+            if layer.activation:
+                rise = _f(1) - h[i] * h[i]
+                bend = _f(-2) * h[i] * rise
+            elif h[i] <= _f(0):
+                rise = slope
+            s[i] = rise * rise * curvature[i] + bend * gradient[i]
 
 
 @compiled
@@ -82,11 +115,12 @@ def forward(plan: Integers, slopes: Floats, parameters: Pointer, scratch: Scratc
         for i in range(layer.rows):
             bias = parameters[layer.bias + i] if layer.bias >= 0 else _f(0)
             if layer.kernel:
-                for p in range(i * positions, (i + 1) * positions):
-                    out[p] = _activated(out[p] + bias, layer)
+                _activate(skip(out, i * positions), positions, bias, layer)
             else:
                 a = scratch.first_dot[i] if at == 0 else dot(skip(weights, i * layer.columns), x, layer.columns)
-                out[i] = _activated(a + bias, layer)
+                out[i] = a + bias
+        if not layer.kernel:
+            _activate(out, layer.rows, _f(0), layer)
         if layer.pool:
             height, width = layer.height - layer.kernel + 1, layer.width - layer.kernel + 1
             pool(out, layer.rows, height, width, layer.pool, skip(out, layer.rows * positions))
@@ -125,7 +159,10 @@ def _back_to_inputs(
     weights, d, out = skip(parameters, layer.weight), skip(d, layer.outputs), skip(out, layer.inputs)
     if layer.kernel:
         patches = scratch.workspace
-        weighted_sums(weights, layer.rows, layer.columns, d, layer.positions, squared, patches)
+        if squared:
+            square_weighted_sums(weights, layer.rows, layer.columns, d, layer.positions, patches)
+        else:
+            weighted_sums(weights, layer.rows, layer.columns, d, layer.positions, patches)
         add_patches(patches, layer.channels, layer.height, layer.width, layer.kernel, out)
     elif squared:
         curvature_back_through(weights, layer.rows, layer.columns, d, out)
@@ -154,16 +191,10 @@ def backward(plan: Integers, slopes: Floats, parameters: Pointer, second_order: 
                 _back_through_pool(layer, scratch.gradient, scratch)
                 if second_order:
                     _back_through_pool(layer, scratch.curvature, scratch)
-            for i in range(layer.outputs, layer.outputs + layer.rows * layer.positions):
-                h = scratch.h[i]
-                rise, bend = _f(1), _f(0)  # the activation's first and second derivative
-                if layer.activation:
-                    rise = _f(1) - h * h
-                    bend = _f(-2) * h * rise
-                elif h <= _f(0):
-                    rise = layer.slope
-                scratch.d[i] = rise * scratch.gradient[i]
-                scratch.s[i] = rise * rise * scratch.curvature[i] + bend * scratch.gradient[i]
+            h, gradient = skip(scratch.h, layer.outputs), skip(scratch.gradient, layer.outputs)
+            curvature, d = skip(scratch.curvature, layer.outputs), skip(scratch.d, layer.outputs)
+            s = skip(scratch.s, layer.outputs)
+            _back_through_activation(layer, second_order, h, gradient, curvature, d, s)
         if layer.kernel:
             _look_at_filters(layer, second_order, scratch)
 
@@ -179,8 +210,6 @@ def _look_at_filters(layer: Layer, second_order: bool, scratch: Scratch) -> None
     if second_order:
         patch_square_products(s, rows, positions, patches, columns, curvature)
     for f in range(rows):
-        of_bias, bend_of_bias = _f(0), _f(0)
-        for p in range(f * positions, (f + 1) * positions):
-            of_bias += d[p]
-            bend_of_bias += s[p]
-        gradient[rows * columns + f], curvature[rows * columns + f] = of_bias, bend_of_bias
+        gradient[rows * columns + f] = total(skip(d, f * positions), positions)
+        if second_order:
+            curvature[rows * columns + f] = total(skip(s, f * positions), positions)
