@@ -24,17 +24,17 @@ from upgd.methods.tracing import CannotTrace, Node, Symbol, Tape, no_tensor, num
 
 __all__ = ["Join", "ResetRule", "traced_reset"]
 
-#: Of learners, outputs of the next layer, units, positions (one in an MLP); and an axis of length one.
+#: Axes: learners, outputs of the next layer, units, positions (one in an MLP); and an axis of length one.
 _LEARNER, _OUTPUT, _UNIT, _PLACE, _ONE = "learner", "output", "unit", "place", "one"
 _Axes = tuple[str, ...]
 
 
 class Join(NamedTuple):
-    """Something that depends on all units of a layer."""
+    """A value that depends on all units of a layer."""
 
     operation: str  #: ``"sum"``, ``"mean"`` or ``"max"``, one number; or ``"smallest"``, whether a unit is among those
-    value: int  #: the place of what is joined
-    limit: int | None = None  #: of ``smallest``: the place of how many, a number of the layer
+    value: int  #: the index of the joined value
+    limit: int | None = None  #: for ``smallest``, the index of the number of units, one per layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +46,10 @@ class ResetRule:
             ``("unit_state", number)``, ``("outgoing",)`` (one outgoing weight), ``("outgoing_sum", number)``,
             ``("joined", number)``, ``("scalar", number)``.
         scalars: per-learner expressions.
-        outgoing: the indices of the values of an outgoing weight that are summed over the weights that leave a unit.
-        joins: what depends on all units, in the order in which it can be computed.
+        outgoing: the indices of the values of an outgoing weight that are summed over the outgoing weights of a unit.
+        joins: values that depend on all units, in the order of their computation.
         new_state: the index of the new value of each unit state; ``None`` if it does not change.
-        chosen: the index of whether to reset the unit.
+        chosen: the index of the flag that selects the unit for a reset.
         moved: the index of the factor of the outgoing weights that is added to the biases of the next layer; or ``None``.
         zeroes: whether outgoing weights become zero.
     """
@@ -111,7 +111,7 @@ class _Tape(Tape):
         return self.nodes[place][0]
 
     def inputs(self, place: int) -> set[Any]:
-        """The kinds of inputs that a value is computed from."""
+        """Return the kinds of inputs that a value is computed from."""
         kind, *arguments = self.nodes[place]
         if kind in ("activation", "draw", "unit_state", "outgoing", "outgoing_sum", "joined", "scalar", "constant"):
             return {kind}
@@ -196,7 +196,7 @@ class _Value(Symbol):
         axes, tape = tuple(left), self.tape
         if _is_order(self):
             raise CannotTrace("it reduces the order of units, which kernels do not support")
-        if not over:  # positions, of which there is one
+        if not over:  # there is only one position
             return _Value(tape, self.place, axes)
         if over == {_UNIT} and _OUTPUT not in self.axes:
             tape.joins.append(Join(operation, self.place))
@@ -271,7 +271,7 @@ def _broadcast(one: _Axes, other: _Axes) -> _Axes:
 
 
 def _factor(tape: _Tape, moved: Any) -> int:
-    """The place of the factor of outgoing weights whose sum over units is added to the biases of the next layer."""
+    """Return the index of the factor of outgoing weights whose sum over units is added to the biases of the next layer."""
     if isinstance(moved, _Value) and tape.kind(moved.place) == "moved":
         kind, *arguments = tape.nodes[tape.nodes[moved.place][1]]
         for weight, factor in (arguments, reversed(arguments)) if kind == "mul" else ():

@@ -93,7 +93,7 @@ def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: t
     if isinstance(layers, str):
         return layers
     if _convolutional(network) and hasattr(group.method, "reset_units"):
-        return f"{group.method.name} resets hidden units, which it supports without convolutions alone"
+        return f"{group.method.name} resets hidden units, which it supports only without convolutions"
     if reason := missing(device):
         return reason
     if len(layers) > _LAYERS or layers[-1].outputs > THREADS:
@@ -288,7 +288,7 @@ class CudaBackend:
         """Return a number of every hidden unit, or of every layer, by incoming weight."""
         weights = [name for name, shape in self._shapes.items() if len(shape) > 1][:-1]
         pieces = torch.split(self._units[:, number], [self._shapes[name][0] for name in weights], 1)
-        # A layer's own number lies where that of its first unit would.
+        # The number of a layer is stored in the place of its first unit.
         count = 1 if self._of_layers[number] else None
         return {name: piece[:, :count] for name, piece in zip(weights, pieces, strict=True)}
 

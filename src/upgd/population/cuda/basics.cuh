@@ -1,4 +1,4 @@
-// What is passed, small functions, and the learners' noise.
+// Arguments of the kernel, small functions, and the learners' noise.
 
 // ------------------------------------------------------------------------------------------------------------ arguments
 
@@ -11,7 +11,7 @@ struct Arguments {
   float* words; float* scales; const float* scalars;  // (learners, WORDS, PARAMETERS), (learners), (learners, length, SCALARS)
   float* units; float* inputs;                        // (learners, UNIT_STATES, HIDDEN), (learners, 2, inputs): mean and variance
   const Settings* settings; const Segment* segments; const int* begins;  // segments begins[i] … begins[i + 1] − 1 are cluster i's
-  int* told; int telling;                                            // told[learner] = telling: its first part is done
+  int* told; int telling;                                            // told[learner] = telling: the first part of its steps is done
   const unsigned char* source; const i64* index; const i64* permutation; const i64* task; const float* pixel;  // pixel: 256 values
   const float* dense; const void* targets;
   double* loss; i64* correct; i64* diverged_at;

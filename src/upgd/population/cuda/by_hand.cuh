@@ -1,5 +1,5 @@
-// Rules written by hand, for the methods of the paper: plain descent, and descent gated by utility. What the weights do is
-// what upgd.methods says, in an order that is faster: utilities decay lazily, and silent units are not written.
+// Hand-written rules for the methods of the paper: plain descent, and descent gated by utility. They compute the rules of
+// upgd.methods in a faster order: utilities decay lazily, and inactive units are not written.
 
 INLINE void scale_utilities(Thread& me, float by) {
   each_layer([&](auto layer) {
@@ -26,7 +26,7 @@ template <class B, class Tile> INLINE void trace_tile(const Tile& tile, int pair
     if (g[r] != 0.f) tile.put_row(1, r, u[r]);
   }
 }
-// The same in all tiles of a layer, each looked at after that with look(block, pair, chunk, u).
+// The same in all tiles of a layer, followed by look(block, pair, chunk, u) for each.
 template <int l, class Look> INLINE void trace(Thread& me, float factor, Look look) {
   each_block<l>([&](auto block) {
     typedef decltype(block) B;
@@ -37,7 +37,7 @@ template <int l, class Look> INLINE void trace(Thread& me, float factor, Look lo
     });
   });
 }
-// Global scaling: the largest utility of the learner; a tensor with an infinite one does not take part.
+// Global scaling: the largest utility of the learner; a tensor with an infinite maximum is excluded.
 INLINE float largest_utility(Thread& me, float factor) {
   int* maxima = (int*)(memory + MAXIMA);
   each_layer([&](auto layer) {
@@ -73,10 +73,10 @@ INLINE float largest_utility(Thread& me, float factor) {
   return unordered(__reduce_max_sync(~0u, largest));
 }
 // Local scaling: log₂e over the norm of a unit's incoming utilities, by row (even layers) or by lane (odd ones), and of biases.
-// The smallest norm is the root of the smallest float: the squares of smaller utilities vanish, but none is above its scale.
+// The norm is clamped at √tiny: squares of smaller utilities underflow, and no utility may exceed its scale.
 INLINE float inverse_norm(float squares, float smallest) { return 1.44269504f / fmaxf(sqrtf(squares), smallest); }
-// What has to travel goes first, and arrives while the other layers are computed. The norms of biases are the last to be sent, by
-// CTAs that have read the norms of lanes: who gets them may use that buffer again.
+// Values to exchange are computed first and arrive while the other layers are computed. The norms of biases are sent last, by
+// CTAs that have read the norms of lanes: their receiver may reuse that buffer.
 INLINE void local_norms(Thread& me, float factor, float smallest) {
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
@@ -140,14 +140,14 @@ INLINE void four_gates(const float (&u)[4], const float (&by)[4], float (&open)[
   open[0] = l * a[1]; open[1] = l * a[0]; open[2] = r * a[3]; open[3] = r * a[2];
 }
 struct Rule { float lr_c, decay, p, q; };
-// The decay is added to the rest of the step: as a factor of w, 1 − lr·wd would be rounded to 1 if lr·wd is small.
+// The decay is part of the step: as a factor of w, 1 − lr·wd would round to 1 if lr·wd is small.
 // BOTH: p = q = 1, the common case, has a shorter formula.
 template <bool BOTH> INLINE float updated(float w, float d, float v, float noise, float open, const Rule& rule) {
   if constexpr (RULE == PLAIN) return w - fmaf(d, v, fmaf(rule.decay, w, noise));
   else if constexpr (BOTH) return w - fmaf(open, fmaf(d, v, noise), rule.decay * w);
   else return w - fmaf(fmaf(rule.p, open, 1.f - rule.p), d * v, fmaf(fmaf(rule.q, open, 1.f - rule.q), noise, rule.decay * w));
 }
-// The update of all parameters; the first layer meets the next input on the way.
+// The update of all parameters; products of the first layer with the next input are computed at the same time.
 template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noise& z, float by, float smallest) {
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
@@ -189,7 +189,7 @@ template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noi
   });
 }
 
-// What a learner's rule does at a step. The other kernels have one of the same form, made from the rule (generated.cuh).
+// A step of a learner's rule. Generated kernels have the same interface (generated.cuh).
 struct Method {
   const Settings own; const Rule rule; float* const kept; float scale;
 

@@ -1,4 +1,4 @@
-// Networks that begin with convolutions: from a sample to the gradients.
+// Networks that start with convolutions: from a sample to the gradients.
 
 // ----------------------------------------------------------------------------------------------- what a block of threads has
 
@@ -36,7 +36,7 @@ INLINE float dot4(const float (&w)[4], const float (&x)[4]) { return fmaf(w[3], 
 
 // ---------------------------------------------------------------------------------------------------------------- forward
 
-// A window's outputs become one, the first of the largest; and we note the input where its filter begins, y and x in one number.
+// Max pooling of a window's outputs, the first in case of ties; also stores the input position of its filter, y and x in one number.
 template <int l> INLINE void choose(int row, int p, const float (&v)[Layer<l>::POOL_Y][Layer<l>::POOL_X]) {
   typedef Layer<l> L;
   const float bias = L::BIAS < 0 ? 0.f : memory[L::BIAS_WORDS + row];
@@ -129,7 +129,7 @@ template <int l> INLINE void convolve(Thread& me) {
     }
     __syncthreads();
   }
-  if constexpr (l == 0) cluster_wait();  // the others have read what the last step sent
+  if constexpr (l == 0) cluster_wait();  // the others have read the data of the previous step
 #pragma unroll 1
   for (int i = threadIdx.x; i < rows * L::WINDOWS; i += THREADS) {
     const int to_place = place_of<l>(first + i / L::WINDOWS, i % L::WINDOWS), value = ((int*)memory)[L::SEEN + 2 * i + 1];
@@ -176,7 +176,7 @@ template <int l> INLINE void forward(Thread& me) {
 
 // --------------------------------------------------------------------------------------------------------------- backward
 
-// What a layer's own units tell of the inputs of the layer, into PART; group after group, N apart.
+// Write the contributions of a CTA's units to the gradients of the layer's inputs to PART; groups are N apart.
 template <int l, bool SQUARED> INLINE void of_inputs(Thread& me) {
   typedef Layer<l> L;
   const int rows = me.rows<l>();
@@ -232,7 +232,7 @@ template <int l, bool SQUARED> INLINE void of_inputs(Thread& me) {
     }
   }
 }
-// To the owners of the layer before.
+// Send to the owners of the preceding layer.
 template <int l, bool SQUARED> INLINE void send_back(Thread& me) {
   typedef Layer<l> L; typedef Layer<l - 1> Before;
   of_inputs<l, SQUARED>(me);
@@ -254,7 +254,7 @@ template <class L> INLINE float received(int buffer, int i) {
   for (int c = 0; c < CLUSTER; ++c) sum += memory[buffer + c * L::ROWS * L::WINDOWS + i];
   return sum;
 }
-// Behind an activation: from the gradients, and curvatures, of a layer's values to those of its sums.
+// Through an activation: from the gradients, and curvatures, of a layer's outputs to those of its pre-activations.
 template <int l> INLINE void take_back(Thread& me) {
   typedef Layer<l> L;
   const int count = me.rows<l>() * L::WINDOWS, first = me.first<l>();
@@ -286,7 +286,7 @@ template <int l> INLINE void take_back(Thread& me) {
     __syncthreads();
   }
 }
-// A convolution's weights: a thread adds over windows what one place of the filter sees there, in some input channels.
+// Gradients of filters: a thread sums over windows for one position of the filter and some input channels.
 template <int l, bool SQUARED> INLINE void of_weights(Thread& me) {
   typedef Layer<l> L;
   constexpr int TILES = (L::CHANNELS + L::OWN_TILE - 1) / L::OWN_TILE, WARPS = THREADS / 32, APART = L::ROWS * L::INPUTS;
@@ -334,7 +334,7 @@ template <int l> INLINE void backward(Thread& me) {  // from layer l's deltas to
     send_back<l, false>(me);
     if constexpr (CURVATURE) { __syncthreads(); send_back<l, true>(me); }
   }
-  if constexpr (L::CONVOLUTION) {  // while the sums are on their way
+  if constexpr (L::CONVOLUTION) {  // while the sums are being exchanged
     if constexpr (l > 0) __syncthreads();
     of_weights<l, false>(me);
     if constexpr (CURVATURE) { __syncthreads(); of_weights<l, true>(me); }

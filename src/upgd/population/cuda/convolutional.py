@@ -1,5 +1,5 @@
-"""Where everything of one learner lies on the chips that it is spread over, if its network begins with convolutions; pure
-arithmetic, no GPU needed. The words are those of ``convolution.cu``."""
+"""The on-chip memory layout of a learner whose network starts with convolutions; pure arithmetic, without a GPU. The terms
+are those of ``convolution.cu``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8)
 _SCRATCH = (5120, 4096, 3072, 2048)
 _CHANNELS = 8
 _SUMS = 8
-#: Exchanges that a thread can keep apart (one bit each), and bytes that one may bring.
+#: Maximum number of exchanges, which a thread tracks with one bit each, and maximum number of bytes of one.
 _BARRIERS = 32
 _BYTES = 1 << 20
 
@@ -31,7 +31,7 @@ Pair = tuple[int, int]
 
 
 class Stage(NamedTuple):
-    """A convolution or a Linear layer, and the pooling and the activation behind it."""
+    """A convolution or a Linear layer, and the pooling and activation after it."""
 
     outputs: int  #: units; channels of a convolution
     bias: bool
@@ -44,7 +44,7 @@ class Stage(NamedTuple):
     pool_stride: Pair = (1, 1)
     activation: str = "IDENTITY"
     slope: float = 0.0  #: LEAKY's
-    gated: bool = True  #: whether the rule's gates hold for it
+    gated: bool = True  #: whether the layer has gates
 
     @property
     def taps(self) -> int:
@@ -52,12 +52,12 @@ class Stage(NamedTuple):
 
     @property
     def inputs(self) -> int:
-        """Weights that enter a unit."""
+        """The number of incoming weights of a unit."""
         return self.channels * self.taps
 
     @property
     def windows(self) -> Pair:
-        """Values that a unit has: down and across."""
+        """The height and width of a unit's output."""
         if self.kernel is None:
             return (1, 1)
         return _positions(_positions(self.sides, self.kernel, self.stride, self.padding), self.pool, self.pool_stride)
@@ -124,12 +124,12 @@ def _is_plain(pool: net.MaxPool) -> bool:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How the threads of a CTA share the work of a stage: see convolution.cuh."""
+    """The distribution of a stage over the threads of a CTA; see convolution.cuh."""
 
     stage: Stage
     number: int
     weight: int  #: index of the first weight among the learner's parameters
-    rows: int  #: units of the CTA that has most
+    rows: int  #: units of the CTA with the most
     tile: int = 1  #: units that a thread computes at once
     split: int = 1  #: threads that share the input channels of an output
     back_tile: int = 1
@@ -187,7 +187,7 @@ class LayerPlan:
 
     @property
     def paired(self) -> bool:
-        """Whether a window begins at an even place, and sees an even number of inputs across."""
+        """Whether a window starts at an even position and has an even number of inputs across."""
         stage = self.stage
         if stage.kernel is None:
             return False
@@ -196,7 +196,7 @@ class LayerPlan:
 
     @property
     def scratch(self) -> int:
-        """Floats for sums on their way."""
+        """Floats for partial sums."""
         stage, outputs = self.stage, self.rows_stored * self.stage.pool[0] * self.stage.pool[1] * self.stage.values
         forward = self.split * outputs if self.split > 1 else 0
         inputs = stage.channels * stage.sides[0] * stage.sides[1] if stage.kernel else self.step
@@ -213,7 +213,7 @@ class StagePlan:
     program: Program
     cluster: int
     layers: tuple[LayerPlan, ...]
-    offsets: dict[str, int]  #: where things are in shared memory, in floats
+    offsets: dict[str, int]  #: offsets in shared memory, in floats
     floats: int  #: of shared memory
     barriers: tuple[str, ...]
 
@@ -231,12 +231,12 @@ class StagePlan:
 
     @property
     def words(self) -> int:
-        """Numbers for each parameter entry, the entry itself included."""
+        """The number of words per parameter entry, including the entry itself."""
         return 1 + len(self.program.state)
 
     @property
     def hidden(self) -> int:
-        """How many hidden units there are."""
+        """The number of hidden units."""
         return sum(layer.stage.outputs for layer in self.layers[:-1])
 
     @property
@@ -261,8 +261,8 @@ def plan(stages: Sequence[Stage], kind: Kind, cluster: int, shared_bytes: int, p
     Args:
         stages: the network.
         kind: the rule.
-        cluster: how many CTAs share a learner.
-        shared_bytes: what a CTA may have.
+        cluster: number of CTAs that share a learner.
+        shared_bytes: the shared memory of a CTA.
         program: the rule.
 
     Returns:
@@ -284,7 +284,7 @@ def plan(stages: Sequence[Stage], kind: Kind, cluster: int, shared_bytes: int, p
 
 
 def _shared_out(layer: LayerPlan, scratch: int) -> LayerPlan:
-    """Let threads share the work so that most of them have some, as far as there is room for their sums."""
+    """Distribute the work over as many threads as there is room for their partial sums."""
     stage, rows = layer.stage, layer.rows
     if stage.kernel is None:
         return _best(
@@ -321,12 +321,12 @@ def _rounds(items: int) -> int:
 
 
 def _best(scratch: int, choices: Sequence[LayerPlan], cost: Callable[[LayerPlan], int]) -> LayerPlan:
-    """The cheapest that has room, the first of equals."""
+    """Return the cheapest that fits, the first in case of ties."""
     return min([own for own in choices if own.scratch <= scratch] or choices[:1], key=cost)
 
 
 def _spread(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
-    """Let the entries of layers, and biases, begin at warps of their own, one after the other."""
+    """Start the entries of layers, and biases, at different warps."""
     start = 0
 
     def turn(threads: int) -> int:
@@ -340,7 +340,7 @@ def _spread(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
 
 
 def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program, cluster: int) -> StagePlan:
-    """Give everything its place in shared memory."""
+    """Assign offsets in shared memory."""
     offsets: dict[str, int] = {}
     end = 0
 
@@ -394,7 +394,7 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program, cluster
 
 
 def _barriers(layers: Sequence[LayerPlan], program: Program) -> tuple[str, ...]:
-    """What the CTAs exchange in a step."""
+    """Return the exchanges of a step."""
     names = [f"FORWARD.{layer.number}" for layer in layers]
     for layer, _ in pairwise(layers):
         names += [f"{name}.{layer.number}" for name in ("BACKWARD", "BEND")[: 1 + program.curvature]]
@@ -406,7 +406,7 @@ def _barriers(layers: Sequence[LayerPlan], program: Program) -> tuple[str, ...]:
 
 
 def source(plan: StagePlan, loss: Loss, indexed: bool, parts: Mapping[str, str]) -> str:
-    """The text to compile; see :func:`.planner.source`."""
+    """Return the source to compile; see :func:`.planner.source`."""
     before = [parts[f"{name}.cuh"] for name in ("machine", "basics", "judge", "joins", "convolution")]
     gated = sum(layer.stage.parameters for layer in plan.layers if layer.stage.gated)
     rule = [*reductions(plan.program, gated, plan.hidden), plan.program.text, parts["rows.cuh"]]
@@ -446,7 +446,7 @@ def _bool(value: bool) -> str:
     return str(bool(value)).lower()
 
 
-#: What has a place in shared memory, or a number as an exchange.
+#: Names of offsets in shared memory and of exchanges.
 _PLACES = (
     *("IN", "C", "D", "SEEN", "WEIGHT_GRADIENT", "BIAS_GRADIENT", "WEIGHT_CURVATURE", "BIAS_CURVATURE"),
     *("BACKWARD_BUFFER", "BEND_BUFFER", "GATE_GRADIENT", "GATE_CURVATURE", "UNIT_STATE", "UNIT_OBSERVED"),

@@ -1,16 +1,16 @@
-// A rule made from a method's own (upgd.methods.tracing). In front of this stand, written by generated.py: Entry, what one entry
-// of a parameter is; observe(entry, k), which may change s before anything is reduced; observed<n>(entry, k), what reduction n
-// reduces; update<GATED, HAS_UNIT>(entry, k), which changes w and s; and, for methods that look at hidden units, the same of a
-// Unit. k are the numbers of the learner and the step.
+// Generated rules (upgd.methods.tracing). The preceding source, written by generated.py, defines: Entry, an entry of a parameter;
+// observe(entry, k), which may change s before the reductions; observed<n>(entry, k), the value that reduction n reduces;
+// update<GATED, HAS_UNIT>(entry, k), which changes w and s; and, for methods that use hidden units, the same for a
+// Unit. k are the per-learner and per-step scalars.
 
 // ------------------------------------------------------------------------------------------------------- entries of a tile
 
-// Whether an entry of a tile is one of the network's, and not there to fill the tile.
+// Whether an entry of a tile belongs to the network, rather than to the padding.
 template <class B> INLINE bool real(int rows, int pair, int r, int chunk, int k) {
   typedef Layer<B::LAYER> L;
   return (r == 0 || 2 * pair + 1 < rows) && (L::LANES % 4 == 0 || B::FIRST + chunk * 4 + k < L::LANES);
 }
-// What multiplies to gradients and curvatures: one number per row, four per thread.
+// The factors of gradients and curvatures: one number per row, four per thread.
 template <class B> struct Lanes {
   float v[4], bend[4];
   INLINE Lanes(const Thread& me) {
@@ -119,7 +119,7 @@ template <int n = 0> INLINE void reduce_all(Thread& me, const float* numbers) {
 
 // ------------------------------------------------------------------------------------------------------------------ units
 
-// Hidden units: of an even layer its CTA's own, of an odd one all, in every CTA.
+// Hidden units: in an even layer those of the CTA, in an odd layer all units, in every CTA.
 template <class L, class Visit> INLINE void each_unit(const Thread& me, Visit visit) {
   const int count = L::TURNED ? L::OUTPUTS : me.rows<L::NUMBER>();
   for (int i = threadIdx.x; i < count; i += THREADS) {
@@ -138,7 +138,7 @@ template <int n> INLINE void reduce_units(Thread& me) {
     float joined = Join::START;
     if constexpr (L::NUMBER + 1 < LAYERS) {
       const int count = L::TURNED ? L::OUTPUTS : me.rows<L::NUMBER>();
-      // Units that all CTAs have are counted in one.
+      // Units that all CTAs have are counted in one of them.
       for (int i = threadIdx.x; i < count && (!L::TURNED || me.rank == 0); i += THREADS)
         joined = Join::of(joined, measured<R>(memory[L::UNIT_OBSERVED + n * L::UNITS_KEPT + i]));
     }
@@ -161,7 +161,7 @@ INLINE void look_at_units(Thread& me, const float* numbers) {
   });
   reduce_all_units(me);
 }
-// What an entry sees of the unit that it enters.
+// The values of the unit that an entry enters.
 template <class L, int n = 0> INLINE void see_unit(Entry& e, int unit) {
   if constexpr (n < UNIT_REDUCTIONS) {
     e.unit_o[n] = memory[L::UNIT_OBSERVED + n * L::UNITS_KEPT + unit];
@@ -184,7 +184,7 @@ template <class B, int n = 0> INLINE void see_reduced(Entry& e, int row, int lan
 template <class L, int n = 0> INLINE void see_reduced_of_bias(Entry& e) {
   if constexpr (n < REDUCTIONS && L::GATED) { e.r[n] = memory[Reduction<n>::VALUES + LAYERS + L::NUMBER]; see_reduced_of_bias<L, n + 1>(e); }
 }
-// The update of the weights of some layers; the first one meets the next input on the way.
+// The update of the weights of some layers; products of the first layer with the next input are computed at the same time.
 template <int FROM, int TO> INLINE void update_weights(Thread& me, const float* numbers, const Noise& z) {
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
@@ -196,7 +196,7 @@ template <int FROM, int TO> INLINE void update_weights(Thread& me, const float* 
       typedef decltype(block) B;
       const Lanes<B> lanes(me);
       const int lane = B::FIRST + worker<B>() % B::CHUNKS * 4;
-      Entry of_lane[4];  // what is the same in all rows
+      Entry of_lane[4];  // values shared by all rows
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         if constexpr (L::TURNED) see_reduced<B>(of_lane[k], 0, lane + k);
@@ -243,7 +243,7 @@ INLINE void update_biases(Thread& me, const float* numbers, const Noise& z) {
   });
 }
 
-// What a learner's rule does at a step; see by_hand.cuh.
+// A step of a learner's rule; see by_hand.cuh.
 struct Method {
   const float* table; float coming; const i64 seed;
 

@@ -1,8 +1,8 @@
-"""A method's rule in CUDA C++: what stands in front of generated.cuh.
+"""A method's rule in CUDA C++, the source that precedes generated.cuh.
 
-:mod:`upgd.methods.tracing` gives the rule as operations; here they are printed as functions of one entry of a parameter, and,
-if the method looks at hidden units, of one unit. Where the entry lies, what is reduced how, and who computes it is the
-kernel's part.
+:mod:`upgd.methods.tracing` gives the rule as operations, which are printed here as functions of one entry of a parameter
+and, if the method uses hidden units, of one unit. The kernel determines the memory layout, the reductions, and which thread
+computes an entry.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from upgd.population.cuda.planner import Program, Resets
 
 __all__ = ["program", "scalars"]
 
-#: How an operation is written.
+#: Operations in C++.
 _FORMS = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -45,7 +45,7 @@ _FORMS = {
     "pow": "powf({0}, {1})",
     "complement": "complement({0})",
 }
-#: About how many instructions it takes, where that is not one; the functions have a unit of their own.
+#: Approximate number of instructions, if not one; functions use the special-function unit.
 _COSTS = {"div": 6, "sqrt": 6, "exp": 12, "logistic": 14, "tanh": 25, "sign": 3, "complement": 20}
 
 _INPUTS = {
@@ -73,7 +73,7 @@ _TEXT = """
 
 INLINE float sign(float x) {{ return (x > 0.f) - (x < 0.f); }}
 INLINE float logistic(float x) {{ return reciprocal(1.f + ex2(1.44269504f * x)); }}
-INLINE float exponential(float x) {{  // what x·log₂e has lost in rounding is put back
+INLINE float exponential(float x) {{  // corrects the rounding of x·log₂e
   x = smaller(larger(x, -104.f), 89.f);  // beyond, it is zero or infinite
   const float t = 1.44269504f * x, rest = fmaf(1.92596303e-8f, x, fmaf(1.44269504f, x, -t));
   return ex2(t) * fmaf(0.693147181f, rest, 1.f);
@@ -85,14 +85,14 @@ INLINE float complement(float x) {{  // 1 − eˣ; near zero, where the differen
 struct Entry {{
   float w, g, curvature, noise, bound, s[{states}], r[{reductions}];
   float unit_s[{unit_states}], unit_o[{unit_reductions}], unit_r[{unit_reductions}];
-  INLINE void see(const Entry& other) {{  // what is the same in a row or in a lane
+  INLINE void see(const Entry& other) {{  // values shared by a row or a lane
     for (int n = 0; n < REDUCTIONS; ++n) r[n] = other.r[n];
     for (int n = 0; n < UNIT_STATES; ++n) unit_s[n] = other.unit_s[n];
     for (int n = 0; n < UNIT_REDUCTIONS; ++n) {{ unit_o[n] = other.unit_o[n]; unit_r[n] = other.unit_r[n]; }}
   }}
 }};
 struct Unit {{ float gate_gradient, gate_curvature, s[{unit_states}], o[{unit_reductions}]; }};
-// Functions, because nvcc knows no arrays of the host.
+// Functions, because nvcc does not support constexpr host arrays on the device.
 INLINE constexpr bool OBSERVES(int n) {{ const bool all[] = {{ {observes} }}; return all[n]; }}
 INLINE constexpr bool CHANGES(int n) {{ const bool all[] = {{ {changes} }}; return all[n]; }}
 INLINE void observe(Entry& e, const float* k) {{
@@ -129,7 +129,7 @@ template <bool GATED, bool HAS_UNIT> INLINE void update(Entry& e, const float* k
 #: What an entry shares with the others of its row.
 _OF_ROW = {"scalar", "constant", "reduced", "unit_observed", "unit_reduced", "unit_state"}
 
-#: How a method resets units: functions of one of them, for resets.cuh.
+#: Resets of units: functions of one unit, for resets.cuh.
 _RESETS = """
 struct Hidden {{ float activation, draw, s[{states}], outgoing[{sums}], joined[{joins}]; }};
 INLINE constexpr bool OF_LAYER(int n) {{ const bool all[] = {{ {of_layer} }}; return all[n]; }}
@@ -146,7 +146,7 @@ INLINE void renew(Hidden& e, const float* k, bool& chosen, float& moved) {{
 
 
 def program(method: Method) -> Program:
-    """The rule of a method; raises :class:`upgd.methods.tracing.CannotTrace` where there can be none."""
+    """Return the rule of a method; raises :class:`upgd.methods.tracing.CannotTrace` if it is not supported."""
     rule, other = (replace(part, nodes=_shortened(part.nodes)) for part in traced_parts(method))
     observed = [
         f"template <> INLINE float observed<{n}>(const Entry& e, const float* k) {{\n"
@@ -195,7 +195,7 @@ def _planned(reset: ResetRule) -> Resets:
 
 
 def scalars(method: Method) -> tuple[Scalar, ...]:
-    """The expressions of settings and the step that the rule needs, and then those that its resets need."""
+    """Return the expressions of settings and the step that the rule needs, followed by those of its resets."""
     reset = traced_reset(method)
     return (*traced_parts(method)[0].scalars, *(() if reset is None else reset.scalars))
 
@@ -287,7 +287,7 @@ def _in_parts(rule: Rule) -> str:
 
 
 def _switches(places: Sequence[int | None]) -> str:
-    """Which words change; one more, because there may be none."""
+    """Return which words change, with one more entry, because there may be none."""
     return _bools(place is not None for place in places)
 
 
@@ -304,7 +304,7 @@ def _changes(places: Sequence[int | None]) -> list[str]:
 
 
 def _body(rule: Rule | ResetRule, wanted: list[int], ends: Sequence[str] = (), of_unit: bool = False) -> str:
-    """The operations that lead to the wanted ones, as lines, and what is done with them."""
+    """Return the operations that the wanted ones depend on, as lines, and the lines that use them."""
     lines = [f"const auto v{place} = {_expression(rule.nodes[place], of_unit)};" for place in _needed(rule, wanted)]
     return "\n".join(f"  {line}" for line in (*lines, *ends))
 
@@ -321,7 +321,7 @@ def _needed(rule: Rule | ResetRule, wanted: Iterable[int]) -> list[int]:
 
 
 def _is_done(rule: Rule | ResetRule, place: int) -> bool:
-    """Whether it is an operation, and not an input."""
+    """Return whether this is an operation rather than an input."""
     return rule.nodes[place][0] in _FORMS
 
 

@@ -1,14 +1,14 @@
-// How values of many entries become one, over a warp, a tensor, or a learner.
+// Reductions of values over a warp, a tensor or a learner.
 
 template <class Visit, int l = 0> INLINE void each_layer(Visit visit) {
   visit(Layer<l>());
   if constexpr (l + 1 < LAYERS) each_layer<Visit, l + 1>(visit);
 }
 
-// How values are joined: added, or the largest taken.
+// The operations: sum and maximum.
 struct Sum { static constexpr bool ANY_ORDER = false; static constexpr float START = 0.f; INLINE static float of(float a, float b) { return a + b; } };
 struct Largest { static constexpr bool ANY_ORDER = true; static constexpr float START = -3.402823466e38f; INLINE static float of(float a, float b) { return larger(a, b); } };
-// What is joined of a value, and what the joined becomes.
+// The functions before and after the reduction.
 template <class R> INLINE float measured(float value) { return R::OPERATION == NORM ? value * value : value; }
 template <class R> INLINE float finished(float joined, float count) {
   if constexpr (R::OPERATION == NORM) return sqrtf(joined);
@@ -21,7 +21,7 @@ template <class Join> INLINE float of_warp(float v) {
   return v;
 }
 
-// From one value per warp and tensor to one per tensor, which all CTAs know: of the tensor, or of all of them.
+// From one value per warp and tensor to one per tensor, known to all CTAs: over the tensor, or over all tensors.
 template <class R, class Thread> INLINE void join_tensors(Thread& me) {
   typedef typename R::Join Join;
   constexpr int TENSORS = 2 * LAYERS, WARPS = THREADS / 32;

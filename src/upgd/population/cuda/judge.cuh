@@ -1,8 +1,8 @@
-// What the outputs are worth: loss, hit, and the deltas of the last layer.
+// The loss, whether the prediction is correct, and the deltas of the last layer.
 
 struct Verdict { float loss; bool correct; };
 INLINE float warp_sum(float v) { for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o); return v; }
-// Every warp looks at all outputs, so that all threads know the loss; the first one writes down the deltas.
+// Every warp reads all outputs, so that all threads know the loss; the first one writes the deltas.
 template <class Thread> INLINE Verdict judge(Thread& me, int target) {
   typedef Layer<LAYERS - 1> L;
   constexpr int EACH = (L::OUTPUTS + 31) / 32;

@@ -1,4 +1,4 @@
-// What only a GPU has: approximate functions, shared memory, warps, and how the CTAs of a cluster talk to each other.
+// GPU-specific parts: approximate functions, shared memory, warps, and communication among the CTAs of a cluster.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -14,10 +14,10 @@ INLINE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "
 INLINE float root(float x) { float y; asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 INLINE float sine(float x) { float y; asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 INLINE float cosine(float x) { float y; asm("cos.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-// As torch's: NaN if one is.
+// As in torch: NaN if an argument is NaN.
 INLINE float larger(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 INLINE float smaller(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
-// a if |x| < bound, otherwise b; never by a branch, which would part the lanes of a warp.
+// a if |x| < bound, otherwise b; without a branch, which would make the lanes of a warp diverge.
 INLINE float chosen_near(float x, float bound, float a, float b) { float y; asm("{\n.reg .pred near;\nsetp.lt.f32 near, %1, %2;\nselp.f32 %0, %3, %4, near;\n}" : "=f"(y) : "f"(fabsf(x)), "f"(bound), "f"(a), "f"(b)); return y; }
 
 // ---------------------------------------------------------------------------------------------------------- shared memory
@@ -40,7 +40,7 @@ INLINE void barrier_expect(u64* b, u32 bytes) { asm volatile("mbarrier.arrive.ex
 INLINE void barrier_wait(u64* b, u32 phase) {
   asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN;\n}" ::"r"(shared(b)), "r"(phase) : "memory");
 }
-// Sending wakes the receiver's barrier. A cluster of one CTA writes to itself, and meets at a plain barrier (see receive).
+// Sending signals the receiver's barrier. A cluster of one CTA writes to itself and uses a plain barrier (see receive).
 INLINE void send4(float* to, u64* barrier, u32 rank, const float* v) {
   if constexpr (CLUSTER == 1) *(float4*)to = make_float4(v[0], v[1], v[2], v[3]);
   else asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at(shared(to), rank)), "r"(__float_as_int(v[0])), "r"(__float_as_int(v[1])), "r"(__float_as_int(v[2])), "r"(__float_as_int(v[3])), "r"(at(shared(barrier), rank)) : "memory");

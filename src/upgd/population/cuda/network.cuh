@@ -2,7 +2,7 @@
 
 // -------------------------------------------------------------------------------------------- forward, judgement, backward
 
-// From the parts of an even layer's rows to its outputs.
+// From the partial sums of an even layer's rows to its outputs.
 template <int l> INLINE void outputs_of_rows(Thread& me) {
   typedef Layer<l> L;
   rows_done<l>(me, [&](int row, int j, float sum) {
@@ -31,7 +31,7 @@ template <int l> INLINE void forward(Thread& me) {  // from layer l to the last
     forward<l + 1>(me);
   }
 }
-// A unit behind an activation: from the gradient, and then the curvature, of its value to those of its input.
+// Through an activation: from the gradient, and then the curvature, of a unit's output to those of its pre-activation.
 template <class L> INLINE void put_delta(int unit, float gradient) {
   const float h = memory[L::H + unit];
   memory[L::D + unit] = gradient * rise<L::ACTIVATION>(h, L::SLOPE);

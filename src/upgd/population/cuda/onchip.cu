@@ -1,30 +1,30 @@
-// One learner per thread-block cluster: weights and the rule's own numbers stay on chip while it takes thousands of steps.
+// One learner per thread-block cluster: weights and state stay on chip for thousands of steps.
 //
-// The text is machine.cuh, basics.cuh, judge.cuh, joins.cuh, tiles.cuh, network.cuh, rule.cuh, the rule and this file, one
-// behind the other. The rule is by_hand.cuh; or what generated.py makes of a method, and generated.cuh. The planner
-// (planner.py) writes what is constant in front: CLUSTER, THREADS, the choices of the rule, and for every layer l a struct
-// Layer<l> with its Block<l, b>s. How a step goes:
+// The source is the concatenation of constants, machine.cuh, basics.cuh, judge.cuh, joins.cuh, tiles.cuh, network.cuh, rule.cuh,
+// the rule and this file. The rule is by_hand.cuh, or the output of generated.py followed by generated.cuh. The planner
+// (planner.py) writes the constants: CLUSTER, THREADS, the options of the rule, and for every layer l a struct
+// Layer<l> with its Block<l, b>s. A step works as follows:
 //
 //   Layers alternate. An even layer is split by its OUTPUTS: every block of the cluster (a CTA) owns some units and all
-//   weights that enter them. An odd layer is split by its INPUTS: it stores its matrix turned, one row for each unit of
-//   the layer before that the CTA owns. So what an even layer computes is what its CTA needs for the odd one behind it,
-//   and the CTAs only exchange sums behind odd layers, on the way forward, and behind even ones, on the way back.
+//   their incoming weights. An odd layer is split by its INPUTS: its matrix is stored transposed ("turned"), one row for each
+//   unit of the preceding layer that the CTA owns. The outputs of an even layer are then the inputs that its CTA needs for the
+//   next layer, and the CTAs exchange sums only after odd layers in the forward pass and after even ones in the backward pass.
 //   In both cases a CTA has "rows" (units it owns) of "lanes" (all units on the other side), and the gradient is
 //   row vector × lane vector:        rows               lanes
 //       even layer                   deltas it owns     all inputs h
 //       odd layer, turned            inputs it owns     all deltas
 //
-//   A thread works on tiles of 2 rows × 4 lanes. Its lanes stay the same; the rows go round. Some tiles live in registers
+//   A thread works on tiles of 2 rows × 4 lanes. Its lanes are fixed; its rows vary. Some tiles are kept in registers
 //   ("held"), the rest in shared memory.
 //
-//   By hand, utilities decay lazily: what is stored is u / scale, with scale ← β·scale at every step, so that rows without gradient
-//   are not written. The scale returns to 1 at every 100th step, whatever the blocks of steps are.
+//   In hand-written rules, utilities decay lazily: u / scale is stored, with scale ← β·scale at every step, so that rows without
+//   gradient are not written. The scale is reset to 1 at every 100th step, regardless of the blocks of steps.
 //
-// Sums have a fixed order everywhere, so reruns agree in every bit, and blocks of steps do not show.
+// All sums have a fixed order, so results are bitwise reproducible and independent of the blocks of steps.
 
 // ------------------------------------------------------------------------------------------------------- data and memory
 
-// Where the thread's inputs come from, and values on their way.
+// The sources of the thread's inputs, and values being loaded.
 struct Input { u32 order[BLOCKS_0][2]; unsigned char byte[BLOCKS_0][4]; float value[BLOCKS_0][4]; int task; };
 template <class B> INLINE int input_lane(int k) { return B::FIRST + worker<B>() % B::CHUNKS * 4 + k; }
 INLINE void take_order(const Arguments& args, int row, int task, Input& in) {  // the permutation of a task, at the thread's lanes
@@ -182,7 +182,7 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
   Moments moments;
   if constexpr (NORMALIZE) { __syncthreads(); ask(me, moments); normalize(me, moments, me.x, own.rate, args.start + segment.from + 1); }
   int target = LOSS == CROSS_ENTROPY ? (int)targets[segment.from] : 0, next_target = target, next_task = 0;
-  auto look_ahead = [&](int step) {  // what must be known before the inputs of a step can be asked for
+  auto look_ahead = [&](int step) {  // values needed to request the inputs of a step
     if (step < segment.to) {
       if constexpr (INDEXED) { image = index[step]; next_task = (int)args.task[step]; }
       if constexpr (LOSS == CROSS_ENTROPY) next_target = (int)targets[step];
@@ -206,7 +206,7 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
     if constexpr (LOSS == MSE) if (t < Layer<LAYERS - 1>::OUTPUTS) memory[TARGETS_AT + t] = wanted;
     method.answer();
     if (step + 1 < segment.to) method.ask(step + 1);
-    if constexpr (NOISE != NONE) if (t / 32 == THREADS / 32 - 1) {  // one warp makes the keys; the other ones read them later
+    if constexpr (NOISE != NONE) if (t / 32 == THREADS / 32 - 1) {  // one warp computes the keys; the others read them later
       keys[0] = keys_of(own.seed, own_step);
       if constexpr (NOISE == ANTICORRELATED) keys[1] = keys_of(own.seed, own_step - 1);
     }
@@ -225,7 +225,7 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
     method.learn(me, own_step);
     for (int b = 0; b < BLOCKS_0; ++b) for (int k = 0; k < 4; ++k) me.x[b][k] = me.x_next[b][k];
     target = target_after;
-    if constexpr (EXCHANGES < 2) cluster_sync();  // else one exchange waits for what the other one read
+    if constexpr (EXCHANGES < 2) cluster_sync();  // otherwise, each exchange waits for the other
   }
   __syncthreads();
   move<false>(me, args, segment.learner);
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance(const Arguments
     }
     if (((volatile i64*)args.diverged_at)[segment.learner] < 0) learn(me, args, segment);
     __threadfence();
-    cluster_sync();  // all of the learner is stored, and nobody reads what the next learner will send
+    cluster_sync();  // the learner is stored, and no CTA still reads buffers that the next learner will write
     if (segment.flags & TELLS && t == 0 && me.rank == 0) tell(args.told + segment.learner, args.telling);
   }
 }

@@ -1,7 +1,7 @@
-"""Where everything of one learner lies on the chips that it is spread over: pure arithmetic, no GPU needed.
+"""The on-chip memory layout of a learner; pure arithmetic, without a GPU.
 
-The words are those of ``onchip.cu``: a cluster of CTAs shares a learner; a CTA owns rows of every layer; its threads work on
-tiles of 2 rows × 4 lanes, a block of a layer is what one assignment of threads to lanes covers.
+The terms are those of ``onchip.cu``: a cluster of CTAs shares a learner; a CTA owns rows of every layer; its threads work on
+tiles of 2 rows × 4 lanes; a block of a layer is the part covered by one assignment of threads to lanes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,60 +15,60 @@ __all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "Program", "Resets", "fas
 
 THREADS = 384  #: three warps for each of the four schedulers; 168 registers for each thread
 CLUSTERS = (1, 2, 4, 8, 16)
-#: Numbers of a learner that one thread may hold in registers, next to those that it computes with: tiles, by their words.
+#: Maximum number of tiles that a thread keeps in registers in addition to its working set, by the number of words.
 _HELD = {1: 8, 2: 3, 3: 2, 4: 1, 5: 1}
 #: Bytes of a learner's tiles that a CTA may have in global memory, where they stay in the L2 cache. With more, a larger
 #: cluster is faster.
 _FAR_BYTES = 160_000
-#: Exchanges that a thread can keep apart: one bit each.
+#: Maximum number of exchanges; a thread tracks each with one bit.
 _BARRIERS = 32
-#: After so many steps the stored utilities are the true ones again (see onchip.cu).
+#: Number of steps after which the scale of stored utilities is reset to 1 (see onchip.cu).
 RENEWED_EVERY = 100
 
 
 class Dense(NamedTuple):
-    """A layer and the activation behind it."""
+    """A layer and the activation after it."""
 
     inputs: int
     outputs: int
     bias: bool
     activation: str  #: RELU, LEAKY, TANH or IDENTITY
     slope: float = 0.0  #: LEAKY's
-    gated: bool = True  #: whether the rule's gates hold for it
+    gated: bool = True  #: whether the layer has gates
 
 
 @dataclass(frozen=True)
 class Resets:
-    """What the planner must know of how a method resets units (see :mod:`upgd.methods.reset_tracing`)."""
+    """The requirements of a method's resets of units (see :mod:`upgd.methods.reset_tracing`)."""
 
-    scalars: int  #: how many numbers of the learner and the step it needs
-    outgoing: int  #: how many sums over the weights that leave a unit
+    scalars: int  #: number of per-learner and per-step scalars
+    outgoing: int  #: number of sums over the outgoing weights of a unit
     joins: tuple[str, ...]  #: the operations that need all units of a layer
 
     @property
     def selections(self) -> int:
-        """How many of them find the units with the smallest values."""
+        """The number of joins that select the units with the smallest values."""
         return self.joins.count("smallest")
 
 
 @dataclass(frozen=True)
 class Program:
-    """What the planner must know of a rule that is not written by hand (see :mod:`.generated`)."""
+    """The requirements of a generated rule (see :mod:`.generated`)."""
 
     text: str  #: the rule in CUDA C++
-    state: tuple[str, ...]  #: the names of the numbers that it keeps for every parameter entry
-    scalars: int  #: how many numbers of the learner and the step it needs
-    operations: int  #: how many instructions for an entry, about
+    state: tuple[str, ...]  #: the names of its state, one number per parameter entry
+    scalars: int  #: number of per-learner and per-step scalars
+    operations: int  #: approximate number of instructions per entry
     reductions: tuple[Reduction, ...] = ()
     curvature: bool = False
-    features: bool = False  #: whether it looks at hidden units
+    features: bool = False  #: whether it uses hidden units
     unit_state: tuple[str, ...] = ()
     unit_reductions: tuple[Reduction, ...] = ()
     resets: Resets | None = None
 
     @property
     def numbers(self) -> int:
-        """How many numbers of the learner and the step there are in all."""
+        """The total number of per-learner and per-step scalars."""
         return self.scalars + (self.resets.scalars if self.resets else 0)
 
 
@@ -79,9 +79,9 @@ class Block:
     first: int
     chunks: int
     groups: int
-    pairs: int  #: pairs of rows, of the CTA that has most
-    shift: int = 0  #: the thread that begins, a multiple of 32
-    held: int = 0  #: so many pairs of each group are in registers
+    pairs: int  #: pairs of rows of the CTA with the most
+    shift: int = 0  #: the first thread, a multiple of 32
+    held: int = 0  #: number of pairs of each group in registers
     far: int = 0  #: so many pairs, the next ones, are in global memory
     shared: int = 0  #: where the others begin in shared memory
     far_at: int = 0  #: where the far ones begin in the CTA's part of global memory
@@ -94,12 +94,12 @@ class Block:
 
     @property
     def rounds(self) -> int:
-        """How many tiles a thread has."""
+        """The number of tiles per thread."""
         return -(-self.pairs // self.groups)
 
     @property
     def team(self) -> int:
-        """So many neighbours add up their products before they write them down."""
+        """The number of neighbouring threads that sum their products before writing them."""
         return next(size for size in (8, 4, 2, 1) if self.chunks % size == 0)
 
     @property
@@ -118,10 +118,10 @@ class LayerPlan:
     number: int
     weight: int  #: index of the first weight among the learner's parameters
     bias: int  #: of the first bias; −1: none
-    grain: int  #: rows are dealt out to CTAs in such portions
-    rows: int  #: of the CTA that has most, made even
+    grain: int  #: rows are distributed over CTAs in portions of this size
+    rows: int  #: rows of the CTA with the most, rounded up to an even number
     blocks: tuple[Block, ...]
-    bias_thread: int = 0  #: the thread that has the first bias
+    bias_thread: int = 0  #: the thread with the first bias
 
     @property
     def turned(self) -> bool:
@@ -145,12 +145,12 @@ class LayerPlan:
 
     @property
     def bias_grain(self) -> int:
-        """Biases belong to the CTA that owns their unit; behind a turned layer they are dealt out one by one."""
+        """Biases belong to the CTA that owns their unit; after a transposed layer they are distributed one by one."""
         return 1 if self.turned else self.grain
 
     @property
     def vector(self) -> int:
-        """Floats for one number per output that a CTA has: its own, or behind a turned layer all."""
+        """Floats for one number per output that a CTA has: its own, or all after a transposed layer."""
         return self.padded if self.turned else -(-self.rows // 4) * 4
 
     def biases(self, cluster: int) -> int:
@@ -164,13 +164,13 @@ class ChipPlan:
     """One way to run a network under a rule on clusters of a given size."""
 
     kind: Kind
-    program: Program | None  #: None: the rule is written by hand
+    program: Program | None  #: None for a hand-written rule
     cluster: int
     layers: tuple[LayerPlan, ...]
-    offsets: dict[str, int]  #: where things are in shared memory, in floats
+    offsets: dict[str, int]  #: offsets in shared memory, in floats
     floats: int  #: of shared memory
     far_floats: int  #: of global memory, for each CTA
-    barriers: dict[str, int]  #: what is exchanged, and how many bytes a CTA gets
+    barriers: dict[str, int]  #: the exchanges, and the number of bytes that a CTA receives
 
     @property
     def shared_bytes(self) -> int:
@@ -182,17 +182,17 @@ class ChipPlan:
 
     @property
     def parameters(self) -> int:
-        """How many parameters a learner has."""
+        """The number of parameters of a learner."""
         return _parameters([layer.dense for layer in self.layers])
 
     @property
     def words(self) -> int:
-        """Numbers for each parameter entry, the entry itself included."""
+        """The number of words per parameter entry, including the entry itself."""
         return _words(self.kind, self.program)
 
     @property
     def hidden(self) -> int:
-        """How many hidden units there are."""
+        """The number of hidden units."""
         return sum(layer.dense.outputs for layer in self.layers[:-1])
 
     @property
@@ -222,9 +222,9 @@ def plan(
     Args:
         layers: the network.
         kind: the rule.
-        cluster: how many CTAs share a learner.
-        shared_bytes: what a CTA may have.
-        program: the rule, if it is not one of those written by hand.
+        cluster: number of CTAs that share a learner.
+        shared_bytes: the shared memory of a CTA.
+        program: the rule, unless it is hand-written.
 
     Returns:
         The plan, or None if it does not fit.
@@ -257,17 +257,17 @@ P = TypeVar("P", bound=_Plan)
 
 
 def fastest(plans: Sequence[tuple[P, int]]) -> P:
-    """The plan that should serve most learners in a time. It is the same for few of them: sums are rounded as a plan orders
-    them, and a learner alone shall be the same, bit for bit, as among others.
+    """Return the plan with the highest throughput for many learners. It is also used for few learners: the plan determines
+    the order and thus the rounding of sums, and results must be bitwise independent of the number of learners.
 
     Args:
-        plans: with each, how many of its clusters the device runs at once.
+        plans: the plans, each with the number of its clusters that the device runs at once.
     """
     return min(plans, key=lambda p: (p[0].cycles / p[1], p[0].cluster))[0]
 
 
 def first_of(units: int, grain: int, rank: int, cluster: int) -> int:
-    """The first unit of a CTA, if units are dealt out evenly in portions of ``grain``."""
+    """Return the first unit of a CTA, if units are distributed evenly in portions of ``grain``."""
     return min(units, grain * (-(-units // grain) * rank // cluster))
 
 
@@ -276,7 +276,7 @@ def _layers(layers: Sequence[Dense], cluster: int) -> tuple[LayerPlan, ...] | No
     parameter = 0
     for number, dense in enumerate(layers):
         last = number + 1 == len(layers)
-        # A turned layer has the rows of the layer before it, and its normals come in pairs of neighbouring rows.
+        # A transposed layer has the rows of the preceding layer, and its normals are pairs of neighbouring rows.
         grain = 1 if last and number % 2 == 0 else 2
         units, lanes = (dense.outputs, dense.inputs) if number % 2 == 0 else (dense.inputs, dense.outputs)
         most = max(
@@ -293,7 +293,7 @@ def _layers(layers: Sequence[Dense], cluster: int) -> tuple[LayerPlan, ...] | No
 
 
 def _spread(layers: Sequence[LayerPlan], cluster: int) -> tuple[LayerPlan, ...]:
-    """Let small blocks, and biases, begin at warps of their own, one after the other."""
+    """Start small blocks, and biases, at different warps."""
     start = 0
 
     def turn(threads: int) -> int:
@@ -317,7 +317,7 @@ def _spread(layers: Sequence[LayerPlan], cluster: int) -> tuple[LayerPlan, ...]:
 
 
 def _blocks(lanes: int, pairs: int) -> tuple[Block, ...] | None:
-    """One block, or two where one would leave many threads without work; the cheaper of all."""
+    """Return one block, or two if one would leave many threads idle; the cheapest of all."""
     chunks = -(-lanes // 4)
     choices: list[tuple[int, ...]] = [(chunks,)] if chunks <= THREADS else []
     choices += [(THREADS // g, chunks - THREADS // g) for g in range(1, 9) if 0 < chunks - THREADS // g <= THREADS]
@@ -329,8 +329,9 @@ def _blocks(lanes: int, pairs: int) -> tuple[Block, ...] | None:
 
 
 def _holdings(layers: tuple[LayerPlan, ...], numbers: int) -> list[tuple[LayerPlan, ...]]:
-    """The layers with more and more in registers: the rounds that save most shared memory first, later layers before
-    earlier ones, whose products are fewer and waited for. Then with more and more of the first layer in global memory."""
+    """Return the layers with increasing numbers of tiles in registers: rounds that save the most shared memory first, and
+    later layers before earlier ones, because their few products are on the critical path. Then with increasing parts of the
+    first layer in global memory."""
     rounds = [
         (layer.number, at)
         for layer in layers
@@ -365,7 +366,7 @@ def _far_entries(blocks: Sequence[Block]) -> int:
 
 
 def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, cluster: int) -> ChipPlan:
-    """Give everything its place in shared memory."""
+    """Assign offsets in shared memory."""
     offsets: dict[str, int] = {}
     end = 0
 
@@ -456,12 +457,12 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
 
 
 def _units_kept(layer: LayerPlan, program: Program | None) -> int:
-    """Floats for one number per hidden unit that a CTA knows."""
+    """Return the floats for one number per hidden unit that a CTA stores."""
     return -(-layer.dense.outputs // 4) * 4 if program is not None and program.resets else layer.vector
 
 
 def _barriers(layers: Sequence[LayerPlan], kind: Kind, program: Program | None, cluster: int) -> dict[str, int]:
-    """What the CTAs exchange in a step, and how many bytes each gets."""
+    """Return the exchanges of a step, and the number of bytes that each CTA receives."""
     names: dict[str, int] = {}
     needs = program or Program("", (), 0, 0)
     tensors = cluster * 2 * len(layers) * 4
@@ -494,13 +495,13 @@ def _parameters(layers: Sequence[Dense]) -> int:
 
 
 def source(plan: ChipPlan, loss: Loss, indexed: bool, parts: Mapping[str, str]) -> str:
-    """The text to compile: what is constant, then the parts of the kernel.
+    """Return the source to compile: constants, then the parts of the kernel.
 
     Args:
-        plan: where everything is.
-        loss: which loss.
-        indexed: whether samples are images by their number.
-        parts: the texts of the kernel's files by name.
+        plan: the memory layout.
+        loss: the loss.
+        indexed: whether samples are indices of images.
+        parts: the contents of the kernel's files by name.
     """
     before = [parts[f"{name}.cuh"] for name in ("machine", "basics", "judge", "joins", "tiles", "network", "rule")]
     made = plan.program
@@ -566,12 +567,12 @@ def _reductions(plan: ChipPlan, program: Program) -> list[str]:
 
 
 def reductions(program: Program, gated: int, hidden: int) -> list[str]:
-    """What a rule reduces; needed behind the functions that join values.
+    """Return the declarations of a rule's reductions, which follow the functions that join values.
 
     Args:
         program: the rule.
-        gated: how many parameter entries have gates.
-        hidden: how many hidden units there are.
+        gated: number of parameter entries with gates.
+        hidden: number of hidden units.
     """
     lines = ["template <int n> struct Reduction;", "template <int n> struct UnitReduction;"]
     kinds = (("Reduction", program.reductions, gated), ("UnitReduction", program.unit_reductions, hidden))

@@ -1,11 +1,11 @@
-// Methods that reset hidden units, made from their reset_units (upgd.methods.reset_tracing). In front of this stand, written by
-// generated.py: Hidden, what is known of a unit; leaving<n>(w, k), what sum n adds of a weight that leaves a unit; to_join<n>(unit,
-// k), what join n joins over the units of a layer, and how_many<n>(unit, k), of those with the smallest values; and renew(unit, k,
-// chosen, moved), which changes s. k are the numbers of the learner and the step.
+// Methods that reset hidden units, generated from their reset_units (upgd.methods.reset_tracing). The preceding source, written by
+// generated.py, defines: Hidden, the values of a unit; leaving<n>(w, k), the term of sum n for an outgoing weight; to_join<n>(unit,
+// k), the value that join n reduces over the units of a layer, and how_many<n>(unit, k), the number of smallest values; and
+// renew(unit, k, chosen, moved), which changes s. k are the per-learner and per-step scalars.
 //
-// Every CTA knows all units of all hidden layers and computes the same for them, so that all decide alike. What they need of
-// each other, the outputs of units and the sums over outgoing weights, travels while the first layer is updated. Few steps reset a
-// unit; the others end with the decision.
+// Every CTA stores all units of all hidden layers and computes the same values, so that all make the same decisions. The outputs of
+// units and the sums over outgoing weights are exchanged while the first layer is updated. Few steps reset a unit; the others end
+// with the decision.
 
 template <class L> constexpr bool HAS_UNITS = L::NUMBER + 1 < LAYERS;
 
@@ -94,7 +94,7 @@ INLINE void hear_of_units(Thread& me) {
 
 // ---------------------------------------------------------------------------------------------------------------- the decision
 
-// As a stable sort has it: NaN is the largest, and of equal values the first comes first.
+// The order of a stable sort: NaN is the largest, and equal values keep their order.
 INLINE bool comes_before(float a, int i, float b, int j) {
   const bool less = a < b || (b != b && a == a), same = a == b || (a != a && b != b);
   return less || (same && i < j);
@@ -147,7 +147,7 @@ INLINE bool decide(const Draws& draws, const float* numbers) {  // whether a uni
       renew(e, numbers, chosen, moved);
       for (int n = 0; n < UNIT_STATES; ++n) {
         if (!OF_LAYER(n)) memory[L::UNIT_STATE + n * L::UNITS_KEPT + i] = chosen ? 0.f : e.s[n];
-        else if (i == 0) memory[OF_LAYERS + n * LAYERS + L::NUMBER] = e.s[n];  // others still read the old one
+        else if (i == 0) memory[OF_LAYERS + n * LAYERS + L::NUMBER] = e.s[n];  // other threads still read the old value
       }
       memory[L::CHOSEN + i] = chosen ? 1.f : 0.f; memory[L::MOVED + i] = moved;
       if (chosen || moved != 0.f) atomicMax((int*)memory + ANY_CHOSEN, 1);
@@ -166,7 +166,7 @@ INLINE bool decide(const Draws& draws, const float* numbers) {  // whether a uni
 
 template <class L> INLINE bool is_chosen(int unit) { if constexpr (HAS_UNITS<L>) return memory[L::CHOSEN + unit] != 0.f; else return false; }
 
-// What the biases of the next layers get: sums over the units before, in the place of the deltas, which have been used.
+// Changes of the next layers' biases: sums over the preceding units, stored in place of the deltas, which are no longer needed.
 INLINE void sums_for_biases(Thread& me) {
   each_layer([&](auto layer) {
     typedef decltype(layer) L;
@@ -174,7 +174,7 @@ INLINE void sums_for_biases(Thread& me) {
     if constexpr (l > 0 && L::BIAS >= 0) {
       const float* moved = memory + Layer<l - 1>::MOVED;
       if constexpr (L::TURNED) {
-        // All have read the sums of the way forward before they told of their units, and meet before they send the next ones.
+        // All CTAs have read the sums of the forward pass before they sent their units, and synchronize before sending the next ones.
         const float* own = moved + me.first<l>();
         sums<l>(me, L::FORWARD, L::FORWARD_BUFFER, false, [&](auto, int pair, auto tile, float (&sum)[4]) {
           float w[2][4]; tile.get(0, w);
@@ -232,7 +232,7 @@ INLINE void reset(Thread& me, const Draws& draws) {
     if (is_chosen<L>(index - L::BIAS)) for (int n = 0; n < WORDS; ++n) words[n * L::BIASES] = 0.f;
     else if (MOVES && L::NUMBER > 0) words[0] += memory[L::D + unit];
   });
-  each_block<0>([&](auto block) {  // the first layer meets the next input again
+  each_block<0>([&](auto block) {  // recompute the products of the first layer with the next input
     typedef decltype(block) B;
     each_tile<B>(me, [&](int pair, int chunk, auto tile) {
       float w[2][4]; tile.get(0, w);

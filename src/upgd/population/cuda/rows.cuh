@@ -1,10 +1,10 @@
-// A rule made from a method's own, as in generated.cuh, for layers whose rows (units) belong to one CTA each.
+// Generated rules, as in generated.cuh, for layers whose rows (units) each belong to one CTA.
 
 // ---------------------------------------------------------------------------------------------------------------- entries
 
 // Where weight k of a row is: a convolution has room between the channels.
 template <class L> INLINE int place_in(int row, int k) { return row * L::STEP + (L::TAP_STEP == L::TAPS ? k : k / L::TAPS * L::TAP_STEP + k % L::TAPS); }
-// Some entries of a weight that a thread looks at together: four neighbours in a row; two that share a pair of normals; or one.
+// Entries of a weight that a thread processes together: four neighbours in a row, two that share a pair of normals, or one.
 template <class L> struct Quad {
   static constexpr int N = 4;
   int row, column;
@@ -46,7 +46,7 @@ template <class L, int COUNT> struct Few {
   }
   INLINE void noise(const Noise& z, int first, float (&n)[N]) const { pair_noise((L::WEIGHT + first * L::INPUTS + from) >> 1, z, n[0], n[1]); }
 };
-// visit(entries) until all of the CTA's weights in a layer have been seen. Layers begin at different threads.
+// visit(entries) for all of the CTA's weights in a layer. Layers start at different threads.
 template <class L, class Visit> INLINE void each_weight(const Thread& me, Visit visit) {
   const int rows = me.rows<L::NUMBER>(), t = ((int)threadIdx.x + THREADS - L::FIRST_THREAD) % THREADS;
   if constexpr (L::QUADS) {  // a thread stays at its columns, as long as there are not too many
@@ -149,7 +149,7 @@ template <int n> INLINE void reduce(Thread& me, const float* numbers) {
 template <int n = 0> INLINE void reduce_all(Thread& me, const float* numbers) {
   if constexpr (n < REDUCTIONS) { reduce<n>(me, numbers); reduce_all<n + 1>(me, numbers); }
 }
-// What is the same in a layer, and what in a row.
+// Values shared by a layer, and by a row.
 template <class L, int n = 0> INLINE void see_reduced(Entry& e) {
   if constexpr (n < REDUCTIONS && L::GATED) {
     if constexpr (Reduction<n>::OVER != UNIT) e.r[n] = memory[Reduction<n>::VALUES + L::NUMBER];

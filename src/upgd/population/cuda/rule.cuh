@@ -1,4 +1,4 @@
-// What all rules share: a way through the biases, and the noise of a tile.
+// Shared parts of all rules: iteration over biases, and the noise of a tile.
 
 // visit(layer, words, unit, index) for every bias that the CTA owns; each by one thread. Word n is words[n · BIASES], the unit's
 // delta memory[D + unit].

@@ -1,4 +1,4 @@
-// What a thread has: tiles of weights in registers and shared memory; and their products with vectors.
+// Tiles of weights in registers and shared memory, and their products with vectors.
 
 // ----------------------------------------------------------------------------------------------- what a block of threads has
 
@@ -22,7 +22,7 @@ template <class B> struct Tile {
   INLINE void put_row(int n, int r, const float (&v)[4]) const { put4(row(n, r), v); }
 };
 
-// Everything one thread knows.
+// The state of one thread.
 struct Thread : Registers {
   int rank; u32 phases; float* far;
   float x[BLOCKS_0][4], x_next[BLOCKS_0][4];  // the first layer's inputs at this thread's lanes, now and at the next step
@@ -40,7 +40,7 @@ struct Thread : Registers {
   }
 };
 
-// The thread's number in a block of lanes: small blocks begin at different warps, so that no warp gets them all.
+// The thread's index in a block of lanes; small blocks start at different warps, to balance the load.
 template <class B> INLINE int worker() {
   const int t = (int)threadIdx.x - B::SHIFT;
   return B::SHIFT > 0 && t < 0 ? t + THREADS : t;
@@ -81,7 +81,7 @@ template <class B> INLINE void lane_vector(const Thread& me, int chunk, float (&
 
 INLINE float dot4(const float (&w)[4], const float (&x)[4]) { return fmaf(w[3], x[3], fmaf(w[2], x[2], fmaf(w[1], x[1], __fmul_rn(w[0], x[0])))); }
 
-// Two rows' sums over a team of threads; the parts of a row lie side by side.
+// Sums of two rows over a team of threads; the parts of a row are contiguous.
 template <class B, class Join = Sum> INLINE void put_parts(float a, float b, int pair, int chunk) {
   constexpr int TEAM = B::TEAM, PARTS = Layer<B::LAYER>::PARTS;
   float* part = memory + Layer<B::LAYER>::PARTS_AT + 2 * pair * PARTS + B::FIRST_PART + chunk / TEAM;
@@ -126,7 +126,7 @@ template <int l, bool SQUARED = false> INLINE void dots(Thread& me) {
     });
   });
 }
-// Sums over the rows of all CTAs: value(block, pair, tile, sum) adds a tile's part. They are on their way to every CTA's buffer.
+// Sums over the rows of all CTAs: value(block, pair, tile, sum) adds a tile's part. They are sent to every CTA's buffer.
 template <int l, class Join = Sum, class Value> INLINE void send_sums(Thread& me, int which, int buffer, bool with_bias, Value value) {
   typedef Layer<l> L;
   each_block<l>([&](auto block) {
