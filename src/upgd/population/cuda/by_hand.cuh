@@ -18,7 +18,7 @@ template <class B, class Tile> INLINE void trace_tile(const Tile& tile, int pair
   float w[2][4] = {}, g[2];
   for (int r = 0; r < 2; ++r) g[r] = factor * row_vector<B::LAYER>()[2 * pair + r];
   tile.get(1, u);
-  for (int r = 0; r < 2; ++r) if (g[r] != 0.f) tile.get_row(0, r, w[r]);  // a unit that is silent is not read, nor written
+  for (int r = 0; r < 2; ++r) if (g[r] != 0.f) tile.get_row(0, r, w[r]);  // an inactive unit is neither read nor written
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll

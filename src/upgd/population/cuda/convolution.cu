@@ -13,7 +13,7 @@
 // ------------------------------------------------------------------------------------------------------- data and memory
 
 constexpr int PIXELS_IN = Layer<0>::CHANNELS * Layer<0>::HEIGHT * Layer<0>::WIDTH, EACH_IN = (PIXELS_IN + THREADS - 1) / THREADS;
-struct Input { unsigned char byte[EACH_IN]; float value[EACH_IN]; };  // on their way
+struct Input { unsigned char byte[EACH_IN]; float value[EACH_IN]; };  // being loaded
 INLINE void ask(const Arguments& args, int row, int step, i64 image, int task, Input& in) {  // start the loads
 #pragma unroll
   for (int j = 0; j < EACH_IN; ++j) {

@@ -186,7 +186,7 @@ template <int l, bool SQUARED> INLINE void of_inputs(Thread& me) {
     for (int i = threadIdx.x; i < L::BACK_GROUPS * TILES * PIXELS; i += THREADS) {
       const int pixel = i % PIXELS, tile = i / PIXELS % TILES, group = i / (PIXELS * TILES);
       const int y = pixel / L::WIDTH + L::PAD_Y, x = pixel % L::WIDTH + L::PAD_X;
-      // The windows that may have chosen an output which sees the pixel; at most so many.
+      // The windows that may have chosen an output that depends on the pixel, and their maximum number.
       constexpr int MOST_Y = ((L::KERNEL_Y - 1) / L::STRIDE_Y + L::POOL_Y - 1) / L::POOL_SY + 1, MOST_X = ((L::KERNEL_X - 1) / L::STRIDE_X + L::POOL_X - 1) / L::POOL_SX + 1;
       const int from_y = max(0, max(0, y - L::KERNEL_Y + L::STRIDE_Y) / L::STRIDE_Y - L::POOL_Y + L::POOL_SY) / L::POOL_SY;
       const int from_x = max(0, max(0, x - L::KERNEL_X + L::STRIDE_X) / L::STRIDE_X - L::POOL_X + L::POOL_SX) / L::POOL_SX;

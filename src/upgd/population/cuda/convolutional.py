@@ -17,7 +17,7 @@ __all__ = ["CLUSTERS", "THREADS", "Stage", "StagePlan", "plan", "source", "stage
 
 THREADS = 640  #: five warps for each of the four schedulers; 96 registers for each thread
 CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8)
-#: Floats for sums on their way, the first that has room; input channels, and sums, that a thread has at once.
+#: Floats for partial sums, the first that fits; numbers of input channels, and of sums, that a thread holds at once.
 _SCRATCH = (5120, 4096, 3072, 2048)
 _CHANNELS = 8
 _SUMS = 8
@@ -141,12 +141,12 @@ class LayerPlan:
 
     @property
     def tap_step(self) -> int:
-        """Floats from one channel of a filter to the next: large filters are read in fours."""
+        """The distance between channels of a filter in floats; large filters are read in fours."""
         return -(-self.stage.taps // 4) * 4 if self.stage.taps > 8 else self.stage.taps
 
     @property
     def step(self) -> int:
-        """Floats from one row of weights to the next: those of a Linear layer are read in fours, too."""
+        """The distance between rows of weights in floats; those of a Linear layer are also read in fours."""
         floats = self.stage.channels * self.tap_step
         return floats if self.stage.kernel else -(-floats // 4) * 4
 
@@ -162,7 +162,7 @@ class LayerPlan:
 
     @property
     def quads(self) -> bool:
-        """Whether the rows of a Linear layer begin at even indices and consist of fours."""
+        """Whether the rows of a Linear layer start at even indices and have a multiple of four entries."""
         return self.stage.kernel is None and self.stage.inputs % 4 == 0 and self.weight % 2 == 0
 
     @property
@@ -171,7 +171,7 @@ class LayerPlan:
 
     @property
     def pitch(self) -> int:
-        """Floats from one row of an image to the next, even: the places of a filter should lie in different banks."""
+        """The distance between rows of an image in floats, even; the positions of a filter should be in different banks."""
         width = self.stage.sides[1] + 2 * self.stage.padding[1]
         down, across = self.stage.kernel or (1, 1)
 
@@ -246,8 +246,8 @@ class StagePlan:
 
     @property
     def cycles(self) -> float:
-        """A guess at the cycles of one step, good enough to compare cluster sizes. Fitted to ten rules on an H200, of which
-        nine are within 7 %."""
+        """An estimate of the cycles of one step, accurate enough to compare cluster sizes. Fitted to ten rules on an H200;
+        nine of them are within 7 %."""
         entries = sum(layer.rows * layer.stage.inputs for layer in self.layers)
         products = sum(layer.rows * layer.stage.inputs * layer.stage.values for layer in self.layers)
         per_entry = 0.8 * self.program.operations + {"none": 0, "white": 19, "anticorrelated": 38}[self.kind.noise]

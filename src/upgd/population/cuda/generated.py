@@ -112,7 +112,7 @@ template <bool GATED, bool HAS_UNIT> INLINE void update(Entry& e, const float* k
 }}
 """
 
-#: The update in two parts: what is the same for all entries of a row, or of a layer, and the rest. For rows.cuh.
+#: The update in two parts, for rows.cuh: operations shared by all entries of a row or layer, and the rest.
 _IN_PARTS = """
 constexpr int PREPARED = {count};
 template <bool GATED, bool HAS_UNIT> INLINE void prepare(const Entry& e, const float* k, float* p) {{
@@ -126,7 +126,7 @@ template <bool GATED, bool HAS_UNIT> INLINE void update(Entry& e, const float* k
   }} else update<GATED, HAS_UNIT>(e, k);
 }}
 """
-#: What an entry shares with the others of its row.
+#: Values shared by the entries of a row.
 _OF_ROW = {"scalar", "constant", "reduced", "unit_observed", "unit_reduced", "unit_state"}
 
 #: Resets of units: functions of one unit, for resets.cuh.
@@ -227,8 +227,8 @@ def _resets(method: Method, reset: ResetRule) -> str:
 
 
 def _shortened(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """1/(1 + eˣ) is one operation: it needs less care than its parts do, where they may be large. So is 1 − eˣ: it needs more
-    care, where x is small."""
+    """Merge 1/(1 + eˣ), which is accurate even if its parts overflow, and 1 − eˣ, which needs a series for small x, into one
+    operation each."""
     made = list(nodes)
     one = made.index(("constant", 1.0)) if ("constant", 1.0) in made else None
     for place, (kind, *arguments) in enumerate(nodes):

@@ -42,7 +42,7 @@ template <class L> INLINE void put_curvature(int unit, float curvature) {
   memory[L::C + unit] = slope * slope * curvature - (L::ACTIVATION == TANH ? 2.f * h * memory[L::D + unit] : 0.f);
   if constexpr (FEATURES) memory[L::GATE_CURVATURE + unit] = curvature * (h * h);
 }
-// From layer l's deltas to those of the layers before. While the first sums are on their way, meanwhile() is done.
+// From layer l's deltas to those of the preceding layers. meanwhile() runs while the first sums are exchanged.
 template <int l, class Meanwhile> INLINE void backward(Thread& me, Meanwhile meanwhile) {
   if constexpr (l == 0) meanwhile();
   else {

@@ -71,7 +71,7 @@ INLINE void ask(const Thread& me, Moments& moments) {  // start the loads
 INLINE void normalize(const Thread& me, Moments& moments, float (&x)[BLOCKS_0][4], double rate, i64 step) {
   const double decay = fmin(rate, (double)(step - 1) / (double)step);
   const float a = (float)decay, rest = (float)(1. - decay);
-  __syncthreads();  // the sums on their way have been read from where the normalized inputs will be for a moment
+  __syncthreads();  // the partial sums have been read; normalized inputs temporarily replace them
   each_block<0>([&](auto block) {
     typedef decltype(block) B;
     if (!normalizes<B>()) return;

@@ -82,10 +82,10 @@ class Block:
     pairs: int  #: pairs of rows of the CTA with the most
     shift: int = 0  #: the first thread, a multiple of 32
     held: int = 0  #: number of pairs of each group in registers
-    far: int = 0  #: so many pairs, the next ones, are in global memory
-    shared: int = 0  #: where the others begin in shared memory
-    far_at: int = 0  #: where the far ones begin in the CTA's part of global memory
-    last_at: int = 0  #: where the last step's noise begins there, if it is needed again
+    far: int = 0  #: number of pairs in global memory, which follow those in registers
+    shared: int = 0  #: offset of the others in shared memory
+    far_at: int = 0  #: offset of the pairs in the CTA's part of global memory
+    last_at: int = 0  #: offset of the last step's noise there, if it is needed again
 
     @property
     def used_groups(self) -> int:
@@ -201,8 +201,8 @@ class ChipPlan:
 
     @property
     def cycles(self) -> float:
-        """A guess at the cycles of one step, good enough to compare cluster sizes. Measured on an H200: a tile of every
-        thread takes about 840 cycles in all, an exchange 1000, a float in global memory 0.16 each time all are passed."""
+        """An estimate of the cycles of one step, accurate enough to compare cluster sizes. Measured on an H200: one tile per
+        thread takes about 840 cycles in total, an exchange 1000, a float in global memory 0.16 per pass."""
         by_rule = 280 if self.kind.rule == "utility" else 60
         if self.program is not None:
             by_rule = 12 * self.program.operations
@@ -405,8 +405,8 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
                 shares = hidden and (kind_of == "NORM" or kind_of.startswith("UNITS"))
                 place(f"{kind_of}_BUFFER.{number}", 0 if shares else cluster * layer.padded)
                 if shares:
-                    # All have read the sums of the way forward when the first one comes back to this layer, and have read
-                    # these when the first one comes by again: exchanges behind later layers and of scales lie between.
+                    # All CTAs have read the sums of the forward pass before the first one reaches this layer in the
+                    # backward pass, and have read these before the next forward pass: other exchanges are in between.
                     offsets[f"{kind_of}_BUFFER.{number}"] = offsets[f"FORWARD_BUFFER.{number}"]
     place("OUTPUTS_AT", layers[-1].dense.outputs)
     place("TARGETS_AT", layers[-1].dense.outputs)
@@ -422,8 +422,8 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
     place("OF_LAYERS", len(needs.unit_state) * len(layers) if needs.resets else 0)
     place("ANY_CHOSEN", 1)
     offsets["VECTORS_END"] = end
-    # Scratch memory: for sums of lanes over rows (not in the first layer), and for those of rows over lanes, of which even
-    # layers keep theirs apart; behind these, norms. Normalized inputs are there for a moment.
+    # Scratch memory: sums of lanes over rows (except in the first layer), and sums of rows over lanes, which are separate for
+    # each even layer; followed by norms. Normalized inputs are stored there temporarily.
     place("PART", 0)
     for layer in layers:
         if not layer.turned:
@@ -632,7 +632,7 @@ def _layer(layer: LayerPlan, plan: ChipPlan) -> str:
     switches = {
         "TURNED": layer.turned,
         "GATED": dense.gated,
-        # Pairs of normals are pairs of neighbours in a tile, if rows begin at even indices.
+        # Pairs of normals are neighbours in a tile if rows start at even indices.
         "EVEN": dense.inputs % 2 == 0 and layer.weight % 2 == 0,
         # Rows of global memory can be read in fours.
         "VECTORS": not layer.turned and all(n % 4 == 0 for n in (dense.inputs, layer.weight, total)),

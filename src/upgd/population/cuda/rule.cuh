@@ -41,7 +41,7 @@ template <class B> INLINE void tile_noise(const Thread& me, const Noise& z, int 
     for (int k = 0; k < 4; ++k) n[r][k] -= last[r][k];
   }
 }
-// What tile_noise will find at the first step.
+// The initial data of tile_noise.
 INLINE void remember_normals(Thread& me, const Keys& keys, float size) {
   each_layer([&](auto layer) {
     constexpr int l = decltype(layer)::NUMBER;

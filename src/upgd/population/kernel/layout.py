@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
 
 
 class Learning(NamedTuple):
-    """What the loop over samples needs to know about a learner, whatever its method."""
+    """The method-independent inputs of the loop over samples."""
 
     units: int
     rows: int
