@@ -58,6 +58,7 @@ class EmulatedBackend(CudaBackend):
     def __init__(self, network: nn.Module, group: Group, *more: object) -> None:
         with _emulated():
             super().__init__(network, group, *more)  # type: ignore[arg-type]
+        self._far = torch.full((16 * self._plan.far_floats,), float("nan"))  # two clusters of up to eight
 
     def advance(self, *more: object) -> None:
         with _emulated():
