@@ -38,8 +38,8 @@ def run(problem: Problem, learners: list[Learner], backend, *lengths: int, dtype
 
 
 def held(cluster: int, **settings: object) -> None:
-    """As close to float64 as torch's float32; bitwise the same with other learners, in other blocks, and when the threads take
-    turns in another order."""
+    """As close to float64 as torch's float32; bitwise the same with other learners, in other blocks, and when the threads
+    take turns in another order."""
     problem, learners = CONVOLUTIONS[cluster], [Learner(**settings, seed=seed) for seed in (0, 3, 1)]
     with clusters_of(cluster):
         Kernel.order = 1
