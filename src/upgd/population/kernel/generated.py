@@ -29,7 +29,7 @@ from upgd.kernels.functions import exp, flushed, sign, tanh
 from upgd.population.kernel.layers import BLOCK, _make, dot
 from upgd.population.kernel.learner import learning_with
 from upgd.kernels.machine import (
-    apart, compiled, compiled_sum, fused, kept_on_disk, larger, skip, smaller, start_of, vectorised,
+    apart, compiled, compiled_sum, fused, inlined, kept_on_disk, larger, skip, smaller, start_of, vectorised,
 )
 from upgd.population.kernel.updates import _tensor
 
@@ -93,7 +93,7 @@ def {name}(tensor, parameters, state, count, k, reduced, rows, noise, next_x, ne
 
 _ADVANCE = """
 
-@compiled
+@inlined
 def take_step(own, plan, slopes, at, step, noise, look_ahead, scratch):
     w, s, count, scalars, gated, r, rows = own
     k = skip(start_of(scalars), at * scalars.shape[1])

@@ -10,8 +10,8 @@ from upgd.kernels.machine import (
     Bytes,
     Floats,
     Integers,
-    compiled,
     digest_of_sources,
+    inlined,
     kept_on_disk,
     skip,
     start_of,
@@ -34,7 +34,7 @@ def learning_with(take_step: Callable[..., None]) -> Callable[..., int]:
         take_step: the compiled function that changes the parameters, given the derivatives in the scratch.
     """
 
-    @compiled
+    @inlined  # which takes less time to compile than a function of its own
     def learn(
         plan: Integers,
         slopes: Floats,
@@ -96,7 +96,7 @@ def learning_with(take_step: Callable[..., None]) -> Callable[..., int]:
     return learn
 
 
-@compiled
+@inlined
 def _step_by_hand(
     own: tuple[Memory, Recipe, int],
     plan: Integers,
