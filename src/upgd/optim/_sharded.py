@@ -164,7 +164,7 @@ def largest_across(keys: Tensor, params: Sequence[Tensor]) -> None:
 
 
 def scales_of_units(utilities: Iterable[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
-    """:func:`upgd.rules.local_scale` of each parameter, of which this process has a part."""
+    """Return :func:`upgd.rules.local_scale` of each parameter; this process holds part of it."""
     if not any(map(is_sharded, params)):
         return [rules.local_scale(utility) for utility in utilities]
     squares = across([_partial("norm", "unit", utility) for utility in utilities], params, "sum", "unit")
