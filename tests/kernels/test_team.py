@@ -46,14 +46,15 @@ def test_every_thread_calls_once(threads: int, threads_of: None) -> None:
     assert calls(threads) == [threads, threads, *[1] * threads, *[0] * (8 - threads)]
 
 
-def trained(threads: int) -> torch.Tensor:
+def trained(threads: int, **options: object) -> torch.Tensor:
     """A parameter large enough for threads, of several blocks, the last of which is not full."""
+    options = {"sigma": 0.1, "noise": "anticorrelated", "seed": 4, "fused": True} | options
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         generator = torch.Generator().manual_seed(0)
-        weight = nn.Parameter(torch.randn(3, 50_001, generator=generator))
-        optimizer = upgd.UPGD([weight], lr=0.1, sigma=0.1, noise="anticorrelated", seed=4, fused=True)
+        weight = nn.Parameter(torch.randn(3001, 51, generator=generator))
+        optimizer = upgd.UPGD([weight], lr=0.1, **options)
         for _ in range(3):
             weight.grad = torch.randn(weight.shape, generator=generator)
             optimizer.step()
@@ -65,6 +66,13 @@ def trained(threads: int) -> torch.Tensor:
 @pytest.mark.parametrize("threads", [2, 3])
 def test_steps_are_the_same_with_any_number_of_threads(threads: int, threads_of: None) -> None:
     assert torch.equal(trained(1), trained(threads))
+
+
+@pytest.mark.parametrize("scaling", ["global", "local"])
+def test_every_block_is_taken_once(scaling: str) -> None:
+    fused = trained(3, sigma=0.0, scaling=scaling)
+    plain = trained(1, sigma=0.0, scaling=scaling, fused=None, foreach=False)
+    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
 
 
 def _put(results: "multiprocessing.Queue[list[int]]") -> None:

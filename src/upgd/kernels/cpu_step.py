@@ -1,8 +1,8 @@
 """One step of an optimizer on the CPU: two passes over all its parameters, in loops that numba compiles from the rule.
 
 The first pass, for rules with reductions, only reads; the second writes parameters and state. Both iterate over *blocks*,
-each a part of one tensor; a thread takes the next one when it has finished one. The second pass starts with the last block,
-which may still be in the cache. For rules with reductions over units, a block is a unit.
+each a part of one tensor; a thread takes the next ones when it has finished some. The second pass starts with the last
+ones, which may still be in the cache. For rules with reductions over units, a block is a unit.
 """
 
 import functools
@@ -84,40 +84,42 @@ def take_away(z, previous, count):
 @entry_point(SOURCES)
 def observe(job):
     table, blocks, k, out = integers_at(job[3]), integers_at(job[5]), floats_at(job[6]), floats_at(job[8])
-    b = taken(job)
-    while b < job[2]:
-        t, begin, count = blocks[3 * b], blocks[3 * b + 1], blocks[3 * b + 2]
-        row = skip(table, t * job[4])
-        observe_block(
-            skip(floats_at(row[0]), begin), skip(floats_at(row[1]), begin), skip(floats_at(row[2]), begin), {pointers}
-            count, skip(k, t * job[7]), skip(out, b * job[9]),
-        )
-        b = taken(job)
+    first = taken(job) * job[10]
+    while first < job[2]:
+        for b in range(first, min(first + job[10], job[2])):
+            t, begin, count = blocks[3 * b], blocks[3 * b + 1], blocks[3 * b + 2]
+            row = skip(table, t * job[4])
+            observe_block(
+                skip(floats_at(row[0]), begin), skip(floats_at(row[1]), begin), skip(floats_at(row[2]), begin), {pointers}
+                count, skip(k, t * job[7]), skip(out, b * job[9]),
+            )
+        first = taken(job) * job[10]
 
 
 @entry_point(SOURCES)
 def update(job):
     table, blocks, k, reduced = integers_at(job[3]), integers_at(job[5]), floats_at(job[6]), floats_at(job[8])
-    z = skip(floats_at(job[11]), taken(skip(job, 1)) * {buffer})
+    z = skip(floats_at(job[12]), taken(skip(job, 1)) * {buffer})
     previous = skip(z, {page} + 2)
-    b = job[2] - 1 - taken(job)
-    while b >= 0:
-        t, whole = blocks[3 * b], blocks[3 * b + 1] + blocks[3 * b + 2]
-        row = skip(table, t * job[4])
-        keys = parameter_keys(job[10], row[4], row[3])
-        before = parameter_keys(job[10], row[4] - 1, row[3])
-        for begin in range(blocks[3 * b + 1], whole, {page}):
-            count, odd = min({page}, whole - begin), begin % 2
-            if {noise} > 0:
-                fill_normals(z, begin // 2, (count + odd + 1) // 2, keys)
-            if {noise} > 1 and row[4] > 1:
-                fill_normals(previous, begin // 2, (count + odd + 1) // 2, before)
-                take_away(z, previous, count + odd)
-            update_piece(
-                skip(floats_at(row[0]), begin), skip(floats_at(row[1]), begin), skip(floats_at(row[2]), begin), {pointers}
-                skip(z, odd), skip(reduced, b * job[9]), count, skip(k, t * job[7]),
-            )
-        b = job[2] - 1 - taken(job)
+    end = job[2] - taken(job) * job[10]
+    while end > 0:
+        for b in range(max(end - job[10], 0), end):
+            t, whole = blocks[3 * b], blocks[3 * b + 1] + blocks[3 * b + 2]
+            row = skip(table, t * job[4])
+            keys = parameter_keys(job[11], row[4], row[3])
+            before = parameter_keys(job[11], row[4] - 1, row[3])
+            for begin in range(blocks[3 * b + 1], whole, {page}):
+                count, odd = min({page}, whole - begin), begin % 2
+                if {noise} > 0:
+                    fill_normals(z, begin // 2, (count + odd + 1) // 2, keys)
+                if {noise} > 1 and row[4] > 1:
+                    fill_normals(previous, begin // 2, (count + odd + 1) // 2, before)
+                    take_away(z, previous, count + odd)
+                update_piece(
+                    skip(floats_at(row[0]), begin), skip(floats_at(row[1]), begin), skip(floats_at(row[2]), begin), {pointers}
+                    skip(z, odd), skip(reduced, b * job[9]), count, skip(k, t * job[7]),
+                )
+        end = job[2] - taken(job) * job[10]
 '''
 
 
@@ -228,7 +230,8 @@ class _Layout:
         """Return the argument of a kernel. Threads increment the first two entries; the last two are the seed and buffers."""
         table, blocks, k, numbers = (one.ctypes.data for one in (self.table, self.blocks, self.k, values))
         widths = self.table.shape[1], self.k.shape[1], values.shape[1]
-        job = [0, 0, len(self.blocks), table, widths[0], blocks, k, widths[1], numbers, widths[2], 0, 0]
+        at_once = max(1, _BLOCK * len(self.blocks) // int(self.entries.sum()))
+        job = [0, 0, len(self.blocks), table, widths[0], blocks, k, widths[1], numbers, widths[2], at_once, 0, 0]
         return np.array(job, np.uint64)
 
     def prepare(self, part: Part, scale: float) -> None:
