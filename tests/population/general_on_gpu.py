@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 from unittest.mock import patch
 
 import long_runs
@@ -26,6 +27,7 @@ from gpu_cases import (
 )
 from torch import Tensor, nn
 
+from upgd.methods import Method, registry
 from upgd.networks import MLP, ConvNet
 from upgd.population import Learner, Population, graphed
 from upgd.population.result import Result
@@ -229,31 +231,45 @@ MIXED = [
 ]
 
 
+class Arctangent(Method):
+    """No kernel can be generated for it, because kernels have no arctangent."""
+
+    name = label = "arctangent"
+
+    def update(self, w: Tensor, g: Tensor, h: Any) -> Tensor:
+        return w - h.lr * torch.arctan(g)
+
+
 @check_with_kernels
 def kinds_side_by_side(device: str) -> str:
     """Learners of both layers in one population: bitwise the same as each kind alone, and reproducible."""
+    with patch.dict(registry._REGISTERED), compiling(False):
+        registry.register(Arctangent)
+        return _side_by_side([*MIXED, *(Learner(method="arctangent", lr=0.01, seed=seed) for seed in (5, 2))], device)
+
+
+def _side_by_side(learners: Sequence[Learner], device: str) -> str:
     network, stream = NETWORKS["five layers"]
 
-    def run(learners: Sequence[Learner], *lengths: int) -> Population:
-        population = Population(network, learners, device=device)
+    def run(some: Sequence[Learner], *lengths: int) -> Population:
+        population = Population(network, some, device=device)
         for length in lengths:
             population.run(stream, length, window=100)
         return population
 
-    with compiling(False):
-        mixed = run(MIXED, 350)
-        if device == "cuda":
-            assert set(mixed.backends) == {"kernel", "torch"}, mixed.backends
-        assert (mixed.result().diverged_at < 0).all()
-        assert_same_bits(bits(mixed), bits(run(MIXED, 350)), "again")
-        assert_same_bits(bits(mixed), bits(run(MIXED, 100, 33, 217)), "in blocks")
-        kinds = list(dict.fromkeys(learner.kind for learner in MIXED))
-        for kind in kinds:
-            places = [place for place, learner in enumerate(MIXED) if learner.kind == kind]
-            alone = run([MIXED[place] for place in places], 350)
-            for own, place in enumerate(places):
-                assert_same_learner(of_learner(alone, own), of_learner(mixed, place), MIXED[place])
-    return f"{len(MIXED)} learners of {len(kinds)} kinds"
+    mixed = run(learners, 350)
+    if device == "cuda":
+        assert set(mixed.backends) == {"kernel", "torch"}, mixed.backends
+    assert (mixed.result().diverged_at < 0).all()
+    assert_same_bits(bits(mixed), bits(run(learners, 350)), "again")
+    assert_same_bits(bits(mixed), bits(run(learners, 100, 33, 217)), "in blocks")
+    kinds = list(dict.fromkeys(learner.kind for learner in learners))
+    for kind in kinds:
+        places = [place for place, learner in enumerate(learners) if learner.kind == kind]
+        alone = run([learners[place] for place in places], 350)
+        for own, place in enumerate(places):
+            assert_same_learner(of_learner(alone, own), of_learner(mixed, place), learners[place])
+    return f"{len(learners)} learners of {len(kinds)} kinds"
 
 
 @check_with_kernels

@@ -240,3 +240,14 @@ def test_no_number_is_no_success() -> None:
     diverged = {m: np.where(np.arange(long_runs.TWINS) == 1, np.nan, values) for m, values in known["pgd"].items()}
     with pytest.raises(AssertionError):
         long_runs.compared(known, {**known, "pgd": diverged})
+
+
+def test_the_kernel_supports_what_its_checks_compile(monkeypatch) -> None:
+    monkeypatch.setattr(on_chip, "missing", lambda device: None)
+    monkeypatch.setattr("upgd.population.cuda.driver.shared_bytes", lambda device: 232_448)
+    monkeypatch.setattr("upgd.population.cuda.driver.active_clusters", lambda *plan: 15)
+    on_chip._plans.cache_clear()
+    try:
+        assert len(population_on_gpu.texts(torch.device("cuda", 0))) > 50
+    finally:
+        on_chip._plans.cache_clear()

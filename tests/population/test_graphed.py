@@ -1,7 +1,10 @@
 """The graphed backend takes the torch backend's steps; on the CPU, without a graph, bitwise."""
 
+import gc
 import math
 import shutil
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from upgd.methods.units import Reset
 from upgd.networks import MLP
 from upgd.noise import _radius, _sine, learner_keys, learner_normals, learner_normals_at
 from upgd.population import Learner, Population
-from upgd.population.graphed import GraphedBackend, _repeated
+from upgd.population.graphed import GraphedBackend, _captured, _repeated
 from upgd.streams import make
 
 UTILITY = {"lr": 0.02, "sigma": 0.05, "beta_utility": 0.9}
@@ -168,3 +171,20 @@ def test_compiled_steps_are_the_same(monkeypatch, caplog, settings):
     assert "torch.compile failed" not in caplog.text
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
     assert torch.equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_during_a_capture(monkeypatch, enabled):
+    """Else a graph of an earlier population, freed during the capture, would invalidate it."""
+    collecting = []
+    monkeypatch.setattr("torch.cuda.Stream", lambda: SimpleNamespace(wait_stream=lambda stream: None))
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: SimpleNamespace(wait_stream=lambda stream: None))
+    monkeypatch.setattr("torch.cuda.stream", nullcontext)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", object)
+    monkeypatch.setattr("torch.cuda.graph", lambda graph, stream: nullcontext())
+    (gc.enable if enabled else gc.disable)()
+    try:
+        _captured(lambda: collecting.append(gc.isenabled()), lambda: None)
+        assert collecting[-1] is False and gc.isenabled() is enabled
+    finally:
+        gc.enable()

@@ -7,11 +7,13 @@ take two hundred tiny kernels. The step is traced once. ``torch.compile`` then f
 ``UPGD_COMPILE=0`` disables this, which is faster for short runs.
 """
 
+import gc
 import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -312,6 +314,18 @@ def _captured(steps: Callable[[], None], rewind: Callable[[], Any]) -> torch.cud
             steps()
     torch.cuda.current_stream().wait_stream(own)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=own):
+    with _without_collection(), torch.cuda.graph(graph, stream=own):
         steps()
     return graph
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause Python's garbage collector: freeing another graph during a capture would invalidate the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
