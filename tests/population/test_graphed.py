@@ -185,6 +185,7 @@ def test_no_garbage_is_collected_during_a_capture(monkeypatch, enabled):
     (gc.enable if enabled else gc.disable)()
     try:
         _captured(lambda: collecting.append(gc.isenabled()), lambda: None)
-        assert collecting[-1] is False and gc.isenabled() is enabled
+        assert collecting[-1] is False
+        assert gc.isenabled() is enabled
     finally:
         gc.enable()
