@@ -715,3 +715,18 @@ def test_run_takes_a_published_setting(upgd, monkeypatch, tmp_path):
         status, _, complaint = upgd("run", problem, "--method", method, "--setting", "published")
         assert status > 0
         assert words in " ".join(complaint.split())
+
+
+def test_a_sweep_compares_published_settings(upgd, monkeypatch, tmp_path):
+    settings = best_known.PUBLISHED["input-permuted-mnist"]
+    monkeypatch.setitem(best_known.PUBLISHED, "input-permuted-digits", settings)
+    monkeypatch.chdir(tmp_path)
+    sweep = ("sweep", "input-permuted-digits", "--grid", "published", "--lr", "0.02", "--seeds", "1", "--steps", "20")
+    status, printed, complaint = upgd(*sweep, "--methods", "upgd,s-ewc", "--json")
+    assert status == 0, complaint
+    found = {row["method"]: row["settings"] for row in json.loads(printed)}
+    assert found["upgd"] == found["upgd"] | settings["upgd"] | {"lr": 0.02}
+    assert found["s-ewc"] == found["s-ewc"] | settings["s-ewc"] | {"lr": 0.02}
+    status, _, complaint = upgd(*sweep, "--methods", "upgd,sgd")
+    assert status > 0
+    assert "no setting of method='sgd' is published" in " ".join(complaint.split())

@@ -79,7 +79,7 @@ def sweep(
     problem: str,
     *,
     methods: MethodNames = None,
-    grid: Literal["short", "paper"] | None = None,
+    grid: Literal["short", "paper", "published"] | None = None,
     declaration: Declaration = Declaration(),  # noqa: B008
     execution: Execution = Execution(),  # noqa: B008
     dry_run: Annotated[bool, Parameter(negative="")] = False,
@@ -105,8 +105,9 @@ def sweep(
     problem
         Name of the problem, or a TOML file that declares an experiment.
     grid
-        short: each method's own short grid, the default if no values are given. paper: the paper's values. Options override
-        parts of the grid. Without a grid, other settings keep their defaults.
+        short: each method's own short grid, the default if no values are given. paper: the paper's values. published: each
+        method's published setting for this problem. Options override parts of the grid. Without a grid, other settings keep
+        their defaults.
     dry_run
         Only print what would be run and an estimate of the time.
     as_json
@@ -209,7 +210,7 @@ def _say_now_and_then(every: float = 10.0) -> Callable[[int, int], None]:
 
 
 def _declared(
-    problem: str, methods: str | None, grid: Literal["short", "paper"] | None, declaration: Declaration
+    problem: str, methods: str | None, grid: Literal["short", "paper", "published"] | None, declaration: Declaration
 ) -> "Experiment":
     from upgd.experiments import Experiment, load
 
@@ -229,9 +230,13 @@ def _declared(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if grid is None:
         return Experiment(problem, names, grid=settings or None, **rest)
+    from upgd.experiments.paper.best_known import published
     from upgd.experiments.spec.declare import which_it_has
 
-    return Experiment(problem, {name: which_it_has(name, settings) for name in names}, grid=grid, **rest)
+    chosen = {name: which_it_has(name, settings) for name in names}
+    if grid == "published":
+        return Experiment(problem, {name: published(problem, name) | own for name, own in chosen.items()}, **rest)
+    return Experiment(problem, chosen, grid=grid, **rest)
 
 
 def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> int:
