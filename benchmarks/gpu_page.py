@@ -28,7 +28,7 @@ def rates(found: dict) -> str:
 def proof(found: dict) -> str:
     """Return the table of accuracies, and the run time."""
     own = found["proof"]
-    lines = ["| method | mean online accuracy | spread of the 20 seeds |", "|---|---:|---:|"]
+    lines = ["| method | mean online accuracy | standard deviation over 20 seeds |", "|---|---:|---:|"]
     for run in own["runs"]:
         for name, values in run["accuracy"].items():
             lines.append(f"| {name} | {statistics.mean(values):.4f} | {statistics.stdev(values):.4f} |")
@@ -37,11 +37,11 @@ def proof(found: dict) -> str:
     alone = sum(run["learners"] for run in own["runs"]) * own["steps"] / own["plain_loop"] / 86400
     lines += [
         "",
-        f"The {learners} learners on chip took {on_chip['seconds']:.0f} s for {own['steps']:,} steps each, "
-        f"{learners * own['steps'] / on_chip['seconds']:,.0f} learner-steps/s including everything: drawing initial weights "
-        f"and streams, compilation, windows of 5 000 steps. AdamW's {adamw['learners']} learners on the general backend took "
-        f"{adamw['seconds']:.0f} s. The plain loop, measured in the same run, takes {own['plain_loop']:.0f} steps/s and "
-        f"would need {alone:.1f} days.",
+        f"The {learners} learners on chip took {on_chip['seconds']:.0f} s for {own['steps']:,} steps each, or "
+        f"{learners * own['steps'] / on_chip['seconds']:,.0f} learner-steps/s. This includes drawing initial weights and "
+        f"streams, compilation, and windows of 5,000 steps. The {adamw['learners']} learners with AdamW, on the general "
+        f"backend, took {adamw['seconds']:.0f} s. The plain loop, measured in the same run, reaches "
+        f"{own['plain_loop']:.0f} steps/s and would need {alone:.1f} days.",
     ]
     return "\n".join(lines)
 
