@@ -1,7 +1,7 @@
 """The memory of an optimizer's steps on a GPU, and the launches that use it.
 
-A table on the device holds the addresses of the tensors, so gradients may move; it is rewritten if they did, and within every
-captured graph, which therefore has its own addresses. Nothing synchronizes with the GPU.
+A table on the device holds the addresses of the tensors, so gradients may move. It is rewritten if they have moved, and
+within every captured graph, so that each graph has its own addresses. Nothing synchronizes with the GPU.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from upgd.kernels.triton_source import (
 
 __all__ = ["Common", "Laid", "capturing", "starts_of"]
 
-#: Number of entries per block and of warps that share it; the same for rows, which may be shorter or longer.
+#: Number of entries per block, and of warps per block; likewise for rows, which may be shorter or longer.
 _BLOCK, _WARPS = 2048, 8
 _ROW_BLOCK, _ROW_WARPS = 1024, 4
 _GRADIENT = ROWS.index("gradient")
@@ -51,13 +51,13 @@ class Common:
         self._one, self._zero = self.grad_scale, self.found_inf
 
     def scale(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """Take the values of a gradient scaler for the next launches."""
+        """Set the values of a gradient scaler for the next launches."""
         self.amp = grad_scale is not None or found_inf is not None
         self.grad_scale = self._one if grad_scale is None else grad_scale.to(torch.float32)
         self.found_inf = self._zero if found_inf is None else found_inf.to(torch.float32)
 
     def forget(self) -> None:
-        """Forget all maxima."""
+        """Reset all maxima."""
         self.slots.fill_(NOTHING)
 
     def conclude(
@@ -102,7 +102,7 @@ class Laid:
         ]
         nothing = [0] * count
         self.blocks, self.rows = sum(blocks), sum(rows)
-        self.piece_counts = rows if self.by_unit else blocks  #: of each tensor, as iterated by ``observe``
+        self.piece_counts = rows if self.by_unit else blocks  #: for each tensor, as iterated by ``observe``
         self.piece_starts = starts_of(self.piece_counts)
         self.pieces = sum(self.piece_counts)
         table = {
@@ -132,7 +132,7 @@ class Laid:
         self.h = torch.empty(max(1, len(self.names)), dtype=torch.float64, device=device)
         self.k = torch.empty(count * width.scalars, dtype=torch.float32, device=device)
         self.keys = torch.empty(count * width.keys, dtype=torch.int32, device=device)
-        #: What ``observe`` needs, in two halves: one to read, one to write for the next step; ``turn`` is the one to read.
+        #: Inputs of ``observe`` in two halves: one to read, one to write for the next step; ``turn`` is the one to read.
         self.early = torch.empty(2 * count * width.early, dtype=torch.float32, device=device)
         self.early_keys = torch.empty(2 * count * width.early_keys, dtype=torch.int32, device=device)
         self.turn = torch.zeros(1, dtype=torch.int32, device=device)
@@ -140,7 +140,7 @@ class Laid:
         self.moving = self._moving(part)
         self.types = self._types()
         self.slots, self.layers = common.slots.view(-1)[self.offset :], common.layers[self.offset :]
-        #: The indices of tensors that have been observed since the last conclusion.
+        #: The indices of the tensors that have been observed since the last call of ``conclude``.
         self.observed: set[int] = set()
         self.is_primed = False
         self.values: dict[str, float] = {}
@@ -186,7 +186,7 @@ class Laid:
             self.is_primed = self.is_primed and changed.isdisjoint(self.early_names)
             bits = [struct.unpack("<q", struct.pack("<d", value))[0] for value in values.values()]
             _send(self.h.view(torch.int64)[: len(bits)], bits)
-        # Detect changes of the step counts by others.
+        # Detect step counts that were modified elsewhere.
         versions = sum(step._version for step in self.part.steps)
         if versions != self.versions or (self.lr is not None and "lr" in self.early_names):
             self.versions, self.is_primed = versions, False
@@ -201,7 +201,7 @@ class Laid:
     # ------------------------------------------------------------------------------------------------------- launches
 
     def _preparing(self) -> dict[str, Any]:
-        """Return the arguments of ``prepare`` that ``observe`` has, too."""
+        """Return the arguments that ``prepare`` and ``observe`` share."""
         common = self.common
         return {
             "h": self.h,
@@ -218,21 +218,21 @@ class Laid:
         }
 
     def prepare(self, *, count: bool = True) -> None:
-        """Count the step and prepare ``update``, if ``count``; and prepare the next ``observe``."""
+        """Prepare the next ``observe``; if ``count``, also count the step and prepare ``update``."""
         number = len(self.part.params)
         self.kernels.prepare[(number,)](self.table, number, **self._preparing(), COUNT=count, num_warps=1)
 
     def prime(self) -> None:
-        """Prepare the first ``observe``, or one after settings changed; the others are prepared by the one before."""
+        """Prepare the first ``observe``, or one after settings changed; every other one is prepared by its predecessor."""
         if not self.is_primed:
             self.prepare(count=False)
             self.is_primed = True
 
     def observe(self, *, only: int | None = None, prepare: bool = True) -> None:
-        """Observe all tensors, or one; and count the step and prepare ``update``, if ``prepare``."""
+        """Observe all tensors, or only one; if ``prepare``, also count the step and prepare ``update``."""
         self.prime()
         places = range(len(self.part.params)) if only is None else (only,)
-        if atomic(self.part.rule) and not self.observed.isdisjoint(places):  # a maximum only grows
+        if atomic(self.part.rule) and not self.observed.isdisjoint(places):  # a maximum can only grow, so reset it
             for n in range(len(self.part.rule.reductions)):
                 self.common.slots[n, self.offset + places[0] : self.offset + places[-1] + 1].fill_(NOTHING)
         if only is not None:
@@ -241,7 +241,7 @@ class Laid:
         self._observe(first, pieces, prepare)
 
     def prepare_observed(self) -> None:
-        """Count the step and prepare ``update``, if all tensors have been observed."""
+        """Count the step and prepare ``update``, after all tensors have been observed."""
         self._observe(0, 0, True)
 
     def _observe(self, first: int, pieces: int, prepare: bool) -> None:

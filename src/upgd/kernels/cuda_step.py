@@ -1,6 +1,6 @@
 """One step of an optimizer on a GPU: at most two launches per part, and one for the maximum over all parts.
 
-``triton_source.py`` prints the kernels, and ``cuda_layout.py`` has the memory that they use.
+``triton_source.py`` prints the kernels, and ``cuda_layout.py`` contains the memory that they use.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class CudaStep:
         self._device = device
         self._laid: dict[int, Laid] = {}
         self._common: Common | None = None
-        #: Whether a step has been captured in a graph, whose replays count steps, too.
+        #: Whether a step has been captured in a graph; replays of the graph also count steps.
         self._is_captured = False
 
     def step(
@@ -40,7 +40,7 @@ class CudaStep:
 
         Args:
             parts, reductions, seed, grad_scale, found_inf, everywhere: see there.
-            across: for shards, if all reductions are maxima over the learner: reduces the maxima of the local shards to those
+            across: for shards, if all reductions are maxima over the learner; reduces the maxima of the local shards to those
                 of the whole parameters, in place; integers of shape (reductions, parameters) with the order of the values.
             changed: if all tensors have been observed, those that have changed since then, by part and index.
         """

@@ -11,9 +11,9 @@ __all__ = ["exp", "flushed", "sign", "tanh"]
 
 _f: Any = np.float32
 _u: Any = np.uint32
-#: Smaller numbers are flushed to zero, because processors are slow with subnormal numbers.
+#: Smaller numbers are flushed to zero, because arithmetic with subnormal numbers is slow.
 _SMALL = _f(1e-37)
-#: 1.5·2²³: a sum with it is rounded to an integer, which is then in its last bits.
+#: 1.5·2²³: adding it rounds a number to an integer, which is then in the last bits of the sum.
 _ROUNDING = _f(12582912)
 
 

@@ -1,9 +1,9 @@
 """The interface to numba and LLVM that makes loops compile fast, to the widest vector instructions of the machine.
 
 By default, numba computes with 32-bit integers in 64 bits and cannot access the bits of a float; LLVM prefers 256-bit vectors
-on processors with 512 bits; and array views cost time, both to compile and to create. The kernels therefore compute with
-32-bit words and access memory through pointers, as in C: ``p[j]``, and :func:`skip` for offsets. The caller keeps the arrays
-alive. Every important loop is vectorized, as ``inspect_asm()`` of a compiled function shows.
+on processors that support 512 bits; and array views are slow, both to compile and to create. The kernels therefore compute
+with 32-bit words and access memory through pointers, as in C: ``p[j]``, and :func:`skip` for offsets. The caller keeps the
+arrays alive. Every important loop is vectorized, as ``inspect_asm()`` of a compiled function shows.
 """
 
 import hashlib
@@ -197,9 +197,9 @@ def skip(_context: Any, pointer: Any, count: Any) -> Any:
 
 @_intrinsic
 def soon(_context: Any, pointer: Any, count: Any) -> Any:
-    """Prefetch the cache line ``count`` elements behind the pointer, which need not exist.
+    """Prefetch the cache line ``count`` elements after the pointer; the address need not be valid.
 
-    Processors prefetch within a page of memory by themselves, but do not go on to the next one.
+    Processors prefetch automatically within a page of memory, but not beyond it.
     """
 
     def code(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -207,7 +207,7 @@ def soon(_context: Any, pointer: Any, count: Any) -> Any:
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [line.type, word, word, word])
         prefetch = builder.module.declare_intrinsic("llvm.prefetch", [line.type], kind)
-        builder.call(prefetch, [line, word(0), word(3), word(1)])  # to read, into the nearest cache, data
+        builder.call(prefetch, [line, word(0), word(3), word(1)])  # read, nearest cache, data cache
         return context.get_dummy_value()
 
     return types.void(pointer, types.intp), code
@@ -279,7 +279,7 @@ def fused(_context: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _extremum(name: str) -> Any:
-    """Return LLVM's maximum or minimum of two floats. Only this form, with the nnan flag, becomes a vector reduction."""
+    """Return LLVM's maximum or minimum of two floats. LLVM vectorizes a reduction only in this form, with the nnan flag."""
 
     def operation(_context: Any, a: Any, b: Any) -> Any:
         def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -308,7 +308,7 @@ def vectorised(_context: Any) -> Any:
     """Enable vectorization; call this first in a function with loops to be vectorized.
 
     It promises LLVM that memory written through one pointer is not accessed through another. Otherwise, LLVM would compare
-    addresses on every call and might use a slower version with different rounding. It also requests 512-bit vectors where
+    the addresses on every call and might use a slower version with different rounding. It also requests 512-bit vectors where
     available, which make noise 1.8 times faster.
     """
 

@@ -83,7 +83,7 @@ def _radius(word: int) -> float:
     p = fused(p, m, _f(LOGARITHM[5]))
     p = fused(p, m, _f(LOGARITHM[6]))
     p = fused(p, m, _f(LOGARITHM[7]))
-    # A uniform of exactly 1 may give −10⁻⁸ by rounding; its root must not be NaN.
+    # For a uniform of exactly 1, rounding may give −10⁻⁸; its square root must not be NaN.
     return _f(math.sqrt(larger(fused(p, m, exponent * _MINUS_2_LN_2), _f(0))))
 
 

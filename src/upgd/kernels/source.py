@@ -18,7 +18,7 @@ class Dialect:
     Attributes:
         forms: templates of all operations, with placeholders for their arguments.
         constant: the template of a number.
-        fused: the template of a·b + c, for a product that is used once, in a sum; empty if the compiler fuses by itself.
+        fused: the template of a·b + c, for a product that is used once, in a sum; empty if the compiler fuses automatically.
     """
 
     forms: Mapping[str, str]
@@ -104,7 +104,7 @@ def _arguments(rule: Rule, place: int) -> list[int]:
 
 
 def _product(rule: Rule, place: int, uses: list[int], wanted: set[int]) -> int | None:
-    """Return the argument of a sum that is a product without other uses."""
+    """Return the argument of a sum that is a product and is not used elsewhere."""
     for argument in rule.nodes[place][1:]:
         if rule.nodes[argument][0] == "mul" and uses.count(argument) == 1 and argument not in wanted:
             return int(argument)
@@ -132,7 +132,7 @@ def indented(text: list[str], by: int) -> str:
 
 
 def simplified(rule: Rule, known: Mapping[int, float], *, noise: bool) -> Rule:
-    """Simplify a rule in which some scalars, by number, are known, and optionally without noise.
+    """Simplify a rule for known values of some scalars, given by number, and optionally without noise.
 
     A term that is multiplied by zero is removed together with its inputs, as in the optimizers without kernels.
     """
@@ -164,7 +164,7 @@ def simplified(rule: Rule, known: Mapping[int, float], *, noise: bool) -> Rule:
                 kind, arguments[1] = "mul", record(("div", record(("constant", 1.0)), arguments[1]))
                 uniform.add(arguments[1])
             if kind == "mul" and (arguments[0] in uniform) != (arguments[1] in uniform):
-                # Likewise, factors that are the same for all entries are multiplied with each other first.
+                # Likewise, factors that are the same for all entries are multiplied first.
                 entry, factor = sorted(arguments, key=uniform.__contains__)
                 if nodes[entry][0] == "mul" and (inner := uniform.intersection(nodes[entry][1:])):
                     (own,) = inner

@@ -30,7 +30,7 @@ class Part:
         starts: the index of the first entry of each parameter in the whole parameter, for shards; empty if all are whole.
         slots: for the parameter, and for each state that the rule uses, the slot of the random numbers with which it is
             rounded to bfloat16 (see :data:`upgd.noise.Purpose.ROUNDING`), or None if it is not; empty if none is.
-        layout: what the engine keeps for steps in which only gradients and values change.
+        layout: data that the engine reuses for steps in which only gradients and values change.
     """
 
     rule: Rule
@@ -65,11 +65,11 @@ class Engine(Protocol):
 
         Args:
             parts: the parameter groups.
-            reductions: the reductions; over the learner means over all parts.
+            reductions: the reductions; a reduction over the learner is over all parts.
             seed: the seed of the noise.
             grad_scale: gradients are divided by this value.
-            found_inf: if not 0, the step does nothing.
-            everywhere: reduces a maximum over the learner to that over all processes.
+            found_inf: if not 0, the step is skipped.
+            everywhere: a function that reduces a maximum over the learner across all processes.
         """
         ...
 

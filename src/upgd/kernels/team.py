@@ -1,7 +1,7 @@
-"""Run a compiled function on all threads at once: those of torch, where its OpenMP library can be called.
+"""Run a compiled function on all threads at once, using torch's threads if its OpenMP library can be called.
 
-After a parallel operation, OpenMP's threads spin for a while, waiting for the next one. Other threads would compete with
-them for the cores.
+After a parallel operation, OpenMP's threads spin for a while and wait for the next one. A second pool of threads would
+compete with them for the cores.
 """
 
 import ctypes
@@ -41,9 +41,9 @@ def run_on_all(threads: int, address: int, argument: int) -> None:
 
 @functools.cache
 def _openmp() -> Callable[..., Any] | None:
-    """Return the function with which compilers start a parallel region, from the library that torch uses."""
+    """Return the function that starts a parallel region, from the OpenMP library that torch uses."""
     try:
-        start = ctypes.CDLL(torch._C.__file__).GOMP_parallel  # also found in the libraries that this one needs
+        start = ctypes.CDLL(torch._C.__file__).GOMP_parallel  # the search includes the dependencies of this library
     except (AttributeError, OSError):
         return None
     start.argtypes, start.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None

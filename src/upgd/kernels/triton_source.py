@@ -1,6 +1,6 @@
 """Print a rule as Triton kernels for the step of an optimizer.
 
-``prepare`` counts the step and computes what all entries of a tensor share: scalars, and the keys of random numbers.
+``prepare`` counts the step and computes values that all entries of a tensor share: scalars, and the keys of random numbers.
 ``observe``, for rules with reductions, computes the values to reduce. Its first programs do the work of ``prepare`` in the
 same launch, for ``update`` at this step and for ``observe`` at the next one; they write to the half of a buffer that the
 other programs do not read. ``combine`` and ``conclude`` reduce the results of ``observe``, and ``update`` writes parameters
@@ -321,7 +321,7 @@ def widths(rule: Rule, noise: int, slots: Slots = ()) -> Widths:
     """Return the widths of the buffers for a rule; see :func:`source`."""
     narrow = _Narrow(rule, noise, slots)
     return Widths(
-        scalars=len(scalars_of(rule)) + 1,  # and whether there was noise before
+        scalars=len(scalars_of(rule)) + 1,  # one more: whether there was noise at the previous step
         keys=max(1, narrow.first_key + 2 * len(narrow.slots)),
         early=max(1, len(_early_scalars(rule))),
         early_keys=max(1, 2 * len(narrow.observed)),
@@ -402,7 +402,7 @@ def names_of(rule: Rule) -> list[str]:
 
 
 def early_names_of(rule: Rule) -> list[str]:
-    """Return those that the scalars for ``observe`` depend on."""
+    """Return the settings that the scalars for ``observe`` depend on."""
     return _names(rule, _early_scalars(rule))
 
 
@@ -503,7 +503,7 @@ def _early(rule: Rule, narrow: _Narrow, width: Widths) -> list[str]:
 
 
 def _flip(rule: Rule) -> list[str]:
-    """Return code that exchanges the halves of the buffer for ``observe``, which ``update`` does not read."""
+    """Return code that swaps the halves of the buffer for ``observe``, which ``update`` does not read."""
     return ["if tl.program_id(0) == 0:", "    tl.store(turn, 1 - tl.load(turn))"] if rule.reductions else []
 
 
@@ -675,7 +675,7 @@ def _conclude(rule: Rule) -> list[str]:
         if over != "learner":
             continue
         text += [f"e{n} = tl.full([BLOCK], {_neutral(operation)}, tl.float64)", "for c in range(0, A, BLOCK):"]
-        if n in atomic(rule):  # and reset the slots for the next step
+        if n in atomic(rule):  # also reset the slots for the next step
             text += [
                 f"    key = tl.load(slots + {n} * A + c + j, mask=c + j < A, other={NOTHING})",
                 f"    tl.store(slots + {n} * A + c + j, {NOTHING}, mask=c + j < A)",

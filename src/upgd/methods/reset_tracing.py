@@ -1,9 +1,9 @@
 """Trace ``reset_units`` of a method into operations on one hidden unit, from which kernels are generated.
 
-The hook is written for all units of a layer at once. It runs on symbols that know their axes, so that every operation is
-either one on single units or one of a few that need all of them, the *joins*: a sum, mean or maximum over the units of the
-layer, or which units have the smallest values. Kernels take the joins in order; everything between them is arithmetic on
-one unit.
+The hook is written for all units of a layer at once. It runs on symbols that track their axes. Every operation is therefore
+either an operation on single units or a *join*, which needs all units: a sum, mean or maximum over the units of the layer, or
+the selection of the units with the smallest values. Kernels compute the joins in order; everything between them is arithmetic
+on one unit.
 
 >>> from upgd.methods import METHODS
 >>> rule = traced_reset(METHODS["continual-backprop"]())
@@ -32,7 +32,7 @@ _Axes = tuple[str, ...]
 class Join(NamedTuple):
     """A value that depends on all units of a layer."""
 
-    operation: str  #: ``"sum"``, ``"mean"`` or ``"max"``, one number; or ``"smallest"``, whether a unit is among those
+    operation: str  #: ``"sum"``, ``"mean"`` or ``"max"``, one number; or ``"smallest"``, a flag for each unit
     value: int  #: the index of the joined value
     limit: int | None = None  #: for ``smallest``, the index of the number of units, one per layer
 
@@ -47,7 +47,7 @@ class ResetRule:
             ``("joined", number)``, ``("scalar", number)``.
         scalars: per-learner expressions.
         outgoing: the indices of the values of an outgoing weight that are summed over the outgoing weights of a unit.
-        joins: values that depend on all units, in the order of their computation.
+        joins: values that depend on all units, in order of computation.
         new_state: the index of the new value of each unit state; ``None`` if it does not change.
         chosen: the index of the flag that selects the unit for a reset.
         moved: the index of the factor of the outgoing weights that is added to the biases of the next layer; or ``None``.

@@ -1,7 +1,7 @@
 """The foreach implementation of a step: the phases of ``_phases.py``, in place, on many tensors at once.
 
 The tensors are processed in blocks. On the CPU, a block stays in the cache for the whole phase. On other devices, blocks only
-bound the memory of temporaries, and there are as few of them as possible, because every block launches all kernels.
+limit the memory of temporaries, and there are as few blocks as possible, because every block launches all kernels.
 """
 
 import functools
@@ -18,7 +18,8 @@ __all__ = ["trace", "update"]
 
 #: Number of entries of a block, by device.
 _BLOCK_ENTRIES = {"cpu": 1 << 18}
-#: On other devices, temporaries together have the size of the largest parameter, and blocks at least this many entries.
+#: On other devices, all temporaries together have the size of the largest parameter, and a block has at least this many
+#: entries.
 _LEAST_BLOCK_ENTRIES = 1 << 22
 
 
@@ -84,7 +85,7 @@ def update(work: Work, scale: dict[torch.device, Tensor], draw: Draw | None) -> 
 
 
 def _block_entries(params: list[Tensor], temporaries: int) -> int:
-    """Return the number of entries of a block, in a phase with that many temporaries of the size of a block."""
+    """Return the number of entries of a block, for a phase with this number of temporaries of the size of a block."""
     if not params:
         return 0
     if (fixed := _BLOCK_ENTRIES.get(params[0].device.type)) is not None:
@@ -95,17 +96,17 @@ def _block_entries(params: list[Tensor], temporaries: int) -> int:
 
 
 def _temporaries(work: Work, noise: bool) -> int:
-    """Return the number of temporaries that :func:`_update_block` needs at most."""
+    """Return the maximum number of temporaries that :func:`_update_block` needs."""
     narrow = any(utility_dtype(param) is not param.dtype for param in work.params) or bool(work.rounded)
     count = bool(work.utilities) + bool(work.options["weight_decay"]) + 2 * bool(work.exp_avgs) + 3 * narrow
     count += 2 * any(not isinstance(kept, Tensor) for kept in (*work.utilities, *work.exp_avgs))
     count += bool(noise and work.previous_noises) + isinstance(work.options["lr"], Tensor)
-    # The noise of the largest parameter is a temporary of that size itself, so the others are to be small.
+    # The noise of the largest parameter is itself a temporary of that size, so the others should be small.
     return 4 * max(count, 1) if noise else count
 
 
 class _Noises(Sequence[Tensor]):
-    """The noise of each parameter, drawn when it is first accessed. Keeps the last one only; access them in order."""
+    """The noise of each parameter, drawn on first access. Only the last one is kept, so access them in order."""
 
     def __init__(self, params: list[Tensor], draw: Draw | None) -> None:
         self._count, self._draw = len(params), draw
@@ -128,7 +129,7 @@ def _blocks(limit: int, params: list[Tensor], *others: Sequence[Any]) -> Iterato
     Large tensors are split along the first dimension, and small ones share a block. Yields the indices of the parameters in
     a block and the lists of slices, which the caller must not keep. An empty list stays empty.
     """
-    # The compiler cannot trace the cache.
+    # torch.compile cannot trace the cache.
     cuts = _cuts.__wrapped__ if torch.compiler.is_compiling() else _cuts
     for block in cuts(tuple(param.shape for param in params), limit):
         lists = [
@@ -200,7 +201,7 @@ def _update_block(
         torch._foreach_sigmoid_(useless)  # 1 − sigmoid(x) = sigmoid(−x), and the scales are negative
     weights = [p if (dtype := utility_dtype(p)) is p.dtype else p.to(dtype) for p in params]
     moved, rate = weights, lr
-    if options["weight_decay"] != 0:  # it is added to the rest of the step; see rules.update
+    if options["weight_decay"] != 0:  # added to the rest of the step; see rules.update
         moved, rate = list(torch._foreach_mul(weights, -options["weight_decay"])), 1.0
     if noises:
         _subtract(moved, rate * options["sigma"], _wide(noises, weights), useless if work.q else [])
@@ -247,7 +248,7 @@ def _adam_sizes(work: Work) -> list[tuple[Any, Any]]:
 
 
 def _adam_factors(sizes: list[tuple[Any, Any]], seconds: list[Tensor], useless: list[Tensor]) -> list[Tensor]:
-    """Return the factors of the averaged gradients: 1 / (a·√v + b), times 1 − ū if that is given."""
+    """Return the factors of the averaged gradients: 1 / (a·√v + b), times 1 − ū if it is given."""
     divisors = torch._foreach_sqrt(seconds)
     torch._foreach_mul_(divisors, [a for a, _ in sizes])
     torch._foreach_add_(divisors, [b for _, b in sizes])
@@ -259,7 +260,7 @@ def _adam_factors(sizes: list[tuple[Any, Any]], seconds: list[Tensor], useless: 
 
 
 def _negative_scales(work: Work, scale: dict[torch.device, Tensor]) -> list[Tensor]:
-    """Return the divisors of the traces in the exponent of 1 − ū: −scale times the bias correction, which traces lack."""
+    """Return the divisors of the traces in the exponent of 1 − ū: −scale times the bias correction, which traces omit."""
     if work.norms or work.options["scaling"] == "local":
         # The norm is that of the traces, so the correction cancels.
         norms = work.norms or [local_scale(wide(trace)) for trace in work.utilities]
@@ -280,7 +281,7 @@ def _expanded(scales: list[Tensor], traces: list[Tensor]) -> list[Tensor]:
 
 
 def _subtract(weights: list[Tensor], lr: float | Tensor, terms: list[Tensor], factors: list[Tensor]) -> None:
-    """Compute weight − lr·term·factor in place. ``lr`` may be a tensor; without ``factors``, they are 1."""
+    """Compute weight − lr·term·factor in place. ``lr`` may be a tensor; ``factors`` default to 1."""
     if isinstance(lr, Tensor):
         lr = on(lr, weights[0].device)
         factors = list(torch._foreach_mul(factors, lr)) if factors else [lr] * len(weights)

@@ -33,7 +33,7 @@ class _Kind:
 
     Attributes:
         package: the package that they need.
-        dtypes: of parameters.
+        dtypes: the supported dtypes of parameters.
         shards: whether parameters may be shards.
         narrow: whether bfloat16 state and parameters can be rounded stochastically.
     """
@@ -60,7 +60,7 @@ class Work:
         noise: ``"none"``, ``"white"`` or ``"anticorrelated"``.
         values: the numbers in ``h``.
         sign: −1 to maximize.
-        owners: the parameters of the optimizer. Other tensors are local shards, if these are sharded.
+        owners: the parameters of the optimizer. If they are sharded, the other tensors are local shards.
         states: the tensors of each state, by its name in the rule.
         slots: for each state, by its name in the rule, the slot of the random numbers with which it is rounded if it is
             stored in bfloat16.
@@ -212,10 +212,10 @@ class Fused:
 
 @dataclass
 class StepPlan:
-    """A step that is ready to be taken; also again, if only gradients and the learning rate change.
+    """A step that is ready to be taken. It can be taken again if only gradients and the learning rate change.
 
     Attributes:
-        copies: pairs of a non-contiguous tensor and its contiguous copy, which the step changes.
+        copies: pairs of a non-contiguous tensor and its contiguous copy, which the step modifies.
     """
 
     engine: Engine
@@ -250,12 +250,12 @@ class StepPlan:
         )
         for original, copy in self.copies:
             original.copy_(copy)
-        # Autograd must notice the change, as it does for changes by torch.
+        # Autograd must detect the change, as it does for changes by torch operations.
         torch.autograd.graph.increment_version([param for work in self.works for param in work.params])
 
 
 class Repeated:
-    """Detects at low cost that a step can reuse the plan of the last one.
+    """Detects cheaply whether a step can reuse the plan of the previous one.
 
     It also runs the first phase of the next step early, tensor by tensor, during the backward pass.
     """
@@ -276,7 +276,7 @@ class Repeated:
             for place, param in enumerate(work.owners)
             if part.rule.reductions
         }
-        #: What was observed early: gradients, their versions and those of the parameters.
+        #: For each parameter that was observed early: the gradient, its version and that of the parameter.
         self._seen: dict[Tensor, tuple[Tensor, int, int]] = {}
         self._states = [
             (optimizer.state[param], list(optimizer.state[param].items()))
@@ -290,7 +290,7 @@ class Repeated:
         return not plan.copies and not any(part.curvatures for part in plan.parts)
 
     def observe(self, optimizer: Optimizer, param: Tensor) -> None:
-        """Run the first phase for a parameter whose gradient has been accumulated, if the next step can use that."""
+        """Run the first phase for a parameter whose gradient has been accumulated, if the next step can use the result."""
         self._seen.pop(param, None)
         grad, engine = param.grad, self._plan.engine
         if param not in self._places or grad is None or grad.dtype != param.dtype or not grad.is_contiguous():
@@ -302,7 +302,7 @@ class Repeated:
             self._seen[param] = grad, grad._version, param._version
 
     def changed(self) -> list[tuple[int, int]] | None:
-        """Return what has changed since it was observed, by part and index; None if most of it has."""
+        """Return the tensors that have changed since they were observed, by part and index; None if most have."""
         found = []
         for param, place in self._places.items():
             grad, version, own = self._seen.get(param, (None, 0, 0))
@@ -332,7 +332,7 @@ class Repeated:
             return None
         start = 0
         for part, group in zip(self._plan.parts, self._groups, strict=True):
-            part.grads = grads[start : start + len(part.params)]  # type: ignore[assignment]  # there is no None
+            part.grads = grads[start : start + len(part.params)]  # type: ignore[assignment]  # none of them is None
             part.values = {**part.values, "lr": group["lr"]}
             start += len(part.params)
         return self._plan
@@ -345,7 +345,7 @@ def _options(group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def make_engine(device: torch.device) -> Engine:
-    """Return what computes steps on a device."""
+    """Return the engine that computes steps on a device."""
     if _KINDS[device.type].package == "numba":
         from upgd.kernels.cpu_step import CpuStep
 

@@ -16,13 +16,13 @@ __all__ = ["FusingOptimizer"]
 
 
 class FusingOptimizer(BaseOptimizer):
-    """Base class of optimizers with an option ``fused``. Subclasses provide the methods of their groups and their tensors."""
+    """Base class of optimizers with an option ``fused``. Subclasses provide their tensors and the methods of their groups."""
 
     #: The kernels and their memory; a copy of the optimizer creates its own.
     _fused: Fused | None = None
     #: The plan of the last step, if the next one may reuse it.
     _repeated: Repeated | None = None
-    #: Whether the optimizer has fused steps at all.
+    #: Whether the optimizer supports fused steps.
     _can_fuse = True
 
     def _methods(self) -> list[tuple[Method, bool]]:
@@ -51,7 +51,7 @@ class FusingOptimizer(BaseOptimizer):
                     "same options."
                 )
             return False
-        if torch.compiler.is_compiling():  # the part outside the compiled step looks for reasons against it
+        if torch.compiler.is_compiling():  # the part outside the compiled step checks whether it is possible
             return True in asked
         params = [param for group in self.param_groups for param in group["params"]]
         if True not in asked and (not params or params[0].device.type != "cuda"):
@@ -86,11 +86,11 @@ class FusingOptimizer(BaseOptimizer):
         if self._repeated is not None and (plan := self._repeated.plan(self)) is not None:
             self._take(plan)
             return
-        self._fuses()  # raises an error if that is impossible
+        self._fuses()  # raises an error if fused steps are impossible
         if self._fused is None:
             self._fused = Fused()
         if any(map(self._perturbs, self.param_groups)) and self.param_groups[0]["seed"] is None:
-            self._seed_is_settled = False  # the steps before were not fused
+            self._seed_is_settled = False  # the previous steps were not fused
         plan = self._fused.planned(self._works())
         if plan is not None:
             if self._overlaps():
@@ -120,7 +120,7 @@ class FusingOptimizer(BaseOptimizer):
     # -------------------------------------------------------------------------------------------------------- overlap
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters with options of its own; see :meth:`torch.optim.Optimizer.add_param_group`."""
+        """Add a group of parameters with its own options; see :meth:`torch.optim.Optimizer.add_param_group`."""
         super().add_param_group(param_group)
         self._repeated = None
         if self._overlaps():

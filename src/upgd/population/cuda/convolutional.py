@@ -17,11 +17,11 @@ __all__ = ["CLUSTERS", "THREADS", "Stage", "StagePlan", "plan", "source", "stage
 
 THREADS = 640  #: five warps for each of the four schedulers; 96 registers for each thread
 CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8)
-#: Floats for partial sums, the first that fits; numbers of input channels, and of sums, that a thread holds at once.
+#: Floats for partial sums (the first value that fits); numbers of input channels and of sums that a thread holds at once.
 _SCRATCH = (5120, 4096, 3072, 2048)
 _CHANNELS = 8
 _SUMS = 8
-#: Maximum number of exchanges, which a thread tracks with one bit each, and maximum number of bytes of one.
+#: Maximum number of exchanges, each of which a thread tracks with one bit, and maximum number of bytes per exchange.
 _BARRIERS = 32
 _BYTES = 1 << 20
 
@@ -35,15 +35,15 @@ class Stage(NamedTuple):
 
     outputs: int  #: units; channels of a convolution
     bias: bool
-    channels: int  #: of the inputs; of a Linear layer, all inputs
-    sides: Pair = (1, 1)  #: of the inputs
+    channels: int  #: input channels; for a Linear layer, all inputs
+    sides: Pair = (1, 1)  #: height and width of the inputs
     kernel: Pair | None = None  #: None for a Linear layer
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
     pool: Pair = (1, 1)
     pool_stride: Pair = (1, 1)
     activation: str = "IDENTITY"
-    slope: float = 0.0  #: LEAKY's
+    slope: float = 0.0  #: for LEAKY
     gated: bool = True  #: whether the layer has gates
 
     @property
@@ -92,7 +92,7 @@ def stages(network: nn.Module, gated: str = "all") -> list[Stage] | str:
     found: list[Stage] = []
     with_gates = gated_parameters(network, gated)
     shape = chain.image
-    pooled = active = True  # nothing but a convolution may begin
+    pooled = active = True  # the first layer must be a convolution
     for layer in chain.layers:
         if isinstance(layer, net.Convolution) and layer.dilation == (1, 1):
             geometry = layer.kernel_size, layer.stride, layer.padding
@@ -129,7 +129,7 @@ class LayerPlan:
     stage: Stage
     number: int
     weight: int  #: index of the first weight among the learner's parameters
-    rows: int  #: units of the CTA with the most
+    rows: int  #: units of the CTA that has the most
     tile: int = 1  #: units that a thread computes at once
     split: int = 1  #: threads that share the input channels of an output
     back_tile: int = 1
@@ -141,12 +141,12 @@ class LayerPlan:
 
     @property
     def tap_step(self) -> int:
-        """The distance between channels of a filter in floats; large filters are read in fours."""
+        """The distance between channels of a filter in floats; large filters are read four floats at a time."""
         return -(-self.stage.taps // 4) * 4 if self.stage.taps > 8 else self.stage.taps
 
     @property
     def step(self) -> int:
-        """The distance between rows of weights in floats; those of a Linear layer are also read in fours."""
+        """The distance between rows of weights in floats; those of a Linear layer are also read four floats at a time."""
         floats = self.stage.channels * self.tap_step
         return floats if self.stage.kernel else -(-floats // 4) * 4
 
@@ -214,7 +214,7 @@ class StagePlan:
     cluster: int
     layers: tuple[LayerPlan, ...]
     offsets: dict[str, int]  #: offsets in shared memory, in floats
-    floats: int  #: of shared memory
+    floats: int  #: number of floats of shared memory
     barriers: tuple[str, ...]
 
     @property
@@ -241,7 +241,7 @@ class StagePlan:
 
     @property
     def far_floats(self) -> int:
-        """All of a learner is on chip."""
+        """Zero, because the whole learner is on chip."""
         return 0
 
     @property
@@ -269,7 +269,7 @@ def plan(stages: Sequence[Stage], kind: Kind, cluster: int, shared_bytes: int, p
         The plan, or None if it does not fit.
     """
     if any(stage.outputs < cluster for stage in stages[:-1]):
-        return None  # CTAs without units would not wait for the others
+        return None  # a CTA without units would not wait for the others
     for scratch in _SCRATCH:
         layers = []
         weight = 0
@@ -284,7 +284,7 @@ def plan(stages: Sequence[Stage], kind: Kind, cluster: int, shared_bytes: int, p
 
 
 def _shared_out(layer: LayerPlan, scratch: int) -> LayerPlan:
-    """Distribute the work over as many threads as there is room for their partial sums."""
+    """Distribute the work over as many threads as the memory for partial sums allows."""
     stage, rows = layer.stage, layer.rows
     if stage.kernel is None:
         return _best(
@@ -321,12 +321,12 @@ def _rounds(items: int) -> int:
 
 
 def _best(scratch: int, choices: Sequence[LayerPlan], cost: Callable[[LayerPlan], int]) -> LayerPlan:
-    """Return the cheapest that fits, the first in case of ties."""
+    """Return the cheapest choice that fits; the first one in case of ties."""
     return min([own for own in choices if own.scratch <= scratch] or choices[:1], key=cost)
 
 
 def _spread(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
-    """Start the entries of layers, and biases, at different warps."""
+    """Assign the entries of layers, and biases, to different first warps."""
     start = 0
 
     def turn(threads: int) -> int:

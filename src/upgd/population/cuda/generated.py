@@ -45,7 +45,7 @@ _FORMS = {
     "pow": "powf({0}, {1})",
     "complement": "complement({0})",
 }
-#: Approximate number of instructions, if not one; functions use the special-function unit.
+#: Approximate number of instructions of operations that take more than one; functions use the special-function unit.
 _COSTS = {"div": 6, "sqrt": 6, "exp": 12, "logistic": 14, "tanh": 25, "sign": 3, "complement": 20}
 
 _INPUTS = {
@@ -250,11 +250,11 @@ def _in_parts(rule: Rule) -> str:
     results = [rule.new_weight, *_known(rule.new_state)]
     needed = _needed(rule, results)
     same: set[int] = set()
-    for place in needed:  # in order: what an operation needs comes before it
+    for place in needed:  # in order: the arguments of an operation precede it
         kind, *arguments = rule.nodes[place]
         if kind in _OF_ROW or (_is_done(rule, place) and same.issuperset(arguments)):
             same.add(place)
-    kept: list[tuple[int, str]] = []  # what the first part computes for the second: operations and how they are passed
+    kept: list[tuple[int, str]] = []  # results of the first part for the second: operations, and how they are passed
 
     def passed(place: int, form: str) -> str:
         if (place, form) not in kept:
@@ -287,7 +287,7 @@ def _in_parts(rule: Rule) -> str:
 
 
 def _switches(places: Sequence[int | None]) -> str:
-    """Return which words change, with one more entry, because there may be none."""
+    """Return which words change, with one extra entry, because the list must not be empty."""
     return _bools(place is not None for place in places)
 
 

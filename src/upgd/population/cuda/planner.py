@@ -33,7 +33,7 @@ class Dense(NamedTuple):
     outputs: int
     bias: bool
     activation: str  #: RELU, LEAKY, TANH or IDENTITY
-    slope: float = 0.0  #: LEAKY's
+    slope: float = 0.0  #: for LEAKY
     gated: bool = True  #: whether the layer has gates
 
 
@@ -79,17 +79,17 @@ class Block:
     first: int
     chunks: int
     groups: int
-    pairs: int  #: pairs of rows of the CTA with the most
+    pairs: int  #: pairs of rows of the CTA that has the most
     shift: int = 0  #: the first thread, a multiple of 32
-    held: int = 0  #: number of pairs of each group in registers
+    held: int = 0  #: number of pairs per group in registers
     far: int = 0  #: number of pairs in global memory, which follow those in registers
-    shared: int = 0  #: offset of the others in shared memory
+    shared: int = 0  #: offset of the remaining pairs in shared memory
     far_at: int = 0  #: offset of the pairs in the CTA's part of global memory
     last_at: int = 0  #: offset of the last step's noise there, if it is needed again
 
     @property
     def used_groups(self) -> int:
-        """Groups that have rows."""
+        """The number of groups that have rows."""
         return min(self.groups, self.pairs)
 
     @property
@@ -117,9 +117,9 @@ class LayerPlan:
     dense: Dense
     number: int
     weight: int  #: index of the first weight among the learner's parameters
-    bias: int  #: of the first bias; −1: none
+    bias: int  #: index of the first bias; −1 if there is none
     grain: int  #: rows are distributed over CTAs in portions of this size
-    rows: int  #: rows of the CTA with the most, rounded up to an even number
+    rows: int  #: rows of the CTA that has the most, rounded up to an even number
     blocks: tuple[Block, ...]
     bias_thread: int = 0  #: the thread with the first bias
 
@@ -168,8 +168,8 @@ class ChipPlan:
     cluster: int
     layers: tuple[LayerPlan, ...]
     offsets: dict[str, int]  #: offsets in shared memory, in floats
-    floats: int  #: of shared memory
-    far_floats: int  #: of global memory, for each CTA
+    floats: int  #: number of floats of shared memory
+    far_floats: int  #: number of floats of global memory per CTA
     barriers: dict[str, int]  #: the exchanges, and the number of bytes that a CTA receives
 
     @property
@@ -202,7 +202,7 @@ class ChipPlan:
     @property
     def cycles(self) -> float:
         """An estimate of the cycles of one step, accurate enough to compare cluster sizes. Measured on an H200: one tile per
-        thread takes about 840 cycles in total, an exchange 1000, a float in global memory 0.16 per pass."""
+        thread takes about 840 cycles in total, an exchange 1,000, a float in global memory 0.16 per pass."""
         by_rule = 280 if self.kind.rule == "utility" else 60
         if self.program is not None:
             by_rule = 12 * self.program.operations
@@ -293,7 +293,7 @@ def _layers(layers: Sequence[Dense], cluster: int) -> tuple[LayerPlan, ...] | No
 
 
 def _spread(layers: Sequence[LayerPlan], cluster: int) -> tuple[LayerPlan, ...]:
-    """Start small blocks, and biases, at different warps."""
+    """Assign small blocks, and biases, to different first warps."""
     start = 0
 
     def turn(threads: int) -> int:
@@ -317,7 +317,7 @@ def _spread(layers: Sequence[LayerPlan], cluster: int) -> tuple[LayerPlan, ...]:
 
 
 def _blocks(lanes: int, pairs: int) -> tuple[Block, ...] | None:
-    """Return one block, or two if one would leave many threads idle; the cheapest of all."""
+    """Return the cheapest split into one block, or into two if one would leave many threads idle."""
     chunks = -(-lanes // 4)
     choices: list[tuple[int, ...]] = [(chunks,)] if chunks <= THREADS else []
     choices += [(THREADS // g, chunks - THREADS // g) for g in range(1, 9) if 0 < chunks - THREADS // g <= THREADS]
@@ -389,7 +389,7 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
         if needs.features and hidden:
             vectors |= {"GATE_GRADIENT": 1, "GATE_CURVATURE": needs.curvature}
             vectors |= {"UNIT_STATE": len(needs.unit_state), "UNIT_OBSERVED": len(needs.unit_reductions)}
-        if needs.resets and hidden:  # every CTA knows all units
+        if needs.resets and hidden:  # every CTA has the values of all units
             own = {"UNIT_STATE": len(needs.unit_state), "ALL_H": not layer.turned, "OUTGOING": needs.resets.outgoing}
             own |= {"RANKED": needs.resets.selections > 0, "AMONG": needs.resets.selections, "CHOSEN": 1, "MOVED": 1}
             for name, count in own.items():
@@ -634,7 +634,7 @@ def _layer(layer: LayerPlan, plan: ChipPlan) -> str:
         "GATED": dense.gated,
         # Pairs of normals are neighbours in a tile if rows start at even indices.
         "EVEN": dense.inputs % 2 == 0 and layer.weight % 2 == 0,
-        # Rows of global memory can be read in fours.
+        # Rows in global memory can be read four floats at a time.
         "VECTORS": not layer.turned and all(n % 4 == 0 for n in (dense.inputs, layer.weight, total)),
     }
     bools = ", ".join(f"{name} = {_bool(value)}" for name, value in switches.items())
