@@ -3,9 +3,9 @@
 ``python -m benchmarks.gpu [random | mnist] [both | kernel | torch] [FILE]`` prints a table and writes it to FILE as JSON.
 """
 
+import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -203,4 +203,8 @@ def write(path: str, **parts: object) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", nargs="?", choices=("random", "mnist"), default="random", help="the images")
+    parser.add_argument("which", nargs="?", choices=("both", "kernel", "torch"), default="both", help="the backends")
+    parser.add_argument("path", nargs="?", metavar="FILE", help="where to write the table as JSON")
+    main(**vars(parser.parse_args()))

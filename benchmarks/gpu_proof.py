@@ -4,8 +4,8 @@ The settings are the best reported in public sources. Writes accuracies and time
 benchmarks.gpu_page`` updates docs/gpu.md with them.
 """
 
+import argparse
 import json
-import sys
 import time
 
 from benchmarks.gpu import plain_rate, plain_upgd, write
@@ -47,13 +47,13 @@ def run(names: list[str], steps: int) -> dict:
     }
 
 
-def prove(path: str, steps: str = "1000000") -> None:
+def prove(path: str, steps: int) -> None:
     plain = plain_rate(MLP((784, 300, 150, 10)), plain_upgd, make("input-permuted-mnist"), steps=900)
     runs = []
     for names in ([name for name in METHODS if name != "AdamW"], ["AdamW"]):
-        runs.append(run(names, int(steps)))
+        runs.append(run(names, steps))
         print(json.dumps(runs[-1] | {"accuracy": means(runs[-1])}), flush=True)
-        write(path, proof={"steps": int(steps), "plain_loop": plain, "runs": runs})
+        write(path, proof={"steps": steps, "plain_loop": plain, "runs": runs})
 
 
 def means(one: dict) -> dict[str, float]:
@@ -61,4 +61,7 @@ def means(one: dict) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    prove(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", metavar="FILE", help="where to write accuracies and times as JSON")
+    parser.add_argument("steps", nargs="?", type=int, default=1_000_000)
+    prove(**vars(parser.parse_args()))

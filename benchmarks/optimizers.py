@@ -12,11 +12,11 @@ Targets, relative to AdamW(fused):
 On a GPU UPGD(foreach) without noise takes at most 1.6 times AdamW(foreach).
 """
 
+import argparse
 import json
 import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,7 @@ def table(
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] = ()) -> None:
+def main(path: str | None = None) -> None:
     torch.manual_seed(0)
     found: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cpu": {}, "gpu": {}}
     if torch.cuda.is_available():
@@ -203,9 +203,11 @@ def main(arguments: Sequence[str] = ()) -> None:
             times = on_cpu(shapes, rounds=15 if size > 1_000_000 else 100)
             found["cpu"][name] = {"times": times, "narrow": False}
             print(f"{name}, {torch.get_num_threads()} threads\n{table(times, False)}\n", flush=True)
-    if arguments:
-        Path(arguments[0]).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if path is not None:
+        Path(path).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", nargs="?", metavar="FILE", help="where to write the times as JSON")
+    main(**vars(parser.parse_args()))

@@ -5,9 +5,9 @@ docs/results/data/public-numbers.csv.gz is extended; without one, nothing is com
 docs/results/public-numbers.md is rewritten from that file.
 """
 
+import argparse
 import re
 import statistics
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -107,6 +107,8 @@ def write_page() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        compute(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", nargs="?", metavar="STORE", help="compute what is missing, and keep it in this store")
+    if store := parser.parse_args().store:
+        compute(store)
     write_page()
