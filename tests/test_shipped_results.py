@@ -159,10 +159,9 @@ def _is_search(row, like):
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES])
 def test_the_runs_of_the_search_that_diverged(page, shipped):
     text = page.read_text(encoding="utf-8")
-    for problem, network, steps, table, _ in _panels(text):
+    for problem, network, steps, _, _ in _panels(text):
         wanted, total = {}, 0
-        for line in table:
-            label = line[0].split(". ", 1)[1]
+        for label in LABELS:  # a method that is searched in part has no line in the table yet
             like = {"method": LABELS[label], "network": network, "steps": str(steps)}
             search = [row for row in shipped(problem) if _is_search(row, like)]
             total += len(search)
