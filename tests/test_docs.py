@@ -144,6 +144,7 @@ def follow(page: Path, folder: Path, *languages: str) -> None:
             assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
+@pytest.mark.slow
 def test_the_page_leads_from_an_empty_folder_to_a_report(tmp_path):
     follow(OWN_METHOD, tmp_path, "python", "console")
     page = (tmp_path / "report.html").read_text()

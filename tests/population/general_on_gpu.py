@@ -257,16 +257,17 @@ def _side_by_side(learners: Sequence[Learner], device: str) -> str:
             population.run(stream, length, window=100)
         return population
 
-    mixed = run(learners, 350)
+    lengths = (100, 33, 217) if device == "cuda" else (10, 3, 17)
+    mixed = run(learners, sum(lengths))
     if device == "cuda":
         assert set(mixed.backends) == {"kernel", "torch"}, mixed.backends
     assert (mixed.result().diverged_at < 0).all()
-    assert_same_bits(bits(mixed), bits(run(learners, 350)), "again")
-    assert_same_bits(bits(mixed), bits(run(learners, 100, 33, 217)), "in blocks")
+    assert_same_bits(bits(mixed), bits(run(learners, sum(lengths))), "again")
+    assert_same_bits(bits(mixed), bits(run(learners, *lengths)), "in blocks")
     kinds = list(dict.fromkeys(learner.kind for learner in learners))
     for kind in kinds:
         places = [place for place, learner in enumerate(learners) if learner.kind == kind]
-        alone = run([learners[place] for place in places], 350)
+        alone = run([learners[place] for place in places], sum(lengths))
         for own, place in enumerate(places):
             assert_same_learner(of_learner(alone, own), of_learner(mixed, place), learners[place])
     return f"{len(learners)} learners of {len(kinds)} kinds"

@@ -76,7 +76,7 @@ def held(cluster: int, steps: int = STEPS, **settings: object) -> None:
     ("cluster", "settings"),
     [
         (8, {**UPGD, "scaling": "local", "noise": "anticorrelated", "gated": "hidden"}),
-        (2, {"method": "l2-init", "lr": 0.01, "optimizer": "adam", "eps": 1e-2}),
+        pytest.param(2, {"method": "l2-init", "lr": 0.01, "optimizer": "adam", "eps": 1e-2}, marks=pytest.mark.slow),
         (4, {"method": "adaupgd", "lr": 0.01, "sigma": 0.1, "eps": 1e-2, "scaling": "local"}),
         (8, {**UPGD, "order": 2, "normalize": 0.9, "gated": "output"}),
         (2, {**UPGD, "granularity": "feature", "order": 2, "scaling": "local"}),
