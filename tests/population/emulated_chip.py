@@ -13,8 +13,11 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
-from torch import nn
+from gpu_cases import Problem
+from population_on_gpu import clusters_of
+from torch import Tensor, nn
 
+from upgd.population import Learner, Population
 from upgd.population.backend import Group
 from upgd.population.cuda import backend as on_chip
 from upgd.population.cuda import convolutional, planner
@@ -102,3 +105,36 @@ def _emulated() -> Iterator[None]:
         patch("torch.cuda.current_stream", lambda: SimpleNamespace(cuda_stream=0)),
     ):
         yield
+
+
+def state(population: Population) -> dict[str, Tensor]:
+    return {name: t for name, t in population.state().items() if name.startswith(("group.", "tally.loss"))}
+
+
+def run(problem: Problem, learners: list[Learner], backend, *lengths: int, dtype=torch.float32) -> Population:
+    population = Population(problem[0], learners, backend=backend, dtype=dtype)
+    for length in lengths:
+        population.run(problem[1], length, window=1000)
+    return population
+
+
+def assert_right(problem: Problem, cluster: int, steps: int, **settings: object) -> None:
+    """As close to float64 as torch's float32; bitwise the same with other learners, in other blocks, and when the threads
+    take turns in another order."""
+    learners = [Learner(**settings, seed=seed) for seed in (0, 3, 1)]
+    with clusters_of(cluster):
+        Kernel.order = 1
+        exact, rounded = (
+            state(run(problem, learners, "torch", steps, dtype=t)) for t in (torch.float64, torch.float32)
+        )
+        there = run(problem, learners, EmulatedBackend, steps)
+        Kernel.order = 2
+        other = run(problem, learners[1:], EmulatedBackend, 1, 4, steps - 5)
+    found = state(there)
+    assert there._backends[0].size == cluster
+    assert found.keys() == exact.keys()
+    for name, right in exact.items():
+        error, usual = (float((t[name].double() - right).norm()) for t in (found, rounded))
+        assert error <= 5e-6 * float(right.norm()) + 5 * usual, name
+        if name.startswith("group."):
+            assert torch.equal(found[name][1:], other.state()[name]), name

@@ -5,7 +5,7 @@ from types import MappingProxyType
 import emulated_chip
 import pytest
 import torch
-from emulated_chip import EmulatedBackend, Kernel
+from emulated_chip import EmulatedBackend, assert_right, run, state
 from gpu_cases import Problem, Samples
 from population_on_gpu import clusters_of
 from torch import nn
@@ -40,36 +40,8 @@ def _few_threads(monkeypatch):
         yield
 
 
-def state(population: Population) -> dict[str, torch.Tensor]:
-    return {name: t for name, t in population.state().items() if name.startswith(("group.", "tally.loss"))}
-
-
-def run(problem: Problem, learners: list[Learner], backend, *lengths: int, dtype=torch.float32) -> Population:
-    population = Population(problem[0], learners, backend=backend, dtype=dtype)
-    for length in lengths or (STEPS,):
-        population.run(problem[1], length, window=1000)
-    return population
-
-
 def held(cluster: int, steps: int = STEPS, **settings: object) -> None:
-    """As close to float64 as torch's float32; bitwise the same with other learners, in other blocks, and when the threads
-    take turns in another order."""
-    problem, learners = PROBLEMS[cluster], [Learner(**settings, seed=seed) for seed in (0, 3, 1)]
-    with clusters_of(cluster):
-        Kernel.order = 1
-        exact, rounded = (
-            state(run(problem, learners, "torch", steps, dtype=t)) for t in (torch.float64, torch.float32)
-        )
-        there = run(problem, learners, EmulatedBackend, steps)
-        Kernel.order = 2
-        other = run(problem, learners[1:], EmulatedBackend, 1, 4, steps - 5)
-    found = state(there)
-    assert found.keys() == exact.keys()
-    for name, right in exact.items():
-        error, usual = (float((t[name].double() - right).norm()) for t in (found, rounded))
-        assert error <= 5e-6 * float(right.norm()) + 5 * usual, name
-        if name.startswith("group."):
-            assert torch.equal(found[name][1:], other.state()[name]), name
+    assert_right(PROBLEMS[cluster], cluster, steps, **settings)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +205,9 @@ def test_everybodys_own_resets_are_right(monkeypatch, cluster):
 def test_rules_written_by_hand_are_those_that_are_generated(monkeypatch, scaling):
     problem, learners = PROBLEMS[2], [Learner(**UPGD, scaling=scaling, seed=seed) for seed in (0, 1)]
     with clusters_of(2):
-        by_hand = run(problem, learners, EmulatedBackend)
+        by_hand = run(problem, learners, EmulatedBackend, STEPS)
         monkeypatch.setattr(on_chip, "_program", lambda group, *_: program(group.method))
-        generated = run(problem, learners, EmulatedBackend)
+        generated = run(problem, learners, EmulatedBackend, STEPS)
     assert [p._backends[0]._plan.program is None for p in (by_hand, generated)] == [True, False]
     for name, tensor in state(by_hand).items():
         torch.testing.assert_close(tensor, state(generated)[name], rtol=1e-5, atol=1e-7)
@@ -254,12 +226,12 @@ def test_rules_written_by_hand_are_those_that_are_generated(monkeypatch, scaling
 def test_what_has_no_room_on_chip_is_the_same_in_global_memory(monkeypatch, held, settings):
     problem, learners = (MLP((64, 40, 6, 3)), Samples((64,), 3)), [Learner(**settings, seed=seed) for seed in (0, 1, 2)]
     with clusters_of(2):
-        near = run(problem, learners, EmulatedBackend)
+        near = run(problem, learners, EmulatedBackend, STEPS)
         plan = near._backends[0]._plan
         monkeypatch.setattr(planner, "_HELD", dict.fromkeys(range(6), held))
         first = sum(4 * plan.words * block.shared_floats for block in plan.layers[0].blocks)
         with emulated_chip.shared_bytes(plan.shared_bytes - first * 4 // 5):
-            far = run(problem, learners, EmulatedBackend)
+            far = run(problem, learners, EmulatedBackend, STEPS)
     assert first > 4 * (far._backends[0]._plan.far_floats - plan.far_floats) > first // 8
     assert sum(block.held for layer in far._backends[0]._plan.layers for block in layer.blocks) == held
     for name, tensor in state(near).items():
@@ -278,7 +250,7 @@ def test_a_saved_state_resumes_bitwise(cluster, settings, part):
     problem = PROBLEMS[cluster]
     learners = [Learner(**settings, seed=seed) for seed in (0, 1)]
     with clusters_of(cluster):
-        whole, begun = run(problem, learners, EmulatedBackend), run(problem, learners, EmulatedBackend, 5)
+        whole, begun = run(problem, learners, EmulatedBackend, STEPS), run(problem, learners, EmulatedBackend, 5)
         other = Population(problem[0], learners, backend=EmulatedBackend)
         other.restore(begun.state())
         other.run(problem[1], STEPS - 5, window=1000)
@@ -293,7 +265,7 @@ def test_a_diverged_learner_stops_and_the_other_does_not_notice(settings):
     wild, calm = (Learner(**{**settings, "lr": lr}, seed=4) for lr in (1e30, 0.01))
     with clusters_of(1):
         both, alone = (run(problem, own, EmulatedBackend, 6, 6) for own in ([wild, calm], [calm]))
-    truth = run(problem, [wild], "torch")
+    truth = run(problem, [wild], "torch", STEPS)
     assert both.diverged_at.tolist() == [truth.diverged_at[0], -1]
     assert both.diverged_at[0] >= 0
     for name, tensor in both.parameters(1).items():

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import emulated_chip
 import pytest
 import torch
-from emulated_chip import EmulatedBackend, Kernel
-from gpu_cases import CONVOLUTIONS, PAPERS_CONVNET, Problem
+from emulated_chip import EmulatedBackend, assert_right, run, state
+from gpu_cases import CONVOLUTIONS, PAPERS_CONVNET
 from population_on_gpu import clusters_of
 
 from upgd.population import Learner, Population
@@ -26,35 +26,8 @@ def _few_threads() -> Iterator[None]:
         yield
 
 
-def state(population: Population) -> dict[str, torch.Tensor]:
-    return {name: t for name, t in population.state().items() if name.startswith(("group.", "tally.loss"))}
-
-
-def run(problem: Problem, learners: list[Learner], backend, *lengths: int, dtype=torch.float32) -> Population:
-    population = Population(problem[0], learners, backend=backend, dtype=dtype)
-    for length in lengths or (STEPS,):
-        population.run(problem[1], length, window=1000)
-    return population
-
-
 def held(cluster: int, **settings: object) -> None:
-    """As close to float64 as torch's float32; bitwise the same with other learners, in other blocks, and when the threads
-    take turns in another order."""
-    problem, learners = CONVOLUTIONS[cluster], [Learner(**settings, seed=seed) for seed in (0, 3, 1)]
-    with clusters_of(cluster):
-        Kernel.order = 1
-        exact, rounded = (state(run(problem, learners, "torch", dtype=t)) for t in (torch.float64, torch.float32))
-        there = run(problem, learners, EmulatedBackend)
-        Kernel.order = 2
-        other = run(problem, learners[1:], EmulatedBackend, 1, 4, STEPS - 5)
-    found = state(there)
-    assert there._backends[0].size == cluster
-    assert found.keys() == exact.keys()
-    for name, right in exact.items():
-        error, usual = (float((t[name].double() - right).norm()) for t in (found, rounded))
-        assert error <= 5e-6 * float(right.norm()) + 5 * usual, name
-        if name.startswith("group."):
-            assert torch.equal(found[name][1:], other.state()[name]), name
+    assert_right(CONVOLUTIONS[cluster], cluster, STEPS, **settings)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +93,7 @@ def test_a_saved_state_goes_on_bit_for_bit():
     problem = CONVOLUTIONS[2]
     learners = [Learner(**UPGD, granularity="feature", normalize=0.9, seed=seed) for seed in (0, 1)]
     with clusters_of(2):
-        whole, begun = run(problem, learners, EmulatedBackend), run(problem, learners, EmulatedBackend, 3)
+        whole, begun = run(problem, learners, EmulatedBackend, STEPS), run(problem, learners, EmulatedBackend, 3)
         other = Population(problem[0], learners, backend=EmulatedBackend)
         other.restore(begun.state())
         other.run(problem[1], STEPS - 3, window=1000)
@@ -134,7 +107,7 @@ def test_a_diverged_learner_stops_and_the_other_does_not_notice():
     wild, calm = (Learner(method="momentum", lr=lr, seed=4) for lr in (1e30, 0.01))
     with clusters_of(3):
         both, alone = (run(problem, own, EmulatedBackend, 4, 4) for own in ([wild, calm], [calm]))
-    truth = run(problem, [wild], "torch")
+    truth = run(problem, [wild], "torch", STEPS)
     assert both.diverged_at.tolist() == [truth.diverged_at[0], -1]
     assert both.diverged_at[0] >= 0
     for name, tensor in both.parameters(1).items():
