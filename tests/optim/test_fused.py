@@ -142,6 +142,32 @@ def test_the_maximum_of_a_step_ignores_earlier_steps(engine: str) -> None:
     checks.assert_close(*trained, ulps=20, dtype=torch.float32)
 
 
+def spike(params: list[nn.Parameter], step: int) -> None:
+    """Set gradients that put the largest utility at another place in every step."""
+    generator = torch.Generator().manual_seed(step)
+    for param in params:
+        param.grad = torch.randn(param.shape, generator=generator)
+        place = int(torch.randint(param.numel(), (), generator=generator))
+        param.grad.view(-1)[place] = -(3.0 if step % 5 else 30.0) * param.detach().view(-1)[place].sign()
+
+
+@pytest.mark.parametrize("modified", [False, True])
+def test_the_maximum_is_found_in_any_page(modified: bool) -> None:
+    """The first pass on the CPU does not read pages that cannot contain the maximum."""
+    trained = []
+    for options in ({"fused": True}, {"foreach": False}):
+        generator = torch.Generator().manual_seed(0)
+        params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in [(70, 1001), (3000,), (5,)]]
+        optimizer = upgd.UPGD(params, 0.01, sigma=0.0, beta_utility=0.8, **options)
+        for step in range(30):
+            spike(params, step)
+            if modified and step == 12:
+                optimizer.state[params[0]]["utility"][69, 900] = 50.0
+            optimizer.step()
+        trained.append(params)
+    checks.assert_close(*trained, ulps=20, dtype=torch.float32)
+
+
 def test_a_modified_step_count_is_used(engine: str) -> None:
     trained = []
     for options in ({"fused": True}, {"foreach": False}):

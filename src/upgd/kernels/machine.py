@@ -43,12 +43,12 @@ __all__ = [
     "larger",
     "minus",
     "number",
+    "result_of",
     "shifted_down",
     "shifted_left",
     "shifted_right",
     "skip",
     "smaller",
-    "soon",
     "start_of",
     "taken",
     "times",
@@ -186,6 +186,18 @@ def taken(_context: Any, counter: Any) -> Any:
 
 
 @_intrinsic
+def result_of(_context: Any, function: Any) -> Any:
+    """Call the C function at an address, which takes no arguments and returns an ``int``."""
+
+    def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        result = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        return builder.sext(result, ir.IntType(64))
+
+    return types.int64(types.int64), code
+
+
+@_intrinsic
 def skip(_context: Any, pointer: Any, count: Any) -> Any:
     """Return the pointer plus ``count`` elements."""
 
@@ -193,24 +205,6 @@ def skip(_context: Any, pointer: Any, count: Any) -> Any:
         return builder.gep(arguments[0], [arguments[1]])
 
     return pointer(pointer, types.intp), code
-
-
-@_intrinsic
-def soon(_context: Any, pointer: Any, count: Any) -> Any:
-    """Prefetch the cache line ``count`` elements after the pointer; the address need not be valid.
-
-    Processors prefetch automatically within a page of memory, but not beyond it.
-    """
-
-    def code(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        line = builder.gep(arguments[0], [arguments[1]])
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [line.type, word, word, word])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [line.type], kind)
-        builder.call(prefetch, [line, word(0), word(3), word(1)])  # read, nearest cache, data cache
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.intp), code
 
 
 def _word_operation(name: str) -> Any:

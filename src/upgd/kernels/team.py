@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["run_on_all"]
+__all__ = ["number_of_thread", "run_on_all"]
 
 _Function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _process = os.getpid()
@@ -37,6 +37,14 @@ def run_on_all(threads: int, address: int, argument: int) -> None:
         call(argument)
         for other in others:
             other.result()
+
+
+@functools.cache
+def number_of_thread() -> int:
+    """Return the address of a function that returns the number of the calling thread in OpenMP; 0 if there is none."""
+    if _openmp() is None:
+        return 0
+    return ctypes.cast(ctypes.CDLL(torch._C.__file__).omp_get_thread_num, ctypes.c_void_p).value or 0
 
 
 @functools.cache

@@ -266,7 +266,8 @@ class Repeated:
         self._params = [owner for work in plan.works for owner in work.owners]
         own = set(self._params)
         self._idle = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
-        self._addresses = [local(param).data_ptr() for param in self._params]
+        self._sharded = any(map(is_sharded, self._params))
+        self._addresses = self._current_addresses()
         self._kinds = [grad.dtype for part in plan.parts for grad in part.grads]
         groups = {param: group for group in optimizer.param_groups for param in group["params"]}
         self._groups = [groups[work.owners[0]] for work in plan.works]
@@ -283,6 +284,10 @@ class Repeated:
             for param in self._params
             if param in optimizer.state
         ]
+
+    def _current_addresses(self) -> list[int]:
+        params = map(local, self._params) if self._sharded else self._params
+        return [param.data_ptr() for param in params]
 
     @staticmethod
     def possible(plan: StepPlan) -> bool:
@@ -320,13 +325,17 @@ class Repeated:
         """Return the plan with the current gradients and learning rates, or None if something else has changed."""
         if not self._same(optimizer):
             return None
-        grads = [None if param.grad is None else local(param.grad, param) for param in self._params]
+        grads = [param.grad for param in self._params]
+        if self._sharded:
+            grads = [
+                None if grad is None else local(grad, param) for grad, param in zip(grads, self._params, strict=True)
+            ]
         for grad, kind in zip(grads, self._kinds, strict=True):
             if grad is None or grad.dtype is not kind or grad.layout is not torch.strided or not grad.is_contiguous():
                 return None
         if any(param.grad is not None for param in self._idle):
             return None
-        if [local(param).data_ptr() for param in self._params] != self._addresses:
+        if self._current_addresses() != self._addresses:
             return None
         if any(state.get(name) is not value for state, values in self._states for name, value in values):
             return None
