@@ -341,6 +341,27 @@ def reruns_and_blocks_agree_in_every_bit(device: str) -> str:
 
 
 @check_with_kernels
+def diverged_learners_leave_their_clusters_to_others(device: str) -> str:
+    """The others are scheduled anew in the next block, and compute the same bits as without them."""
+    network, stream = NETWORKS["784-300-150-10"]
+    count, lengths = (40, (10, 300, 50)) if device == "cuda" else (6, (4, 3))
+    learners = [Learner(method="upgd", lr=1e-3 if i % 3 else 1e6, sigma=0.1, seed=i) for i in range(count)]
+
+    def run(which: list[Learner]) -> Population:
+        population = Population(network, which, device=device, backend="kernel")
+        for length in lengths:
+            population.run(stream, length, window=10_000)
+        return population
+
+    mixed, calm = run(learners), run([own for own in learners if own.lr < 1])
+    assert ((mixed.diverged_at >= 0) == [own.lr > 1 for own in learners]).all(), mixed.diverged_at
+    assert mixed.diverged_at.max() < lengths[0], mixed.diverged_at
+    for number, place in enumerate(i for i in range(count) if i % 3):
+        assert_same_learner(of_learner(mixed, place), of_learner(calm, number), learners[place])
+    return f"{count // 3 + (count % 3 > 0)} of {count} learners diverged"
+
+
+@check_with_kernels
 def state_goes_on(device: str) -> str:
     """Saved at a 100th step and restored, bit for bit; and where the CPU stopped."""
     network, stream = NETWORKS["five layers"]

@@ -46,7 +46,7 @@ def test_the_kernel_on_chip_can_share() -> None:
     assert all(hasattr(CudaBackend, name) for name in ("clusters", "prepare", "advance"))
     backend = object.__new__(CudaBackend)
     assert not isinstance(backend, Sharing)
-    backend.learners, backend.cost, backend.size, backend.room = 8, 1.0, 8, 15
+    backend.cost, backend.size, backend.room = 1.0, 8, 15
     assert isinstance(backend, Sharing)
 
 

@@ -29,7 +29,6 @@ class Sharing(Protocol):
     room: int  #: the number of clusters available to it alone
     cost: float  #: the cost of a step of one learner in one cluster, relative to other backends
     size: int  #: the number of multiprocessors per cluster
-    learners: int
 
     def prepare(self, chunk: Chunk, loss: Loss) -> None:
         """Compile what :meth:`advance` needs; called in a thread of its own."""
@@ -59,15 +58,16 @@ class Lanes:
 
     def advance(self, chunk: Chunk, loss: Loss) -> None:
         """Advance every group with a learner that has not diverged, and wait for all."""
-        alive = [number for number, (_, tally) in enumerate(self._groups) if bool((tally.diverged_at < 0).any())]
+        counts = [int((tally.diverged_at < 0).sum()) for _, tally in self._groups]
+        alive = {number: count for number, count in enumerate(counts) if count}
         if self._device.type != "cuda":
-            self._one_by_one(alive, chunk, loss)
+            self._one_by_one(list(alive), chunk, loss)
             return
         greedy = [number for number in alive if self._groups[number][0].fills_device]
         modest = [number for number in alive if number not in greedy]
         sharing = {n: backend for n in greedy if isinstance(backend := self._groups[n][0], Sharing)}
         if len(sharing) > 1:
-            self._share(sharing, chunk, loss)
+            self._share(sharing, alive, chunk, loss)
             greedy = [number for number in greedy if number not in sharing]
         self._one_by_one(greedy, chunk, loss)
         torch.cuda.synchronize(self._device)  # also for the samples, which may still be being computed
@@ -89,10 +89,10 @@ class Lanes:
                 list(pool.map(lambda backend: backend.prepare(chunk, loss), backends))
             self._prepared = True
 
-    def _share(self, sharing: Mapping[int, Sharing], chunk: Chunk, loss: Loss) -> None:
+    def _share(self, sharing: Mapping[int, Sharing], alive: Mapping[int, int], chunk: Chunk, loss: Loss) -> None:
         """Run groups concurrently, starting with large clusters, which need the most contiguous space."""
         self._prepare(list(sharing.values()), chunk, loss)
-        shares = shared([Need(backend.learners, backend.cost, backend.room) for backend in sharing.values()])
+        shares = shared([Need(alive[number], backend.cost, backend.room) for number, backend in sharing.items()])
         torch.cuda.synchronize(self._device)
         ran = []
         for share, (number, backend) in sorted(zip(shares, sharing.items(), strict=True), key=lambda s: -s[1][1].size):
@@ -103,16 +103,16 @@ class Lanes:
                 backend.advance(chunk, loss, self._groups[number][1])
                 backend.clusters = None
                 times[1].record()
-            ran.append((backend, share, times))
+            ran.append((backend, alive[number] / share, times))
         torch.cuda.synchronize(self._device)
-        for backend, share, (begin, end) in ran:
-            backend.cost = begin.elapsed_time(end) / chunk.length / max(1.0, backend.learners / share)
+        for backend, each, (begin, end) in ran:
+            backend.cost = begin.elapsed_time(end) / chunk.length / max(1.0, each)
 
 
 class Need(NamedTuple):
     """The requirements of a group."""
 
-    learners: int
+    learners: int  #: number of learners that have not diverged
     cost: float  #: of a learner's step in one cluster
     room: int  #: number of clusters available to the group alone
 

@@ -160,7 +160,7 @@ class CudaBackend:
         self._device = _indexed(device)
         program = _program(group, _convolutional(network))
         self._plan = fastest(_plans(layers, group.kind, program, self._device))
-        self.learners, self.cost, self.size = len(group), self._plan.cycles, self._plan.cluster
+        self.cost, self.size = self._plan.cycles, self._plan.cluster
         self.room = dict(_plans(layers, group.kind, program, self._device))[self._plan]
         self._scalars = () if program is None else scalars(group.method)
         self._values = {name: value.to(self._device).unsqueeze(1) for name, value in group.values.items()}
@@ -198,7 +198,13 @@ class CudaBackend:
             stream = torch.cuda.current_stream()
             kernel = _kernel(self._plan, loss, chunk.index is not None, self._device)
             clusters = kernel.active if self.clusters is None else self.clusters
-            segments, begins = _schedule(self.learners, chunk.length, clusters, self._device)
+            # The kernel skips diverged learners, but in the schedule they would keep clusters from the others.
+            rows = (tally.diverged_at < 0).nonzero().squeeze(1).int()
+            if not len(rows):
+                return
+            segments, begins = _schedule(len(rows), chunk.length, clusters, self._device)
+            if len(rows) < len(tally.diverged_at):
+                segments = torch.cat([rows[segments[:, :1].long()], segments[:, 1:]], 1)
             self._telling += 1
             self._input_shape = _input_shape(chunk)
             far = (len(begins) - 1) * self._plan.cluster * self._plan.far_floats
@@ -350,7 +356,7 @@ def _each_plan(layers: Layers, kind: Kind, program: Program | None, limit: int) 
 
 @functools.lru_cache(maxsize=64)
 def _schedule(learners: int, steps: int, clusters: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cached on the device, because copying it would wait for running kernels."""
+    """Return the schedule; cached on the device, because copying it would wait for running kernels."""
     segments, begins = schedule(learners, steps, clusters)
     return torch.from_numpy(segments).to(device), torch.from_numpy(begins).to(device)
 
