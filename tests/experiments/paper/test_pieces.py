@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from upgd.experiments.analysis import portable
-from upgd.experiments.execution import running
+from upgd.experiments.execution import time_limit
 from upgd.experiments.execution.running import Options, TimeUp, run
 from upgd.experiments.paper.pieces import piece, shipped
 from upgd.experiments.paper.reproduce import plan
@@ -33,7 +33,7 @@ def test_pieces_give_the_results_of_a_whole_study(tmp_path, monkeypatch):
     whole, finished = piece(_study(), tmp_path / "whole", Options(backend="torch"))
     assert finished
     ticks = itertools.count()
-    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(time_limit, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     stopped = 0
     for _ in range(100):  # each has its own store, and stops during about its third job
         found, finished = piece(_study(), tmp_path / "data", Options(backend="torch", stop_after=20, job_size=2))

@@ -4,7 +4,6 @@
 """
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from upgd.experiments.analysis.results import Results
 from upgd.experiments.execution.jobs import Checkpoints, Job, plan, whole
 from upgd.experiments.execution.progress import Display, Progress, display, published
+from upgd.experiments.execution.time_limit import TimeLimit, TimeUp
 from upgd.experiments.execution.work import device_named, most_learners
 from upgd.experiments.execution.workers import Executor, Settings, in_process, in_processes, processes_that_help
 from upgd.experiments.spec.declare import Experiment, Grid
@@ -27,10 +27,6 @@ __all__ = ["Options", "Runner", "TimeUp", "execute", "mistake", "pending", "run"
 
 #: With less work than this, starting several processes does not pay off; the threads of one process use all cores anyway.
 _SMALL = 1_000_000
-
-
-class TimeUp(KeyboardInterrupt):
-    """The time limit is reached. As after Ctrl-C, finished results are stored and unfinished work is saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +43,8 @@ class Options:
         look_every: number of steps between diagnostics; None for no diagnostics.
         checkpoint_every: seconds between snapshots of unfinished work.
         stop_after: seconds after which a :class:`Runner` saves its work and raises :class:`TimeUp`; None for no limit.
+            Without a store, unfinished jobs are lost. One process then starts only jobs that, at the speed of the previous
+            one, end within the limit; the last one has fewer learners if that is necessary.
         job_size: maximum number of learners per job; None for as many as are useful. Small jobs lose less work if snapshots
             do not outlive the machine.
     """
@@ -199,7 +197,7 @@ class Runner:
 
     def __init__(self, options: Options, *, progress: bool = True) -> None:
         self.added = 0
-        self._deadline = None if options.stop_after is None else time.monotonic() + options.stop_after
+        self._limit = None if options.stop_after is None else TimeLimit(options.stop_after)
         self._options = options
         self._progress = progress
         self._exit = ExitStack()
@@ -229,7 +227,7 @@ class Runner:
                 show=self._show,
                 own_backend=isinstance(options.backend, type),
                 job_size=options.job_size,
-                deadline=self._deadline,
+                limit=self._limit,
             )
         finally:
             self.added += len(store) - before
@@ -254,7 +252,7 @@ def execute(
     show: Display = lambda progress: None,
     own_backend: bool = False,
     job_size: int | None = None,
-    deadline: float | None = None,
+    limit: TimeLimit | None = None,
 ) -> Results:
     """Compute everything that is not in the store, and store every job when it is finished.
 
@@ -268,7 +266,7 @@ def execute(
         show: called with the progress.
         own_backend: whether jobs run on a custom backend, which may support what ours do not.
         job_size: maximum number of learners per job; None for as many as are useful.
-        deadline: time, by :func:`time.monotonic`, at which to stop and raise :class:`TimeUp`; None for no limit.
+        limit: when to stop and raise :class:`TimeUp`; None for no limit.
     """
     everything = whole(experiment)
     jobs = pending(everything, store, workers, device, checkpoints, job_size)
@@ -281,12 +279,14 @@ def execute(
         def watcher(job: Job, done: int, diverged: int) -> None:
             progress.update(job, done, diverged)
             tell(progress)
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeUp
+            if limit is not None:
+                limit.check()
 
-        if jobs:
+        lost_if_late = limit is not None and checkpoints is None and workers == 1
+        batches = limit.fitting(jobs) if limit is not None and lost_if_late else [jobs] if jobs else []
+        for batch in batches:
             # Closing the executor's generator, also on Ctrl-C, makes it save its work.
-            with closing(executor(jobs, watcher)) as finished:  # type: ignore[type-var]
+            with closing(executor(batch, watcher)) as finished:  # type: ignore[type-var]
                 for job, records in finished:
                     store.add(records)
                     if checkpoints is not None:
