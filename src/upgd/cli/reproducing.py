@@ -1,5 +1,6 @@
 """`upgd reproduce`."""
 
+import json
 import shlex
 import sys
 import time
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from upgd.cli import left
 from upgd.cli.executing import check, check_folder, given_options, option_names, options_of, terminable
-from upgd.cli.options import Execution, Steps, UsageError, load_torch, plain_digits, read_steps, store_path
+from upgd.cli.options import Execution, Json, Steps, UsageError, load_torch, plain_digits, read_steps, store_path
 
 if TYPE_CHECKING:
-    from upgd.experiments.execution.jobs import Job
     from upgd.experiments.paper.catalogue import Study
     from upgd.experiments.paper.reproduce import Plan, Reproduction
 
@@ -41,6 +42,7 @@ def reproduce(
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("reproduced"),
     resume_from: Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)] = (),
     dry_run: Annotated[bool, Parameter(negative="")] = False,
+    as_json: Json = False,
     write_only: Annotated[bool, Parameter(negative="")] = False,
     execution: Execution = Execution(),  # noqa: B008  # frozen
 ) -> int:
@@ -96,7 +98,9 @@ def reproduce(
     resume_from
         Another folder with such files to reuse; can be repeated.
     dry_run
-        Only print what is left to do and an estimate of the time.
+        Only print what is computed and what is left, by panel, and an estimate of the time.
+    as_json
+        With --dry-run: print JSON.
     write_only
         Only write the pages from the results in the store.
     """
@@ -128,6 +132,8 @@ def reproduce(
     from upgd.experiments.paper.reproduce import plan, study_named
 
     check(execution, dry_run=dry_run)
+    if as_json and not dry_run:
+        raise UsageError("--json applies to --dry-run only; remove it, or add --dry-run.")
     studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
     if [study.name for study in studies] == [UTILITY_QUALITY]:  # with other studies, the options apply to those
         _refuse(given)
@@ -155,6 +161,10 @@ def reproduce(
         for study in studies
         if study.name != UTILITY_QUALITY
     }
+    if as_json:
+        every = [left.facts(own, execution, [*resume_from, output / "data"]) for own in plans.values()]
+        print(json.dumps(every, indent=2))
+        return 0
     failed, began = 0, time.monotonic()
     for study in studies:
         print(f"\n{study.title} ({study.name}, {scale})" if len(studies) > 1 else f"{study.title} ({scale})")
@@ -262,38 +272,7 @@ def _say_what_came_out(found: "Reproduction") -> None:
 
 
 def _say_what_is_left(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> None:
-    from upgd.experiments.execution.estimate import estimate
-    from upgd.experiments.execution.progress import duration
-    from upgd.experiments.execution.work import device_named
-    from upgd.experiments.execution.workers import processes_that_help
-    from upgd.experiments.paper.pieces import together
-    from upgd.experiments.paper.reproduce import left
-
-    path, device = store_path(execution.store), device_named(execution.device)
-    workers = execution.workers or processes_that_help(device)
-    with together(plan, path, folders) as store:
-        search, final = left(plan, store, workers, device)
-    jobs = search or final
-    if not jobs:
-        print(f"  nothing is left to compute; all results are in {path}")
-        return
-    what = "the search" if search else "the final runs"
-    print(f"  left of {what}: {sum(len(job.learners) for job in jobs):,} learners, {_learner_steps(jobs)}")
-    if search:
-        if plan.grid == "climb":
-            print(
-                "  then a search around the best of them, repeated while it finds better settings; not included in the time"
-            )
-        print(f"  then the final runs: {_learner_steps(final)}")
-    by_problem: dict[tuple[str, str], list[Job]] = {}
-    for job in search + final:
-        by_problem.setdefault((job.problem, job.network), []).append(job)
-    seconds = sum(estimate(own, workers, device, execution.backend) for own in by_problem.values())
-    print(f"  about {duration(seconds)}, measured on {min(workers, len(jobs))} × {device} now")
-
-
-def _learner_steps(jobs: Sequence["Job"]) -> str:
-    return f"{sum(job.learner_steps for job in jobs):,} learner-steps"
+    print(left.text(left.facts(plan, execution, folders), plan, execution))
 
 
 def _utility_quality(scale: str, output: Path, nothing: bool) -> None:

@@ -10,7 +10,17 @@ from upgd.data import load
 from upgd.experiments import Results, run
 from upgd.experiments.analysis.compare import holm
 from upgd.experiments.paper.notes import filled
-from upgd.experiments.paper.pages import _at_edge, _computed, _data, _matrix, _scale, _shorter_search, write_page
+from upgd.experiments.paper.pages import (
+    _at_edge,
+    _computed,
+    _data,
+    _matrix,
+    _panel,
+    _scale,
+    _shorter_search,
+    _tried,
+    write_page,
+)
 from upgd.experiments.paper.reproduce import plan, reproduce
 from upgd.experiments.paper.statistics import against_all
 
@@ -82,6 +92,23 @@ class TestNotes:
             f"{-pair.difference if ('UPGD', 'SGD') in every else pair.difference:+.4f} ± ".replace("-", "−")
         )
 
+    @pytest.mark.parametrize("inside", [True, False])
+    def test_the_best_setting_of_the_papers_grid_has_a_name(self, inside):
+        """Even if it is the best of all, and therefore has no row of its own."""
+
+        def compute(experiment):  # 0.1 is in the paper's grid, 0.03 between its values
+            return results(experiment, level=lambda one: 0.5 - abs(one.lr - (0.1 if inside else 0.03)))
+
+        settings = {"grid": "extended", "only": {"sigma": (0.01,), "beta_utility": (0.9,)}}
+        found = reproduce(plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], **settings), compute)
+        rows, text = dict(found.rows(found.plan.panels[0])), "{{weight-global | UPGD, paper's grid}}"
+        assert ("UPGD, paper's grid" in rows) == (not inside)
+        assert filled(text, found) == f"{rows['UPGD' if inside else text[18:-2]].mean:.4f}"
+        assert filled("{{weight-global | SGD - UPGD, paper's grid}}", found).count("±") == 1
+        if not inside:  # 0.01 is the best of the paper's grid, and has a neighbour in the extended one
+            assert filled("{{weight-global | UPGD, paper's grid | lr 0.03}}", found) == "0.3750"
+            assert _tried(found, found.plan.panels[0])["UPGD, paper's grid"] == "4"
+
     def test_paragraphs_without_their_numbers_are_left_out(self, found):
         one, *_ = found.plan.arms()
         partial = replace(found, findings={arm: own for arm, own in found.findings.items() if arm != one})
@@ -115,6 +142,39 @@ def test_the_page_states_how_much_is_computed():
     assert _computed(reproduce(only, results)) == "Computed: weight-wise, global: 4 settings, 4 final runs."
 
 
+class TestUnfinished:
+    PLAN = plan("upgd-stationary-mnist", "smoke", panels=["weight-global"])
+
+    def test_a_panel_without_final_runs_shows_its_search(self):
+        def search(experiment):
+            return Results([one for one in results(experiment, level=lambda one: one.lr).records if one.key.seed == 0])
+
+        text = _panel(reproduce(self.PLAN, search), self.PLAN.panels[0])
+        assert "The search is finished, and the final runs are not computed." in text
+        assert "by online accuracy over all steps, one run each; stationary-digits, task_length 40, " in text
+        # Straight lines from half of lr to lr.
+        assert "| UPGD | lr 0.01\\*, β 0.999, σ 0.1, wd 0 | 2 | 0.0075 |" in text
+        assert ".svg" not in text
+
+        def part(experiment):
+            return Results([one for one in search(experiment).records if one.key.method not in ("sgd", "upgd")])
+
+        text = _panel(reproduce(self.PLAN, part), self.PLAN.panels[0])
+        missing = "UPGD 0 of 2, SGD 0 of 2, SGD, half steps 0 of 2"
+        assert f"The search is unfinished (settings of {missing}), and the final runs are not computed." in text
+
+    def test_curves_without_final_runs_are_named(self):
+        def some(experiment):
+            return Results([one for one in results(experiment).records if one.key.seed == 0 or one.key.method != "pgd"])
+
+        text = _panel(reproduce(self.PLAN, some), self.PLAN.panels[0])
+        assert (
+            "Not in the table, because their final runs are not computed: PGD (best of 2 settings in the search: lr 0.001, "
+            "σ 0.1)." in text
+        )
+        assert "Not in the table" not in _panel(reproduce(self.PLAN, results), self.PLAN.panels[0])
+
+
 def test_the_page_compares_its_scale_with_the_paper():
     assert _scale(plan("toy-changing-inputs")) == (
         "Scale: 20 runs of 1,000,000 steps for each curve (as in the paper). "
@@ -123,6 +183,10 @@ def test_the_page_compares_its_scale_with_the_paper():
     less = _scale(plan("toy-changing-inputs", steps=100_000, final_seeds=10, grid="coarse"))
     assert "10 runs of 100,000 steps for each curve (in the paper 20 of 1,000,000)" in less
     assert less.endswith("Settings tried: a handful of combinations of the paper's values.")
+    assert _scale(plan("ablation")).startswith(
+        "Scale: 20 runs of 1,000,000 steps for each curve on input-permuted-mnist and output-permuted-emnist (as in the "
+        "paper); 10 runs of 1,000,000 steps for each curve on output-permuted-cifar10 (as in the paper). "
+    )
     some = _scale(plan("toy-changing-inputs", only={"sigma": (0.1, 0.01)}))
     assert some.endswith("values, limited to σ 0.1, σ 0.01.")
 

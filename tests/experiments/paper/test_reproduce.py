@@ -14,7 +14,8 @@ from upgd.experiments import run
 from upgd.experiments.execution.jobs import whole
 from upgd.experiments.paper import best_known
 from upgd.experiments.paper.catalogue import SCALES, STUDIES, Arm, settings_of
-from upgd.experiments.paper.reproduce import left, plan, reproduce, stored
+from upgd.experiments.paper.left import STAGES, Left
+from upgd.experiments.paper.reproduce import plan, reproduce, stored
 from upgd.experiments.spec import defaults
 from upgd.store import Store
 
@@ -210,11 +211,11 @@ class TestClimb:
             store.add(first[:-1])
             # The direction of the climb is known after the first star.
             assert reproduce(self.PLAN, stored(store)).plan == self.PLAN
-            assert sum(len(job.learners) for job in left(self.PLAN, store, 1, "cpu")[0]) == 1
+            assert sum(len(job.learners) for job in Left(self.PLAN, store).stage("search").missing) == 1
             store.add(first)
-            assert sum(len(job.learners) for job in left(self.PLAN, store, 1, "cpu")[0]) > 1
+            assert sum(len(job.learners) for job in Left(self.PLAN, store).stage("search").missing) > 1
             store.add(found.records)
-            assert left(self.PLAN, store, 1, "cpu") == ([], [])
+            assert _left(self.PLAN, store) == [0, 0]
             assert reproduce(self.PLAN, stored(store)).plan == found.plan
 
 
@@ -311,17 +312,19 @@ def test_an_extended_grid_shows_the_best_inside_the_papers_too():
     assert {learner.seed for learner in again} == {1, 2, 3}
 
 
-def learner_steps(jobs):
-    return sum(job.learner_steps for job in jobs)
+def _left(chosen, store):
+    """The learner-steps that are left of the search, and of the other stages."""
+    search, *others = (Left(chosen, store).stage(name).learner_steps for name in STAGES)
+    return [search, sum(others)]
 
 
 class TestShorterSearch:
     def test_search_and_final_runs_have_their_lengths(self, tmp_path):
         chosen, path = plan("ups-stationary-mnist", **SMALLEST, sweep_steps=20), tmp_path / "r.db"
         with Store.write(":memory:") as store:
-            search, final = left(chosen, store, 1, "cpu")
-        assert learner_steps(search) == 5 * 20
-        assert learner_steps(final) == 5 * 2 * 40
+            search, final = _left(chosen, store)
+        assert search == 5 * 20
+        assert final == 5 * 2 * 40
         found = reproduce(chosen, partial(run, store=path))
         assert (found.unsearched, found.missing) == (0, 0)
         assert sorted(one.key.steps for one in found.records) == [20] * 5 + [40] * 10
@@ -330,7 +333,7 @@ class TestShorterSearch:
             assert {one.key.steps for one in finding.entry.records.values()} == {40}
             assert finding.comparison.steps == 40
         with Store.read(path) as store:
-            assert left(chosen, store, 1, "cpu") == ([], [])
+            assert _left(chosen, store) == [0, 0]
             assert reproduce(chosen, stored(store)).missing == 0
 
     def test_the_best_early_is_chosen_although_another_is_better_late(self):
@@ -381,11 +384,11 @@ class TestShorterSearch:
                 store.add(made.records)
                 return made
 
-            search, final = left(chosen, store, 1, "cpu")
-            assert learner_steps(search) == 5 * 2 * (80 + 20)
-            assert learner_steps(final) == 5 * 2 * 80  # whose best settings are not known to differ
+            search, final = _left(chosen, store)
+            assert search == 5 * 2 * (80 + 20)
+            assert final == 5 * 2 * 80  # whose best settings are not known to differ
             found = reproduce(chosen, compute)
-            assert left(chosen, store, 1, "cpu") == ([], [])
+            assert _left(chosen, store) == [0, 0]
             again = reproduce(chosen, stored(store))
         for one in (found, again):
             assert (one.unsearched, one.missing) == (0, 0)
@@ -449,13 +452,13 @@ def test_an_interrupted_reproduction_resumes(tmp_path):
         halfway = reproduce(chosen, stored(store))
         assert (halfway.unsearched, halfway.missing) == (0, 10)
         assert len(store) == 5
-        search, final = left(chosen, store, 1, "cpu")
-    assert search == []  # it is done
-    assert sum(len(job.learners) for job in final) == 10
+        search, final = _left(chosen, store)
+    assert search == 0  # it is done
+    assert final == 10 * 40
     first = reproduce(chosen, partial(run, store=path))
     with Store.read(path) as store:
         assert len(store) == 5 + 10
-        assert left(chosen, store, 1, "cpu") == ([], [])
+        assert _left(chosen, store) == [0, 0]
         again = reproduce(chosen, stored(store))
     assert again.missing == first.missing == 0
     for arm, finding in first.findings.items():
@@ -467,9 +470,9 @@ def test_the_remaining_work_before_the_first_run():
     with Store.write(":memory:") as store:
         nothing = reproduce(plan("ups-stationary-mnist", **SMALLEST), stored(store))
         assert (nothing.unsearched, nothing.missing, nothing.findings) == (5, 10, {})
-        search, final = left(plan("ups-stationary-mnist", **SMALLEST), store, 1, "cpu")
-    assert learner_steps(search) == 5 * 40
-    assert learner_steps(final) == 5 * 2 * 40
+        search, final = _left(plan("ups-stationary-mnist", **SMALLEST), store)
+    assert search == 5 * 40
+    assert final == 5 * 2 * 40
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`upgd reproduce`."""
 
+import json
 import re
 
 import pytest
@@ -47,6 +48,42 @@ def test_it_runs_reports_progress_and_rewrites_the_page(upgd, tmp_path):
     page.unlink()
     assert upgd(f"{what} --write-only")[0] == 0
     assert page.read_text(encoding="utf-8") == first
+
+
+def test_what_is_computed_and_left_by_panel(upgd, tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    small = "--scale smoke --steps 20"
+    code, said = upgd(f"reproduce ups-stationary-mnist {small} --panels weight-white --quiet --workers 1")
+    assert code == 0, said.err
+    what = f"reproduce ups-stationary-mnist {small} --panels weight-white,feature-white --dry-run --workers 1"
+    code, said = upgd(what)
+    assert code == 0
+    assert said.out.splitlines()[1:4] == [
+        "  weight-white: search 5, final runs 10",
+        "  feature-white: search 0 of 6, final runs 0 of 12",
+        "  left of the search: 6 learners, 120 learner-steps",
+    ]
+    code, said = upgd(f"{what} --shortlist 1 --json")
+    assert code == 0
+    (found,) = json.loads(said.out)
+    assert found["study"] == "ups-stationary-mnist"
+    assert found["panels"]["weight-white"] == {
+        "search": {"computed": 5, "wanted": 5},
+        "shortlist": {"computed": 10, "wanted": 15},  # the two seeds of the final runs without a shortlist
+        "final runs": {"computed": 0, "wanted": 10},
+    }
+    assert found["left"]["search"] == {"learners": 6, "learner_steps": 120}
+    assert found["seconds"] > 0
+    code, said = upgd("reproduce ablation --scale smoke --json")
+    assert code == 2
+    assert "--json applies to --dry-run only" in said.err
+
+
+def test_what_is_left_is_counted_without_the_data(upgd):
+    code, said = upgd("reproduce input-permuted-mnist --panels weight-global --dry-run")
+    assert code == 0
+    assert "  weight-global: search 0 of 519, shortlist 0 of 90, final runs 0 of 120\n" in said.out
+    assert re.search("no estimate of the time: .*upgd data fetch mnist", said.out)
 
 
 def test_only_some_values(upgd, tmp_path):

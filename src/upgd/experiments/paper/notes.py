@@ -6,6 +6,7 @@ Notes refer to numbers by name, so that they always agree with the tables:
   quarter (or ``first quarter``);
 - ``{{weight-global | UPGD - SGDW}}`` is the paired difference of two curves with its 95 % interval, marked if they are
   level;
+- ``{{weight-global | UPGD, paper's grid}}`` is the best setting in the paper's grid, if a larger grid was searched;
 - ``{{weight-global | UPGD | lr 0.01}}`` is the score in the search of the setting that differs from the chosen one only in
   this hyperparameter.
 
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from upgd.experiments.paper.catalogue import Panel
-from upgd.experiments.paper.reproduce import Reproduction
+from upgd.experiments.paper.reproduce import PAPERS, Finding, Reproduction
 from upgd.experiments.paper.statistics import against_all
 
 __all__ = ["filled"]
@@ -51,8 +52,9 @@ def _number(name: str, found: Reproduction) -> str:
     panel = _of({one.key: one for one in found.plan.study.panels}, key, "panel", name)
     first, minus, second = (part.strip() for part in curve.partition(" - "))
     rows = dict(found.rows(panel))
+    first, second = (_row_name(found, panel, one) for one in (first, second))
     for one in (first, second) if minus else (first,):
-        if one not in rows and one.removesuffix(", paper's grid") in {arm.name for arm in panel.arms}:
+        if one not in rows and one.removesuffix(PAPERS) in {arm.name for arm in panel.arms}:
             raise _NotComputed
         _of(rows, one, "curve", name)
     if minus:
@@ -60,9 +62,20 @@ def _number(name: str, found: Reproduction) -> str:
     row = rows[first]
     numbers = {"": row.mean, "first quarter": row.first_quarter, "last quarter": row.last_quarter}
     if which not in numbers:
-        (best,) = [one.best for arm, one in found.findings.items() if arm in panel.arms and arm.name == first]
+        best = _finding(found, panel, first).best
         numbers |= {f"{key} {value:g}": score for key, own in best.neighbours.items() for value, score in _plain(own)}
     return f"{_of(numbers, which, 'number', name):.4f}"
+
+
+def _row_name(found: Reproduction, panel: Panel, curve: str) -> str:
+    """Return the row of a curve: if the best setting is in the paper's grid, there is no other row for that."""
+    one = next((found.findings.get(arm) for arm in panel.arms if curve == f"{arm.name}{PAPERS}"), None)
+    return curve if one is None or one.papers is not None else one.arm.name
+
+
+def _finding(found: Reproduction, panel: Panel, row: str) -> Finding:
+    (one,) = (one for arm, one in found.findings.items() if arm in panel.arms and arm.name == row.removesuffix(PAPERS))
+    return one.papers if one.papers is not None and row.endswith(PAPERS) else one
 
 
 def _difference(found: Reproduction, panel: Panel, first: str, second: str) -> str:

@@ -20,7 +20,7 @@ from upgd.experiments.analysis.wording import settings_text, short_names
 from upgd.experiments.execution.progress import duration
 from upgd.experiments.paper.catalogue import GRIDS, Arm, Panel
 from upgd.experiments.paper.notes import filled
-from upgd.experiments.paper.reproduce import Finding, Plan, Reproduction
+from upgd.experiments.paper.reproduce import PAPERS, Finding, Plan, Reproduction
 from upgd.experiments.paper.statistics import LEVEL, Against, against_all, survival, survivors
 from upgd.experiments.spec import defaults
 from upgd.methods.colours import colour
@@ -169,7 +169,7 @@ def _panel(found: Reproduction, panel: Panel) -> str:
     """Return a panel's figure, its table, the comparisons of all pairs of methods, and its divergences."""
     comparison, findings = found.panel(panel)
     if comparison is None:
-        return f"## {panel.title}\n\nNot computed."
+        return f"## {panel.title}\n\n{_search_alone(found, panel)}"
     head = ["method", "setting", "tried", "mean ± 95 % (n)", "first quarter", "last quarter", "diverged"]
     rows, tried = found.rows(panel), _tried(found, panel)
     edges = {id(one.entry): one.best.edges for own in findings for one in (own, own.papers) if one is not None}
@@ -183,10 +183,54 @@ def _panel(found: Reproduction, panel: Panel) -> str:
         figure,
         f"Online {comparison.metric} over all steps; {title}:",
         table,
+        *_without_final_runs(found, panel),
         *([_matrix(found, panel)] if len(rows) > 1 else []),
         _who_diverged(found, panel),
     ]
     return "\n\n".join(parts)
+
+
+def _search_alone(found: Reproduction, panel: Panel) -> str:
+    """Return the best settings so far of a panel without final runs."""
+    arms = [arm for arm in found.plan.arms() if arm in panel.arms]
+    searched = [found.findings[arm] for arm in arms if arm in found.findings]
+    own = [finding for finding in searched if finding.arm in found.plan.own(panel)]
+    if not own:
+        return "Not computed."
+    wanted = {arm: len(found.plan.settings(arm)) for arm in arms}
+    there = {finding.arm: finding.best.tried for finding in searched}
+    missing = [f"{arm.name} {there.get(arm, 0):,} of {wanted[arm]:,}" for arm in arms if there.get(arm) != wanted[arm]]
+    state = f"unfinished (settings of {', '.join(missing)})" if missing else "finished"
+    comparison = own[0].comparison  # of the search
+    runs = "one run" if found.plan.sweep_seeds == 1 else f"{found.plan.sweep_seeds} runs"
+    rows = [
+        [
+            finding.arm.name,
+            settings_text(finding.best.entry.settings, finding.best.edges).replace("*", "\\*"),
+            _of(finding.best.tried, wanted[finding.arm]),
+            _number(finding.best.score),
+        ]
+        for finding in searched
+    ]
+    return "\n\n".join(
+        [
+            f"The search is {state}, and the final runs are not computed. Best settings so far, by online "
+            f"{comparison.metric} over all steps, {runs} each; {comparison.title}:",
+            _table([["method", "setting", "tried", comparison.metric], ["---", "---", "---:", "---:"], *rows]),
+            "These scores are biased in favour of methods with many settings; they are not results.",
+        ]
+    )
+
+
+def _without_final_runs(found: Reproduction, panel: Panel) -> list[str]:
+    """Return a sentence about the curves that have been searched completely but have no final runs, if any."""
+    findings = (found.findings.get(arm) for arm in panel.arms)
+    waiting = [
+        f"{one.arm.name} (best of {one.tried:,} settings in the search: {settings_text(one.best.entry.settings)})"
+        for one in findings
+        if one is not None and one.entry is None and one.best.tried == len(found.plan.settings(one.arm))
+    ]
+    return [f"Not in the table, because their final runs are not computed: {'; '.join(waiting)}."] if waiting else []
 
 
 def _table(lines: Iterable[Sequence[str]]) -> str:
@@ -213,10 +257,9 @@ def _tried(found: Reproduction, panel: Panel) -> dict[str, str]:
     for arm in panel.arms:
         if (finding := found.findings.get(arm)) is None:
             continue
-        wanted = len(found.plan.settings(arm))
-        tried[arm.name] = _of(finding.best.tried, wanted)
+        tried[arm.name] = _of(finding.tried, len(found.plan.settings(arm)))
         if finding.papers is not None:
-            tried[f"{arm.name}, paper's grid"] = f"{len(found.plan.papers(arm)):,}"
+            tried[f"{arm.name}{PAPERS}"] = _of(finding.papers.tried, len(found.plan.papers(arm)))
     return tried
 
 
@@ -266,9 +309,7 @@ def _computed(found: Reproduction) -> str:
         wanted = {arm: len(found.plan.settings(arm)) for arm in arms}
         there = {arm: found.findings[arm].best.tried if arm in found.findings else 0 for arm in arms}
         final = {arm: _final_runs(found, arm) for arm in arms}
-        shared = [arm for arm in arms if all(arm in other.arms for other in found.plan.study.panels)]
-        own = [arm for arm in arms if arm not in shared] or arms
-        if not any(there[arm] for arm in own):
+        if not any(there[arm] for arm in found.plan.own(panel)):
             absent.append(_inside_a_sentence(panel.title))
             continue
         missing = [f"{arm.name} {there[arm]:,} of {wanted[arm]:,}" for arm in arms if there[arm] < wanted[arm]]
@@ -300,17 +341,23 @@ def _scale(plan: Plan) -> str:
     """Return a sentence that compares the scale with that of the paper."""
     if plan.scale.network is not None:
         return f"Scale: {plan.scale.words}."
-    lengths: dict[str, None] = {}
+    problems: dict[str, dict[str, None]] = {}
     for arm in plan.arms():
         theirs = defaults.defaults(arm.problem)
         ours, steps = len(plan.seeds(arm)), plan.place(arm).steps
         same = (ours, steps) == (theirs.seeds, theirs.steps)
         as_in = "as in the paper" if same else f"in the paper {theirs.seeds} of {theirs.steps:,}"
-        lengths[f"{ours} runs of {steps:,} steps for each curve ({as_in})"] = None
+        problems.setdefault(f"{ours} runs of {steps:,} steps for each curve{{}} ({as_in})", {})[arm.problem] = None
+    lengths = [length.format(f" on {_listed(own)}" if len(problems) > 1 else "") for length, own in problems.items()]
     only = [settings_text({name: value}) for name, values in plan.only.items() for value in values]
     limited = f", limited to {', '.join(only)}" if only else ""
     limited += f", only {', '.join(plan.methods)}" if plan.methods else ""
     return f"Scale: {'; '.join(lengths)}. Settings tried: {GRIDS[plan.grid]}{limited}."
+
+
+def _listed(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _how(found: Reproduction, command: str) -> list[str]:
@@ -371,7 +418,7 @@ def _shorter_search(plan: Plan) -> str:
         return ""
     runs = [
         (f"{search:,} steps instead of {final:,}" if search < final else f"all {final:,} steps")
-        + (f" on {' and '.join(own)}" if len(problems) > 1 else "")
+        + (f" on {_listed(own)}" if len(problems) > 1 else "")
         for (search, final), own in problems.items()
     ]
     return (

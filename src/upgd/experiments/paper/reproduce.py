@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from upgd.experiments.analysis.compare import Best, Comparison, Entry, Row, best, comparisons, ranked, rows
 from upgd.experiments.analysis.results import Results
-from upgd.experiments.execution.jobs import Job, whole
-from upgd.experiments.execution.running import pending
+from upgd.experiments.execution.jobs import whole
 from upgd.experiments.paper.catalogue import GRIDS, SCALES, STUDIES, Arm, GridName, Panel, Scale, Study, settings_of
 from upgd.experiments.spec import defaults
 from upgd.experiments.spec.declare import Experiment, Listed
@@ -23,11 +22,13 @@ from upgd.experiments.spec.settings import MOST_LEARNERS
 from upgd.population import Learner
 from upgd.store import Record, Store
 
-__all__ = ["Finding", "Place", "Plan", "Reproduction", "left", "plan", "reproduce", "stored", "study_named"]
+__all__ = ["PAPERS", "Finding", "Place", "Plan", "Reproduction", "plan", "reproduce", "stored", "study_named"]
 
 #: Computes the missing learners of an experiment and returns its results, which may be incomplete.
 Compute = Callable[[Experiment], Results]
 
+#: The end of the name of a row about the best setting in the paper's grid.
+PAPERS = ", paper's grid"
 #: Hyperparameters whose values can be restricted in a search.
 _NUMBERS = ("lr", "beta_utility", "sigma", "weight_decay", "eps")
 
@@ -78,6 +79,11 @@ class Plan:
         arms = self.study.arms(panel.key for panel in self.panels)
         return [arm for arm in arms if not self.methods or arm.method in self.methods]
 
+    def own(self, panel: Panel) -> list[Arm]:
+        """Return the curves of a panel that are not in all panels of the study, or all if there are no such curves."""
+        arms = [arm for arm in self.arms() if arm in panel.arms]
+        return [arm for arm in arms if not all(arm in other.arms for other in self.study.panels)] or arms
+
     def problems(self) -> list[str]:
         """The problems of the learners, without duplicates."""
         return list(dict.fromkeys(self.place(arm).problem for arm in self.arms()))
@@ -85,14 +91,15 @@ class Plan:
     def settings(self, arm: Arm) -> list[dict[str, Any]]:
         """Return the settings to try for an arm."""
         tried = settings_of(arm, self.grid, self.centres.get(arm, ()))
-        wanted = [
-            settings
-            for settings in tried
-            if all(settings[name] in values for name, values in self.only.items() if name in settings)
-        ]
+        wanted = self._limited(tried)
         if not wanted:
             raise ValueError(self._no_setting(arm, tried))
         return wanted
+
+    def _limited(self, tried: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the settings that ``only`` does not exclude."""
+        limits = self.only.items()
+        return [one for one in tried if all(one[name] in values for name, values in limits if name in one)]
 
     def _no_setting(self, arm: Arm, tried: Sequence[Mapping[str, Any]]) -> str:
         """Return the message of an error: ``only`` excludes all settings of a curve."""
@@ -130,7 +137,7 @@ class Plan:
 
     def papers(self, arm: Arm) -> list[dict[str, Any]]:
         """Return the settings to try that are in the paper's grid, if this grid is larger; otherwise none."""
-        return settings_of(arm, "paper") if self.grid == "extended" else []
+        return self._limited(settings_of(arm, "paper")) if self.grid == "extended" else []
 
     def again(self, candidates: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> list[Experiment]:
         """Return the runs of the shortlist, on seeds that the search did not use."""
@@ -194,6 +201,7 @@ class Finding:
         arm: the curve.
         comparison: its problem, network and steps.
         best: the chosen setting, with its results in the search.
+        tried: number of settings that it was chosen from.
         entry: the final runs; None if there are none yet.
         papers: the same for the best setting in the paper's grid, if a larger grid was searched and has a better one.
     """
@@ -201,8 +209,14 @@ class Finding:
     arm: Arm
     comparison: Comparison
     best: Best
+    tried: int
     entry: Entry | None
     papers: "Finding | None" = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The chosen setting."""
+        return _settings(self.best.entry)
 
 
 @dataclass(frozen=True)
@@ -214,12 +228,14 @@ class Reproduction:
         findings: the results of each curve that has any.
         records: of the search and of the final runs.
         unsearched: number of missing learners of the search.
+        candidates: the settings of each curve's shortlist.
     """
 
     plan: Plan
     findings: Mapping[Arm, Finding]
     records: Sequence[Record]
     unsearched: int = 0
+    candidates: Mapping[Arm, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def missing(self) -> int:
@@ -236,9 +252,7 @@ class Reproduction:
     def panel(self, panel: Panel) -> tuple[Comparison | None, list[Finding]]:
         """Return the contents of a panel; None if there are none, or only curves that all panels of the study share."""
         found = [self.findings[arm] for arm in panel.arms if arm in self.findings and self.findings[arm].entry]
-        wanted = [arm for arm in self.plan.arms() if arm in panel.arms]
-        own = [arm for arm in wanted if not all(arm in other.arms for other in self.plan.study.panels)]
-        if own and not any(finding.arm in own for finding in found):
+        if not any(finding.arm in self.plan.own(panel) for finding in found):
             found = []
         entries = tuple(finding.entry for finding in found if finding.entry)
         return (replace(found[0].comparison, entries=entries) if found else None), found
@@ -253,7 +267,7 @@ class Reproduction:
         entries = list(comparison.entries)
         for finding in found:
             if finding.papers is not None and finding.papers.entry is not None:
-                names[id(finding.papers.entry)] = f"{finding.arm.name}, paper's grid"
+                names[id(finding.papers.entry)] = f"{finding.arm.name}{PAPERS}"
                 entries.append(finding.papers.entry)
         return [(names[id(row.entry)], row) for row in rows(comparison, entries)]
 
@@ -382,17 +396,17 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
         if further is not None:
             swept += _computed(_untried(further, plan), compute, say, "search around the best so far")
     pools = {arm: _pools(plan, arm, found) for arm, found in searches.items()}
+    candidates = {arm: _distinct(one for pool in own for one in pool[: plan.shortlist]) for arm, own in pools.items()}
     retried: list[Record] = []
     if plan.shortlist:
-        candidates = {
-            arm: _distinct(one for pool in own for one in pool[: plan.shortlist]) for arm, own in pools.items()
-        }
         retried = _computed(plan.again(candidates), compute, say, "best settings on fresh seeds")
     chosen = {arm: _distinct(_chosen(plan, arm, pool, retried) for pool in own) for arm, own in pools.items()}
     final = _computed(plan.final(chosen), compute, say, "final runs")
-    findings = {arm: _finding(plan, arm, searches[arm], own, final) for arm, own in chosen.items()}
+    findings = {
+        arm: _finding(plan, arm, searches[arm], own, list(map(len, pools[arm])), final) for arm, own in chosen.items()
+    }
     records = {record.key.digest: record for record in [*swept, *retried, *final]}
-    return Reproduction(plan, findings, list(records.values()), unsearched)
+    return Reproduction(plan, findings, list(records.values()), unsearched, candidates)
 
 
 Settings = dict[str, Any]
@@ -420,7 +434,14 @@ def _distinct(settings: Iterable[Settings]) -> list[Settings]:
     return found
 
 
-def _finding(plan: Plan, arm: Arm, search: Comparison, chosen: Sequence[Settings], final: Sequence[Record]) -> Finding:
+def _finding(
+    plan: Plan,
+    arm: Arm,
+    search: Comparison,
+    chosen: Sequence[Settings],
+    tried: Sequence[int],
+    final: Sequence[Record],
+) -> Finding:
     """Return the result of the best setting and, if it differs, of the best one in the paper's grid."""
     first, *others = chosen
     runs = _compared(plan.final({arm: [first]}), final)
@@ -429,8 +450,9 @@ def _finding(plan: Plan, arm: Arm, search: Comparison, chosen: Sequence[Settings
         arm,
         runs or search,
         best(search, arm.method, stored),
+        tried[0],
         runs.entries[0] if runs else None,
-        _finding(plan, arm, search, others, final) if others else None,
+        _finding(plan, arm, search, others, tried[1:], final) if others else None,
     )
 
 
@@ -473,27 +495,3 @@ def stored(store: Store) -> Compute:
         return Results(store.records(problem=experiment.problem, digests=whole(experiment).digests))
 
     return compute
-
-
-def left(plan: Plan, store: Store, workers: int, device: str) -> tuple[list[Job], list[Job]]:
-    """Return the jobs of the search and of the final runs that are missing from a store. While the search is unfinished, its
-    first setting stands for the best one, which takes equally long."""
-
-    def lacking(experiments: Iterable[Experiment]) -> list[Job]:
-        return [job for experiment in experiments for job in pending(experiment, store, workers, device)]
-
-    found = reproduce(plan, stored(store))
-    search = lacking(found.plan.sweep())
-    if search:
-        candidates = {arm: plan.settings(arm)[: max(1, plan.shortlist)] for arm in plan.arms()}
-        chosen = {arm: own[:1] for arm, own in candidates.items()}
-    else:
-        searches = {arm: _compared(found.plan.sweep([arm]), found.records) for arm in plan.arms()}
-        pools = {arm: _pools(plan, arm, one) for arm, one in searches.items() if one is not None}
-        candidates = {arm: _distinct(s for pool in own for s in pool[: plan.shortlist]) for arm, own in pools.items()}
-        chosen = {
-            arm: [_settings(one.best.entry) for one in (finding, finding.papers) if one is not None]
-            for arm, finding in found.findings.items()
-        }
-    again = lacking(plan.again(candidates)) if plan.shortlist else []
-    return search, [*again, *lacking(plan.final(chosen))]

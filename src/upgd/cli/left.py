@@ -1,0 +1,93 @@
+"""What `upgd reproduce --dry-run` prints: what is computed of a study, what is left, and how long that takes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from upgd.cli.options import Execution, store_path
+
+if TYPE_CHECKING:
+    from upgd.experiments.paper.reproduce import Plan
+
+__all__ = ["facts", "text"]
+
+
+def facts(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> dict[str, Any]:
+    """Return what is computed and what is left of a plan; ``seconds`` is None, with a reason, if data sets are missing."""
+    from upgd.data import DataError
+    from upgd.experiments.execution.work import device_named
+    from upgd.experiments.execution.workers import processes_that_help
+    from upgd.experiments.paper.left import STAGES, Left
+    from upgd.experiments.paper.pieces import together
+
+    device = device_named(execution.device)
+    workers = execution.workers or processes_that_help(device)
+    with together(plan, store_path(execution.store), folders) as store:
+        left = Left(plan, store)
+        stages = {name: left.stage(name) for name in STAGES}
+        seconds, reason, jobs = None, None, 0
+        try:
+            planned = left.planned(STAGES, store, workers, device)
+            jobs, seconds = len(planned), _seconds(planned, workers, device, execution)
+        except DataError as error:
+            reason = str(error)
+    return {
+        "study": plan.study.name,
+        "panels": {
+            panel.key: {
+                name: {"computed": stage.computed, "wanted": stage.wanted}
+                for name, stage in ((name, left.stage(name, panel)) for name in STAGES)
+                if stage.wanted
+            }
+            for panel in plan.panels
+        },
+        "left": {
+            name: {"learners": stage.learners, "learner_steps": stage.learner_steps} for name, stage in stages.items()
+        },
+        "device": device,
+        "workers": min(workers, jobs) or workers,
+        "seconds": seconds,
+        **({} if reason is None else {"no_estimate": reason}),
+    }
+
+
+def _seconds(jobs: Sequence[Any], workers: int, device: str, execution: Execution) -> float:
+    from upgd.experiments.execution import estimate
+
+    by_problem: dict[tuple[str, str], list[Any]] = {}
+    for job in jobs:
+        by_problem.setdefault((job.problem, job.network), []).append(job)
+    return sum(estimate.estimate(own, workers, device, execution.backend) for own in by_problem.values())
+
+
+def text(found: dict[str, Any], plan: "Plan", execution: Execution) -> str:
+    """Return the facts as lines of text."""
+    from upgd.experiments.execution.progress import duration
+
+    lines = [
+        f"{key}: {', '.join(f'{name} {_of(**counts)}' for name, counts in stages.items())}"
+        for key, stages in found["panels"].items()
+    ]
+    search, *others = found["left"].values()
+    steps = sum(one["learner_steps"] for one in others)
+    if search["learners"]:
+        lines.append(f"left of the search: {search['learners']:,} learners, {search['learner_steps']:,} learner-steps")
+        if plan.grid == "climb":
+            lines.append(
+                "then a search around the best of them, repeated while it finds better settings; not included in the time"
+            )
+        lines.append(f"then the final runs: {steps:,} learner-steps")
+    elif steps:
+        learners = sum(one["learners"] for one in others)
+        lines.append(f"left of the final runs: {learners:,} learners, {steps:,} learner-steps")
+    else:
+        return f"  nothing is left to compute; all results are in {store_path(execution.store)}"
+    if found["seconds"] is None:
+        lines.append(f"no estimate of the time: {found['no_estimate']}")
+    else:
+        lines.append(f"about {duration(found['seconds'])}, measured on {found['workers']} × {found['device']} now")
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _of(computed: int, wanted: int) -> str:
+    return f"{wanted:,}" if computed == wanted else f"{computed:,} of {wanted:,}"
