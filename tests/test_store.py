@@ -187,6 +187,18 @@ def test_readers_look_on_while_one_writes(path):
             assert len(reader) == 2
 
 
+def test_reading_leaves_no_files_behind(path):
+    with Store.write(path) as store:
+        store.add([record()])
+    before = path.read_bytes()
+    with Store.read(path) as one, Store.read(path) as other:
+        assert len(one) == len(other) == 1
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            one._connection.execute("DELETE FROM runs")
+    assert {file.name for file in path.parent.iterdir()} == {"results.db", "results.db.lock"}
+    assert path.read_bytes() == before
+
+
 def test_a_second_writer_is_refused(path):
     with Store.write(path), pytest.raises(StoreError, match=r"another process is writing to .*results.db"):
         Store.write(path)

@@ -54,15 +54,19 @@ def open_to_read(path: str | Path) -> sqlite3.Connection:
 def connect_to_read(path: Path, pragma: str = "") -> sqlite3.Connection:
     if 0 < path.stat().st_size < 512:  # SQLite treats files smaller than a page as empty
         raise StoreError(f"{path} is damaged or not a store (file is too short); restore it from a copy")
-    address = f"file:{quote(str(path.absolute()))}?mode=ro"
+    address = f"file:{quote(str(path.absolute()))}"
+    # A read-only connection creates the files -wal and -shm and cannot remove them, so use one that may write, and refuse
+    # statements that write. If these files exist, leave them to their writer: closing would add their content to the store.
+    left_behind = any(Path(f"{path}{suffix}").exists() for suffix in ("-wal", "-journal"))
+    mode = "ro" if left_behind else "rw"
     try:
-        return _connected(address, pragma)
+        return _connected(f"{address}?mode={mode}", pragma)
     except sqlite3.OperationalError:
         if Path(f"{path}-wal").exists():
             raise
         # In a read-only folder, SQLite cannot create the files that it shares with a writer; there can be no writer
         # either.
-        return _connected(f"{address}&immutable=1", pragma)
+        return _connected(f"{address}?mode=ro&immutable=1", pragma)
 
 
 def _connected(address: str, pragma: str) -> sqlite3.Connection:
@@ -73,6 +77,7 @@ def _connected(address: str, pragma: str) -> sqlite3.Connection:
     """
     connection = connect(address, uri=True, timeout=30)
     try:
+        connection.execute("PRAGMA query_only = 1")
         connection.execute(pragma)
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except BaseException:
