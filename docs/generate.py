@@ -19,11 +19,11 @@ from unittest import mock
 
 from upgd.cli import app
 from upgd.data.sources import OFFICIAL
-from upgd.experiments.spec import architecture, defaults, grids
+from upgd.experiments.spec import architecture, describe, grids
 from upgd.experiments.spec.settings import known
 from upgd.methods import METHODS, Setting
 from upgd.networks import ACTIVATIONS
-from upgd.streams import make, registry
+from upgd.streams import registry
 
 DOCS = Path(__file__).parent
 
@@ -32,8 +32,8 @@ def commands() -> str:
     """The page of commands: the command line's own help."""
     with mock.patch.object(sys, "argv", ["upgd"]):  # or usage would name the program that runs this one
         text = app.generate_docs(output_format="markdown")
-    text = text[text.index("**Commands**:") :].replace("```console", "```text")
-    text = re.sub(r" \*\[default: (False|\(\))\]\*", "", text)
+    text = text[text.index("**Run experiments**:") :].replace("```console", "```text")
+    text = re.sub(r"\*\*Options\*\*:\n\n(\* `--.*\n)+\n", "", text)  # --help and --version
     return (
         "# Commands\n\n"
         "The help of each command, as shown by its option `--help`. [Experiments](experiments.md) explains how the "
@@ -57,17 +57,20 @@ def problems() -> str:
             f"{_code(f'{family}-DATA' for family in registry.FAMILIES)} exist for every data set, including your own. "
             "Network, steps and seeds are the defaults of an experiment. [Streams](streams.md) explains the problems.",
             "",
+            *_kinds_of_problems(),
+            "",
             *_table(
-                ["problem", "what changes", "task length", "options", "network", "steps", "seeds"],
+                ["problem", "task length", "options", "network", "steps", "seeds"],
                 [_problem(name) for name in registry.names()],
             ),
             "",
             "## Methods",
             "",
-            "A setting without a value has no default. [Rules](rules.md) explains the symbols.",
+            "A setting without a value is required. [Methods](methods.md) has the rule of each method; `upgd methods NAME` "
+            "shows rule and settings of one.",
             "",
             *_table(
-                ["method", "label", "rule", "settings and defaults"],
+                ["method", "label", "settings and defaults"],
                 [_method(name) for name in METHODS],
             ),
             "",
@@ -109,26 +112,25 @@ def problems() -> str:
     )
 
 
+def _kinds_of_problems() -> list[str]:
+    """What changes in the problems, once for those that differ only in the data set."""
+    alike: dict[str, list[str]] = {}
+    for name in registry.names():
+        alike.setdefault(describe.about_problem(name), []).append(name)
+    return [f"- {_code(names)}: {about}" for about, names in alike.items()]
+
+
 def _problem(name: str) -> list[str]:
-    factory = registry._factory(name)
-    kind: Any = factory.func if isinstance(factory, partial) else factory
-    needs_download = any(name.endswith(f"-{data}") for data in OFFICIAL)
-    needs_files = needs_download or name == "label-permuted-features"
-    length = kind.default_task_length if needs_files else make(name).task_length
-    what = (inspect.getdoc(kind) or "").splitlines()[0]
-    usual = defaults.defaults(name)
-    options = _code(inspect.signature(factory).parameters)
-    run = [f"`{usual.network}`", f"{usual.steps:,}", str(usual.seeds)]
-    return [f"`{name}`", what, f"{length:,}", options, *(["–"] * 3 if name.startswith("utility-quality") else run)]
+    facts = describe.problem(name)
+    run = [f"`{facts['network']}`", f"{facts['steps']:,}", str(facts["seeds"])] if "network" in facts else ["–"] * 3
+    return [f"`{name}`", f"{facts['task_length']:,}", _code(facts["options"]), *run]
 
 
 def _method(name: str) -> list[str]:
     method = METHODS[name]
-    rule = " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].split())
-    rule = re.sub(r":\w+:`([^`]*)`", r"`\1`", rule.replace("``", "`"))
     settings = {one: setting.default for one, setting in method.settings.items() if not setting.quiet}
     words = [f"`{one}`" if value is ... else f"`{one}` {_value(value)}" for one, value in settings.items()]
-    return [f"`{name}`", method.label, rule, ", ".join(words)]
+    return [f"`{name}`", method.label, ", ".join(words)]
 
 
 def _setting(name: str, setting: Setting) -> list[str]:

@@ -337,6 +337,20 @@ def test_table(filled):
     assert "upgd.db has no matching results" in err
 
 
+def test_an_empty_store(upgd, folder):
+    Store.write(folder / "upgd.db").close()
+    for command in ("table", "best", "plot", "confirm"):
+        code, _, err = upgd(command)
+        assert (code, err) == (1, "upgd: upgd.db has no results yet; run `upgd run` or `upgd sweep` first\n")
+
+
+def test_missing_data_leaves_no_store(upgd, folder, monkeypatch):
+    monkeypatch.setenv("UPGD_DATA", str(folder / "data"))
+    code, _, err = upgd("run", "input-permuted-mnist", "--method", "sgd", "--lr", "0.1", "--quiet")
+    assert (code, "download it with `upgd data fetch mnist`" in err) == (1, True)
+    assert not (folder / "upgd.db").exists()
+
+
 def test_a_narrow_terminal_gets_lines_that_fit_and_a_pipe_gets_everything(filled, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     commands = (["table"], ["table", "--all"], ["best"], ["runs"])
@@ -454,7 +468,7 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
     code, out, _ = upgd("demo", "--output", "shown", "--quiet")
     assert code == 0
     assert "online accuracy" in out
-    assert out.endswith("Open shown/demo.html in a browser; shown/report.html has the same curves to play with.\n")
+    assert out.endswith("Open shown/demo.html in a browser; shown/report.html is an interactive report.\n")
     assert "output-permuted-digits" in (folder / "shown" / "report.html").read_text()
     page = (folder / "shown" / "demo.html").read_text()
     assert "Small &amp; quick" in page
@@ -478,7 +492,7 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
         (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--option", "x"], 2, "NAME=VALUE"),
         (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--option", "x=1"], 1, "its options are"),
         (["run", "output-permuted-digit", "--method", "sgd", "--lr", "1"], 1, "digit"),
-        (["run", "nonsense", "--method", "sgd", "--lr", "1"], 1, "there is no stream named 'nonsense'"),
+        (["run", "nonsense", "--method", "sgd", "--lr", "1"], 1, "there is no problem 'nonsense'"),
         (["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--workers", "0"], 2, "--workers must be"),
         (
             ["run", "output-permuted-digits", "--method", "sgd", "--lr", "1", "--store", "a/b/c.db"],
@@ -487,12 +501,18 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
         ),
         (["run", "output-permuted-digits", "--method", "adamw", "--lr", "1", "--betas", "0.9"], 2, "--betas takes two"),
         (["sweep", "output-permuted-digits"], 2, "choose the methods"),
+        (["run"], 2, "`upgd run` needs PROBLEM; `upgd problems` lists them"),
+        (["store", "repair", "a.db"], 2, "`upgd store repair` needs NEW; see `upgd store repair --help`"),
+        (["table", "--metric"], 2, "--metric requires an argument"),
+        (["run", "bit-fliping"], 1, "there is no problem 'bit-fliping'; did you mean 'bit-flipping'?"),
+        (["run", "bit-fliping", "--method", "sgd"], 1, "there is no problem 'bit-fliping'"),
+        (["sweep", "bit-fliping"], 1, "there is no problem 'bit-fliping'"),
         (
             ["sweep", "output-permuted-digits", "--methods", "sgd", "--lr", "1", "--dry-run", "--workers", "0"],
             *(2, "--workers must be"),
         ),
         (["sweep", "output-permuted-digits", "--methods", "sgd", "--grid", "big"], 2, 'Choose from: "short", "paper"'),
-        (["sweep", "output-permuted-digits", "--methods", "sgdd", "--grid", "paper"], 1, "there is no method='sgdd'"),
+        (["sweep", "output-permuted-digits", "--methods", "sgdd", "--grid", "paper"], 1, "there is no method 'sgdd'"),
         (["sweep", "nothing.toml"], 1, "there is no file nothing.toml; check the path, or name a problem"),
         (["best"], 1, "there is no store upgd.db"),
         (["table", "--store", "elsewhere.db"], 1, "there is no store elsewhere.db"),

@@ -288,7 +288,7 @@ def test_commands_do_without_a_plugin_that_is_broken(environment, tmp_path):
     [
         (
             ["run", "jumping-blobs", "--method", "ancor", "--lr", "0.1"],
-            "there is no method='ancor'; did you mean 'anchor'?",
+            "there is no method 'ancor'; did you mean 'anchor'?",
         ),
         (
             ["table", "--plugin", "my_broken"],

@@ -124,8 +124,8 @@ def test_frames_have_the_metrics_that_were_recorded() -> None:
         (
             "dormant-units",
             record(window=10_000, windows=3),
-            "there is no dormant-units of .*, 30,000 steps; record diagnostics: run the learners with --look-every 1500, "
-            "into another store",
+            "dormant-units was not recorded for .*, 30,000 steps; to record diagnostics, run the learners with "
+            "--look-every 1500, into another store",
         ),
         (
             "loss-of-plasticity",
@@ -145,7 +145,7 @@ def test_missing_metrics_are_reported(metric, made, message: str) -> None:
 def test_a_table_notes_methods_without_the_metric() -> None:
     table = Results([looked(), record("upgd")]).table(metric="plasticity")
     assert [line["mean"] is None for line in table.lines] == [False, True]
-    assert "–: there is no plasticity; record diagnostics: run the learners with --look-every 2" in table.text()
+    assert "–: plasticity was not recorded; to record diagnostics, run the learners with --look-every 2" in table.text()
 
 
 @pytest.mark.parametrize("metric", METRICS)

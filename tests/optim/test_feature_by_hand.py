@@ -136,7 +136,7 @@ def check(result: list[torch.Tensor], expected: list[Any]) -> None:
         torch.testing.assert_close(ours, torch.tensor(theirs, dtype=torch.float64), rtol=1e-10, atol=1e-12)
 
 
-# The difference of foreach=False is tested for every optimizer in test_manners.py.
+# The difference of foreach=False is tested for every optimizer in test_interface.py.
 @pytest.mark.parametrize(
     ("local", "second", "anti", "protect", "foreach"),
     [

@@ -227,7 +227,7 @@ def test_repr_names_the_method() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("upgdd", {}, r"there is no method='upgdd'; did you mean 'upgd'\?"),
+        ("upgdd", {}, r"there is no method 'upgdd'; did you mean 'upgd'\?"),
         ("sgd", {"sigma": 0.1}, r"sigma=0\.1 has no meaning for method='sgd', which takes lr; leave it out"),
         ("sgdw", {"lr": 0.1}, r"method='sgdw' needs weight_decay; give it a value, such as weight_decay=0\.01"),
         ("upgd", {"normalize": 0.99}, r"put upgd\.OnlineNorm\(shape, rate\) in front of the model"),

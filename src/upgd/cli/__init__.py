@@ -1,9 +1,10 @@
 """The `upgd` command: a thin layer that converts arguments into calls of the package.
 
 ``commands`` assembles the application. ``running``, ``confirming`` and ``reproducing`` compute; ``results``, ``plotting``,
-``reporting`` and ``showing`` show results; ``data`` and ``store`` manage files, and ``doctoring`` checks the installation.
-``options`` defines shared options, ``executing`` contains helpers of the commands that compute, and ``bare`` is the fallback
-without cyclopts. ``--plugin`` is an option of every command, and is processed before the commands are created.
+``reporting`` and ``showing`` show results; ``listing`` shows methods and problems; ``data`` and ``store`` manage files, and
+``doctoring`` checks the installation. ``options`` defines shared options, ``executing`` contains helpers of the commands
+that compute, and ``bare`` is the fallback without cyclopts. ``--plugin`` is an option of every command, and is processed
+before the commands are created.
 """
 
 import io
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 try:
-    from cyclopts import CycloptsError, UnusedCliTokensError
+    from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 except ModuleNotFoundError:
     from upgd.cli.bare import leave
 
@@ -87,6 +88,8 @@ def _run(arguments: list[str]) -> int:
     except UnusedCliTokensError as error:
         words = " ".join(error.unused_tokens or ())
         return _failed(f"unexpected argument {words!r}; options are written --name value, and --help lists them", 2)
+    except MissingArgumentError as error:
+        return _failed(_missing(error), 2)
     except CycloptsError as error:
         return _failed(error, 2)
     except KeyboardInterrupt:
@@ -103,6 +106,15 @@ def _run(arguments: list[str]) -> int:
             raise
         return _failed("out of memory; use a smaller --network, fewer --workers or another --device", 1)
     return result if isinstance(result, int) else 0
+
+
+def _missing(error: "MissingArgumentError") -> object:
+    """Return a message for a missing argument."""
+    if error.argument is None or error.argument.index is None:
+        return error  # an option without its value
+    command, name = " ".join(["upgd", *(error.command_chain or ())]), error.argument.name.lstrip("-").upper()
+    remedy = "`upgd problems` lists them" if name == "PROBLEM" else f"see `{command} --help`"
+    return f"`{command}` needs {name}; {remedy}"
 
 
 def _without_plugins(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from upgd.cli.options import UsageError
+from upgd.cli.options import DEFAULTS, UsageError
 
 __all__ = ["data"]
 
-data = App(name="data", help="Download and list data sets.")
+data = App(name="data", default_parameter=DEFAULTS, help="Download and list data sets.")
 
 
 @data.command
@@ -85,7 +85,7 @@ def list_(
     as_json
         Print JSON.
     verify
-        Verify all checksums; the exit code is 1 if one is wrong.
+        Verify all checksums; the exit status is 1 if one is wrong.
     """
     from upgd.data.console import list_command
 

@@ -12,7 +12,7 @@ __all__ = ["doctor"]
 def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
     """Show versions, hardware, kernels, data sets, caches and plug-ins for bug reports.
 
-    The exit code is 1 if something that `upgd demo` needs is missing.
+    The exit status is 1 if something that `upgd demo` needs is missing.
 
     Parameters
     ----------

@@ -4,4 +4,4 @@ __all__ = ["UsageError"]
 
 
 class UsageError(ValueError):
-    """Incompatible options: exit code 2."""
+    """Incompatible options: exit status 2."""

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter, Token
+from cyclopts import Group, Parameter, Token
 
 from upgd.cli.errors import UsageError
 from upgd.experiments.spec.settings import ALIASES, MOST_LEARNERS, known, of_methods
 from upgd.methods import METHODS
 
 __all__ = [
+    "DEFAULTS",
     "Declaration",
     "Execution",
     "MethodName",
@@ -36,6 +37,13 @@ __all__ = [
 ]
 
 
+def _shown_default(value: Any) -> str | None:
+    """Return a default for the help; None for a flag, and for an option that can be repeated."""
+    return None if value is None or value is False or value == () else str(value)
+
+
+#: How all commands show defaults.
+DEFAULTS = Parameter(show_default=_shown_default)
 StorePath = Annotated[Path | None, Parameter(name="--store", env_var="UPGD_STORE")]
 #: The metrics of tables, figures and pages; the names of upgd.experiments.analysis.metrics.
 Shown = (
@@ -75,8 +83,10 @@ def _steps(_: Any, tokens: Sequence[Token]) -> int:
     return read_steps(tokens[0].value)
 
 
-MethodName = Annotated[str | None, Parameter(help=f"The method: {', '.join(METHODS)}.")]
-MethodNames = Annotated[str | None, Parameter(help=f"The methods, separated by commas: {', '.join(METHODS)}.")]
+MethodName = Annotated[str | None, Parameter(help="Name of the method; `upgd methods` lists them and their settings.")]
+MethodNames = Annotated[
+    str | None, Parameter(help="Names of the methods, separated by commas; `upgd methods` lists them.")
+]
 Steps = Annotated[int | None, Parameter(converter=_steps)]
 
 
@@ -87,7 +97,7 @@ class _Declared:
     seeds: str | None = None
     steps: Steps = None
     network: str | None = None
-    option: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
+    option: Annotated[tuple[str, ...], Parameter(negative="")] = ()
 
     def settings(self) -> dict[str, list[Any]]:
         """Return the given settings as lists of values."""
@@ -120,9 +130,13 @@ def option_name(setting: str) -> str:
     return f"--{setting.replace('_', '-')}"
 
 
+_SETTINGS = Group("Settings of methods", sort_key=1)
+_EXECUTION = Group("Execution", sort_key=2)
+
+
 def _field(name: str) -> tuple[str, Any, Any]:
     older = [option_name(old) for old, present in ALIASES.items() if present == name]
-    annotated = Annotated[str | None, Parameter(name=[option_name(name), *older])]
+    annotated = Annotated[str | None, Parameter(name=[option_name(name), *older], group=_SETTINGS)]
     return name, annotated, field(default=None)
 
 
@@ -160,7 +174,7 @@ else:
     )
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=_EXECUTION)
 @dataclass(frozen=True, kw_only=True)
 class Execution:
     """Options that control execution.

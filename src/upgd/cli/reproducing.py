@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["reproduce"]
 
-Repeated = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+Repeated = Annotated[tuple[str, ...], Parameter(negative="")]
 
 
 def reproduce(
@@ -40,7 +40,7 @@ def reproduce(
     sweep_steps: Repeated = (),
     data: Repeated = (),
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("reproduced"),
-    resume_from: Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)] = (),
+    resume_from: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     as_json: Json = False,
     write_only: Annotated[bool, Parameter(negative="")] = False,
@@ -213,12 +213,15 @@ def _refuse(options: set[str]) -> None:
 
 
 def _list() -> int:
+    from upgd.experiments.analysis.layout import terminal_width, wrapped
     from upgd.experiments.paper.catalogue import STUDIES
 
+    width, indent = terminal_width(), " " * 4
     for study in STUDIES.values():
-        print(f"{study.name:<26}{study.title}")
+        print(f"{study.name}: {study.title}")
         if study.panels:
-            print(f"{'':<26}panels: {', '.join(panel.key for panel in study.panels)}")
+            panels = f"{indent}panels: {', '.join(panel.key for panel in study.panels)}"
+            print(wrapped(panels, width, indent=indent, breaks=", "))
     return 0
 
 

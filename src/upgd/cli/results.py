@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from upgd.cli.options import Json, Shown, Steps, StorePath, UsageError, read_seeds, store_files, store_path
+from upgd.cli.options import DEFAULTS, Json, Shown, Steps, StorePath, UsageError, read_seeds, store_files, store_path
 
 if TYPE_CHECKING:
     from upgd.experiments import Results
@@ -33,7 +33,7 @@ class Filter:
     network
         Use only the results of this network.
     steps
-        Use only the results of this length.
+        Use only the results with this number of steps.
     seeds
         Use only the first N seeds (3), or a list (0,5,7).
     store
@@ -70,6 +70,8 @@ class Filter:
         if not records:
             paths = store_files(stores, self.store)
             names, verb = " and ".join(map(str, paths)), "has" if len(paths) == 1 else "have"
+            if self == Filter(store=self.store):
+                raise ValueError(f"{names} {verb} no results yet; run `upgd run` or `upgd sweep` first")
             raise ValueError(f"{names} {verb} no matching results; `upgd runs` lists all")
         return Results(records)
 
@@ -268,7 +270,7 @@ def _format(file: Path | None) -> Literal["csv", "parquet"]:
     return "csv" if suffix == ".csv" else "parquet"
 
 
-runs = App(name="runs", help="List, merge and delete learners in the store.")
+runs = App(name="runs", default_parameter=DEFAULTS, help="List, merge and delete learners in the store.")
 
 
 @runs.default

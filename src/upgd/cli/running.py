@@ -43,7 +43,7 @@ def run(
     Parameters
     ----------
     problem
-        Name of the problem; an unknown name lists all problems.
+        Name of the problem; `upgd problems` lists them and their options.
     setting
         published: the method's published setting for this problem; options override single values.
     dry_run
@@ -53,6 +53,7 @@ def run(
     """
     load_torch()
     from upgd.experiments import Experiment
+    from upgd.streams import registry
 
     if problem.endswith(".toml"):
         raise UsageError(
@@ -62,8 +63,9 @@ def run(
         if dry_run:
             raise UsageError(f"{problem} takes a few minutes and has no --dry-run.")
         return _study(problem, method, declaration, execution, as_json)
+    registry.factory(problem)  # reports an unknown problem before anything that depends on it
     if method is None:
-        raise UsageError("choose a method, such as --method upgd.")
+        raise UsageError("choose a method, such as --method upgd; `upgd methods` lists them.")
     if "," in method:
         raise UsageError(f"`upgd run` takes one method, not {method!r}; `upgd sweep` takes several with --methods.")
     settings: dict[str, Any] = declaration.settings()
@@ -103,7 +105,7 @@ def sweep(
     Parameters
     ----------
     problem
-        Name of the problem, or a TOML file that declares an experiment.
+        Name of the problem (`upgd problems` lists them), or a TOML file that declares an experiment.
     grid
         short: each method's own short grid, the default if no values are given. paper: the paper's values. published: each
         method's published setting for this problem. Options override parts of the grid. Without a grid, other settings keep
@@ -213,6 +215,7 @@ def _declared(
     problem: str, methods: str | None, grid: Literal["short", "paper", "published"] | None, declaration: Declaration
 ) -> "Experiment":
     from upgd.experiments import Experiment, load
+    from upgd.streams import registry
 
     settings, rest = declaration.settings(), declaration.rest()
     if problem.endswith(".toml"):
@@ -225,8 +228,9 @@ def _declared(
         _refuse_study(experiment.problem)
         return experiment
     _refuse_study(problem)
+    registry.factory(problem)
     if not methods:
-        raise UsageError("choose the methods to compare, such as --methods upgd,sgdw,adamw.")
+        raise UsageError("choose the methods to compare, such as --methods upgd,sgdw,adamw; `upgd methods` lists them.")
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if grid is None:
         return Experiment(problem, names, grid=settings or None, **rest)

@@ -17,7 +17,7 @@ def demo(
     output: Path = Path("demo-output"),
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="")] = False,
 ) -> int:
-    """Compare five methods on two streams in about a minute, and write a page and a report.
+    """Compare five methods on two streams in about a minute, and write a web page and an interactive report.
 
     Parameters
     ----------
@@ -39,5 +39,5 @@ def demo(
         return 130
     print(show.table.text(terminal_width()))
     report = write(output / "upgd.db", output / "report.html")
-    print(f"\nOpen {show.page} in a browser; {report} has the same curves to play with.")
+    print(f"\nOpen {show.page} in a browser; {report} is an interactive report.")
     return 0

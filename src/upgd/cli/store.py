@@ -5,11 +5,15 @@ from pathlib import Path
 
 from cyclopts import App
 
-from upgd.cli.options import store_path
+from upgd.cli.options import DEFAULTS, store_path
 
 __all__ = ["store"]
 
-store = App(name="store", help="Check a store for damage, or save the intact part of a damaged store.")
+store = App(
+    name="store",
+    default_parameter=DEFAULTS,
+    help="Check a store for damage, or save the intact part of a damaged store.",
+)
 
 
 @store.command

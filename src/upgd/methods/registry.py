@@ -61,5 +61,5 @@ def get(name: str) -> type[Method]:
     if found is None:
         near = get_close_matches(str(name), _REGISTERED, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(_REGISTERED)}"
-        raise ValueError(f"there is no method={name!r}; {hint}")
+        raise ValueError(f"there is no method {name!r}; {hint}")
     return found

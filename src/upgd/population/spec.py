@@ -180,7 +180,7 @@ def _refuse(method: str, name: str, given_as: str, value: Any) -> None:
         return
     alike = [cls for cls in METHODS.values() if getattr(cls, name, None) == value or cls in having]
     alike.sort(key=lambda cls: cls.rule != own.rule)  # methods with the same rule come first
-    takes = " and ".join(n for n, setting in own.settings.items() if not setting.quiet)
+    takes = ", ".join(n for n, setting in own.settings.items() if not setting.quiet)
     takes += " alone" if " " not in takes else ""
     instead = f", or use method={alike[0].name!r}" if alike else ""
     raise ValueError(

@@ -14,7 +14,7 @@ from upgd.streams.images import InputPermuted, OutputPermuted, Stationary
 from upgd.streams.labels import ClassPairs, RandomLabels
 from upgd.streams.toy import ToyChangingInputs, ToyChangingOutputs, UtilityQuality
 
-__all__ = ["make", "names", "register"]
+__all__ = ["factory", "make", "names", "register"]
 
 Factory = Callable[..., Stream]
 AnyFactory = TypeVar("AnyFactory", bound=Factory)
@@ -50,14 +50,14 @@ def make(name: str, **options: Any) -> Stream:
         >>> make("input-permuted-digits", task_length=500).input_shape
         (8, 8)
     """
-    factory = _factory(name)
-    signature = inspect.signature(factory)
+    create = factory(name)
+    signature = inspect.signature(create)
     try:
         signature.bind(**options)
     except TypeError as error:
         takes = ", ".join(signature.parameters) or "none"
         raise TypeError(f"{name}: {error}; its options are: {takes}") from None
-    return factory(**options)
+    return create(**options)
 
 
 def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
@@ -74,20 +74,21 @@ def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
     return remember
 
 
-def _factory(name: str) -> Factory:
+def factory(name: str) -> Factory:
+    """Return what creates the stream of that name, or raise ValueError with a suggestion."""
     if not isinstance(name, str):
         raise TypeError(
             f"a problem is a name such as 'output-permuted-digits', not {name!r}; register your own stream with "
             "@upgd.streams.register"
         )
-    if factory := _FACTORIES.get(name) or FAMILIES.get(name) or plugins.find(_FACTORIES, name):
-        return factory
-    for family, factory in FAMILIES.items():
+    if found := _FACTORIES.get(name) or FAMILIES.get(name) or plugins.find(_FACTORIES, name):
+        return found
+    for family, create in FAMILIES.items():
         if name.startswith(f"{family}-"):
-            return partial(factory, name.removeprefix(f"{family}-"))
+            return partial(create, name.removeprefix(f"{family}-"))
     near = get_close_matches(name, _FACTORIES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}"
-    raise ValueError(f"there is no stream named {name!r}; {hint}")
+    raise ValueError(f"there is no problem {name!r}; {hint}")
 
 
 def names() -> list[str]:

@@ -188,10 +188,10 @@ def test_an_interrupted_job_resumes(tmp_path, expected):
 
 def test_units_of_all_methods_take_turns():
     """While a sweep runs, its page compares all methods."""
-    three = Experiment("x", ["sgd", "upgd", "adamw"], grid={"lr": [0.1, 0.01]}, seeds=10)
+    three = Experiment("bit-flipping", ["sgd", "upgd", "adamw"], grid={"lr": [0.1, 0.01]}, seeds=10)
     methods = [job.learners[0].method for job in plan(whole(three), 1, 5)]
     assert methods == ["sgd", "upgd", "adamw"] * 4
-    uneven = Experiment("x", {"sgd": {"lr": 0.1}, "upgd": {"lr": [0.1, 0.01, 0.001]}}, seeds=4)
+    uneven = Experiment("bit-flipping", {"sgd": {"lr": 0.1}, "upgd": {"lr": [0.1, 0.01, 0.001]}}, seeds=4)
     jobs = [(job.learners[0].method, len(job.learners)) for job in plan(whole(uneven), 1, 8)]
     assert jobs == [("upgd", 6), ("sgd", 4), ("upgd", 6)]
 
@@ -344,7 +344,7 @@ def test_leftovers_of_the_dead_and_the_finished_are_removed(tmp_path):
 
 def test_a_unit_survives_json():
     experiment = Experiment(
-        "x", {"adamw": {"lr": 0.1, "betas": (0.0, 0.99)}, "ups": {"lr": 1, "wise": "feature"}}, seeds=2
+        "bit-flipping", {"adamw": {"lr": 0.1, "betas": (0.0, 0.99)}, "ups": {"lr": 1, "wise": "feature"}}, seeds=2
     )
     job = whole(experiment)
     assert Job.from_json(job.to_json()) == job
@@ -353,7 +353,7 @@ def test_a_unit_survives_json():
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 32), (2, 32), (3, 2), (50, 7), (1, 1)])
 def test_a_plan_holds_every_learner_once(workers, most):
-    job = whole(Experiment("x", {"sgd": {"lr": [0.1, 0.2, 0.3]}, "upgd": {"lr": 0.1}}, seeds=5))
+    job = whole(Experiment("bit-flipping", {"sgd": {"lr": [0.1, 0.2, 0.3]}, "upgd": {"lr": 0.1}}, seeds=5))
     jobs = plan(job, workers, most)
     assert sorted(map(repr, (learner for one in jobs for learner in one.learners))) == sorted(map(repr, job.learners))
     assert all(len({learner.kind for learner in one.learners}) == 1 for one in jobs)
@@ -573,7 +573,7 @@ def test_an_error_in_a_worker_is_raised_in_the_parent(tmp_path):
 
 def test_kinds_share_a_unit_only_on_a_gpu():
     """A GPU computes several groups at the same time; a CPU's cores share the work better in small jobs."""
-    experiment = Experiment("x", {"sgd": {"lr": 0.1}, "adamw": {"lr": 0.1}, "upgd": {"lr": 0.1}}, seeds=3)
+    experiment = Experiment("bit-flipping", {"sgd": {"lr": 0.1}, "adamw": {"lr": 0.1}, "upgd": {"lr": 0.1}}, seeds=3)
     assert [len(job.learners) for job in plan(whole(experiment), 1, 8)] == [3, 3, 3]
     mixed = plan(whole(experiment), 1, 8, mixed=True)
     assert [len(job.learners) for job in mixed] == [5, 4]

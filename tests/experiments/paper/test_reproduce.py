@@ -478,8 +478,8 @@ def test_the_remaining_work_before_the_first_run():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "anything"}, "there is no study 'anything'; choose one of"),
-        ({"name": "input-permuted"}, "there is no study 'input-permuted'; did you mean 'input-permuted-mnist'?"),
+        ({"name": "anything"}, "there is no experiment 'anything'; choose one of"),
+        ({"name": "input-permuted"}, "there is no experiment 'input-permuted'; did you mean 'input-permuted-mnist'?"),
         ({"name": "utility-quality"}, "there is no search in the study 'utility-quality'; choose one of ups-stat"),
         ({"name": "ablation", "scale": "huge"}, "scale must be one of paper, small, smoke, not 'huge'"),
         ({"name": "ablation", "grid": "fine"}, "grid must be one of"),

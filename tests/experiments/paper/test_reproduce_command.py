@@ -302,7 +302,7 @@ class TestLengthOfTheSearch:
                 f"{CIFAR10}=30",
                 "utility-quality is not a sweep and does not support --sweep-steps; leave",
             ),
-            ("ablatoin", f"{CIFAR10}=30", "there is no study 'ablatoin'; did you mean 'ablation'?"),
+            ("ablatoin", f"{CIFAR10}=30", "there is no experiment 'ablatoin'; did you mean 'ablation'?"),
             ("ablation", "0", "sweep_steps must be an integer of at least 1, not 0"),
             ("ablation", f"{CIFAR10}=-5", "sweep_steps must be an integer of at least 1, not -5"),
         ],

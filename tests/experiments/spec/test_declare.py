@@ -200,8 +200,8 @@ def test_every_method_has_a_grid_for_every_problem(problem):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_without_values_try_their_own_short_grid(method):
-    short = Experiment("x", method, seeds=1)
-    assert short == Experiment("x", {method: {}}, grid="short", seeds=1)
+    short = Experiment("bit-flipping", method, seeds=1)
+    assert short == Experiment("bit-flipping", {method: {}}, grid="short", seeds=1)
     assert short.methods[method] == grids.short(method)
     for name, values in short.methods[method].items():
         assert len(set(values)) == len(values)
@@ -226,7 +226,7 @@ def test_the_settings_of_adam_are_not_searched_where_adam_is_an_option():
 
 
 def test_required_settings_missing_from_a_shared_grid_use_the_short_grid():
-    methods = Experiment("x", ["adamw", "pgd"], grid={"sigma": 0.5}, seeds=1).methods
+    methods = Experiment("bit-flipping", ["adamw", "pgd"], grid={"sigma": 0.5}, seeds=1).methods
     assert methods == {
         "adamw": {"lr": grids.short("adamw")["lr"]},
         "pgd": {"lr": grids.short("pgd")["lr"], "sigma": (0.5,)},
@@ -253,8 +253,10 @@ def test_published_settings_are_settings(problem):
 
 
 def test_betas_are_one_value():
-    assert Experiment("x", {"adamw": {"lr": 0.1, "betas": (0.0, 0.9)}}).methods["adamw"]["betas"] == ((0.0, 0.9),)
-    two = Experiment("x", {"adamw": {"lr": 0.1, "betas": [[0.0, 0.9], [0.9, 0.99]]}})
+    assert Experiment("bit-flipping", {"adamw": {"lr": 0.1, "betas": (0.0, 0.9)}}).methods["adamw"]["betas"] == (
+        (0.0, 0.9),
+    )
+    two = Experiment("bit-flipping", {"adamw": {"lr": 0.1, "betas": [[0.0, 0.9], [0.9, 0.99]]}})
     assert two.methods["adamw"]["betas"] == ((0.0, 0.9), (0.9, 0.99))
 
 
@@ -262,7 +264,7 @@ def test_betas_are_one_value():
     ("arguments", "words"),
     [
         ({"methods": []}, "methods must be one or more of upgd"),
-        ({"methods": ["sgdd"], "grid": "paper"}, "there is no method='sgdd'; did you mean 'sgd'"),
+        ({"methods": ["sgdd"], "grid": "paper"}, "there is no method 'sgdd'; did you mean 'sgd'"),
         ({"methods": {"sgd": {}}}, "method 'sgd' needs lr"),
         ({"methods": {"sgd": {"lr": -1}}}, "lr must be a finite number of at least 0, not -1"),
         ({"methods": {"sgd": {"lr": []}}}, "lr needs at least one value"),
@@ -345,7 +347,7 @@ def test_toml_takes_the_former_name_of_granularity(tmp_path):
         ('network = "100-50"', 'network = "100x50"', "network must be linear, conv.*; not '100x50'"),
         ("task_length = 500", "task_lenght = 500", "unexpected keyword argument 'task_lenght'.*task_length"),
         ("task_length = 500", "task_length = -3", "task_length must be a positive number of steps, not -3"),
-        ("permuted-digits", "permutd-digits", "there is no stream named 'output-permutd-digits'; did you mean"),
+        ("permuted-digits", "permutd-digits", "there is no problem 'output-permutd-digits'; did you mean"),
         ("[methods.sgd]", "[methods.sdg]", "no key 'methods.sdg' .*did you mean 'sgd"),
         (
             "beta_utility = 0.9",

@@ -121,7 +121,7 @@ class Best:
         diverged: number of its learners that diverged.
         tried: number of settings compared; ``diverged_settings`` of them had a diverged learner.
         left_out: number of settings that could not be compared because they share no seed with the others.
-        flat: fraction of the settings whose score is within 1 % of the best.
+        flat: fraction of the settings whose score is within 1% of the best.
         neighbours: for each hyperparameter with several values, the scores of the settings adjacent to the best one that
             differ from it only in this hyperparameter, by value.
         edges: hyperparameters whose best value is the smallest or largest tried; a wider grid may be better.

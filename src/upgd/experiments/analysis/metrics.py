@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 #: Number of snapshots: enough for a curve, at a few per cent of the run time.
 _LOOKS_PER_RUN = 20
-_LOOKS = "record diagnostics: run the learners with --look-every {every}, into another store"
+_LOOKS = "to record diagnostics, run the learners with --look-every {every}, into another store"
 
 
 class Series(NamedTuple):
@@ -108,7 +108,7 @@ def check(metric: Metric, records: list[Record], where: str) -> None:
         raise ValueError(f"metric must be one of {', '.join(METRICS)}, not {metric!r}")
     alive = [record for record in records if record.diverged_at is None]
     if alive and all(METRICS[metric].series(record) is None for record in alive):
-        raise ValueError(f"there is no {metric} of {where}; {how_to_record(metric, records[0].key.steps)}")
+        raise ValueError(f"{metric} was not recorded for {where}; {how_to_record(metric, records[0].key.steps)}")
 
 
 def how_to_record(metric: Metric, steps: int) -> str:

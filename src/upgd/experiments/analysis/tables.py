@@ -51,7 +51,7 @@ class Table:
             for line in self.lines
             if line.get("mean", 0) is None and line["diverged"] < line["seeds"]
         }
-        missing = [f"–: there is no {metric}; {how_to_record(metric, steps)}" for metric, steps in lacking.items()]
+        missing = [f"–: {metric} was not recorded; {how_to_record(metric, steps)}" for metric, steps in lacking.items()]
         return [AT_EDGE] * any(line.get("edges") for line in self.lines) + [CAVEAT] * tested + missing
 
     def _repr_html_(self) -> str:

@@ -212,8 +212,9 @@ class Runner:
 
     def __call__(self, experiment: Experiment) -> Results:
         options = self._options
-        # Before the store is opened, so that an invalid device does not leave an empty file.
+        # Before the store is opened, so that an invalid device or a missing data set does not leave an empty file.
         device, workers, executor = options.executor_for(experiment)
+        experiment.stream()
         store = self.store
         before = len(store)
         try:

@@ -277,7 +277,7 @@ def study_named(name: str) -> Study:
     if name not in STUDIES:
         near = get_close_matches(name, STUDIES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(STUDIES)}"
-        raise ValueError(f"there is no study {name!r}; {hint}")
+        raise ValueError(f"there is no experiment {name!r}; {hint}")
     return STUDIES[name]
 
 

@@ -13,7 +13,7 @@ from upgd.experiments.spec import architecture, defaults, grids
 from upgd.experiments.spec.settings import MOST_LEARNERS, canonical, known
 from upgd.methods import METHODS
 from upgd.population import Learner
-from upgd.streams import Stream, make
+from upgd.streams import Stream, make, registry
 
 __all__ = ["Experiment", "Listed", "listed", "placeholders", "which_it_has"]
 
@@ -60,6 +60,7 @@ class Experiment:
         options: Mapping[str, Any] | None = None,
         grid: Literal["paper", "short"] | Grid | None = None,
     ) -> None:
+        registry.factory(problem)  # reports an unknown problem first
         usual = defaults.defaults(problem)
         values = {
             "problem": problem,

@@ -32,7 +32,7 @@ def stored(path, *, diverged_at=None):
 
 
 @pytest.mark.parametrize("text", ["40", "4e1", "4_0"])
-def test_steps_as_people_write_them(upgd, text, folder):
+def test_number_formats_of_steps(upgd, text, folder):
     assert upgd(*QUICK, "--steps", text)[0] == 0
     with Store.read(folder / "upgd.db") as store:
         assert [record.key.steps for record in store.records()] == [40]
@@ -40,7 +40,7 @@ def test_steps_as_people_write_them(upgd, text, folder):
 
 
 @pytest.mark.parametrize("text", ["1.5", "many", "inf", "nan", "9223372036854775808"])
-def test_steps_that_are_none(upgd, text):
+def test_invalid_steps(upgd, text):
     for command in (QUICK, ["best"]):
         code, _, err = upgd(*command, "--steps", text)
         assert (code, err.count("\n")) == (2, 1)
@@ -64,7 +64,7 @@ def test_steps_that_are_none(upgd, text):
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_values_beyond_all_reason_get_one_sentence(upgd, option, value, code, says, folder):
+def test_absurd_values_give_one_sentence(upgd, option, value, code, says, folder):
     options = {"--lr": "0.1", "--seeds": "1", "--steps": "5", "--network": "8", option: value}
     run = ("run", "output-permuted-digits", "--method", "sgd", *(word for pair in options.items() for word in pair))
     ended, _, err = upgd(*run)
@@ -73,7 +73,7 @@ def test_values_beyond_all_reason_get_one_sentence(upgd, option, value, code, sa
     assert not (folder / "upgd.db.checkpoints").exists()
 
 
-def test_more_seeds_than_any_experiment_has_are_not_looked_for(upgd, folder):
+def test_too_many_seeds_are_rejected_early(upgd, folder):
     stored(folder / "upgd.db")
     assert upgd("best", "--seeds", "99999999999") == (
         *(2, ""),
@@ -87,7 +87,7 @@ def test_options_of_a_reproduction_without_a_name_are_refused(upgd):
     assert err == "upgd: name the experiments to reproduce, or all; `upgd reproduce` without arguments lists them.\n"
 
 
-def test_a_reproduction_has_a_most_of_seeds(upgd):
+def test_a_reproduction_limits_the_number_of_seeds(upgd):
     code, _, err = upgd(
         "reproduce", "toy-changing-inputs", "--scale", "smoke", "--final-seeds", "50000000", "--dry-run"
     )
@@ -118,7 +118,7 @@ def shell(command, folder):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
-def test_streams_that_are_closed(folder):
+def test_closed_standard_streams(folder):
     stored(folder / "upgd.db")
     ended = shell("best >&-", folder)
     assert (ended.returncode, ended.stderr) == (
@@ -148,7 +148,7 @@ def test_seconds_between_snapshots_are_not_negative(upgd, seconds):
     assert (code, err) == (2, f"upgd: {message}\n")
 
 
-def test_a_word_too_many(upgd):
+def test_an_unexpected_argument(upgd):
     code, _, err = upgd("bench", "upgd", "sgd")
     assert (code, err.count("\n")) == (2, 1)
     assert "unexpected argument 'upgd sgd'" in err
@@ -218,12 +218,12 @@ def test_ctrl_c_in_the_demo_explains_how_to_continue(upgd, monkeypatch):
     assert err == "upgd: stopped; unfinished runs are saved; repeat the command to continue\n"
 
 
-def test_ctrl_c_anywhere_gets_a_word(upgd, monkeypatch):
+def test_ctrl_c_prints_a_message(upgd, monkeypatch):
     monkeypatch.setattr("upgd.experiments.execution.bench.measure", _press_ctrl_c)
     assert upgd("bench") == (130, "", "upgd: stopped\n")
 
 
-def test_a_study_tells_how_far_it_is_unless_it_shall_be_quiet(upgd, monkeypatch):
+def test_a_study_reports_progress_unless_quiet(upgd, monkeypatch):
     monkeypatch.setattr(running._say_now_and_then, "__defaults__", (0.0,))
     study = ("run", "utility-quality-features", "--seeds", "1", "--steps", "2", "--json")
     code, _, err = upgd(*study)
@@ -233,7 +233,7 @@ def test_a_study_tells_how_far_it_is_unless_it_shall_be_quiet(upgd, monkeypatch)
     assert upgd(*study, "--quiet")[2] == ""
 
 
-def test_a_file_that_cannot_be_written_is_named_without_numbers_of_errors(upgd, folder):
+def test_an_unwritable_file_is_named_without_an_error_number(upgd, folder):
     stored(folder / "upgd.db")
     (folder / "note").touch()
     assert upgd("export", "note/results.csv")[2] == (
@@ -243,9 +243,11 @@ def test_a_file_that_cannot_be_written_is_named_without_numbers_of_errors(upgd, 
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])
-def test_help_lists_every_method_and_no_meaningless_option(upgd, command):
+def test_help_has_an_option_for_every_setting_and_no_meaningless_ones(upgd, command):
     code, out, _ = upgd(command, "--help")
     words = set(re.split(r"[\s,.│]+", out))
     assert code == 0
-    assert words >= set(METHODS)
+    assert words >= {f"--{name.replace('_', '-')}" for method in METHODS.values() for name in method.settings}
+    assert "upgd methods" in " ".join(out.replace("│", " ").split())
     assert "--empty-option" not in words
+    assert "default: False" not in out
