@@ -120,7 +120,7 @@ def test_verify_finds_damage_and_fetch_repairs_it(upgd, files, cache_folder):
 
 
 @pytest.mark.parametrize("option", ["--as", "--subset"])
-def test_files_of_ones_own_get_a_name(upgd, files, option):
+def test_custom_files_get_a_name(upgd, files, option):
     code, out, _ = upgd("data", "fetch", "--from", str(files), option, "emnist-subset", "--transposed")
     assert (code, out) == (0, "emnist-subset: 20 train + 10 test images of 28×28, 10 classes (your own files)\n")
     assert "your own files, not an official data set" in upgd("data", "list")[1]

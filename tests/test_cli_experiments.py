@@ -300,7 +300,7 @@ def test_unknown_ids_are_reported_and_nothing_is_deleted(filled):
     assert first in json.loads(filled("runs", "--json")[1])
 
 
-def test_a_list_tells_options_apart(filled):
+def test_a_list_distinguishes_options(filled):
     assert "output-permuted-digits, task_length 20  8  sgd" in filled("runs")[1]
 
 

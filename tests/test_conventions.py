@@ -37,7 +37,7 @@ def test_one_class_has_the_name(name):
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_workflows_may_only_read_unless_a_job_says_otherwise(path):
+def test_workflows_have_read_permission_unless_a_job_overrides_it(path):
     workflow = read(str(path.relative_to(ROOT)))
     assert workflow["permissions"] == {"contents": "read"}
     for job in workflow["jobs"].values():
@@ -53,7 +53,7 @@ def test_both_papers_are_cited_and_the_version_is_not_repeated():
     assert "version" not in citation
 
 
-def test_the_changelog_keeps_to_its_format():
+def test_the_changelog_follows_its_format():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     releases = re.split(r"^## ", text, flags=re.M)[1:]
     assert releases[0].startswith(("Unreleased\n", "[Unreleased]"))

@@ -59,7 +59,7 @@ def test_float32_differs_by_rounding_alone() -> None:
     assert (learner_normals(torch.arange(4), 3, 100_000).double() - exact).abs().max() < 2e-6
 
 
-def test_an_entry_knows_nothing_of_other_entries_learners_and_steps() -> None:
+def test_entries_are_independent_of_other_entries_learners_and_steps() -> None:
     many = learner_normals(torch.tensor([[3], [9]]), torch.tensor([1, 2, 1000]), 101)
     assert many.shape == (2, 3, 101)
     assert torch.equal(many[1, 2, :50], learner_normals(9, 1000, 50))

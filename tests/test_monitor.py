@@ -465,7 +465,7 @@ def with_modules():
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 @pytest.mark.parametrize("make", [with_modules, two_layers])
-def test_a_copy_of_a_model_is_not_looked_at(make, copied):
+def test_a_copy_of_a_model_is_not_monitored(make, copied):
     model, x = make(), torch.ones(4, 2)
     with Monitor(model) as looking:
         another = copied(model)
@@ -481,7 +481,7 @@ def test_a_copy_of_a_model_is_not_looked_at(make, copied):
 @pytest.mark.parametrize("make", [with_modules, two_layers])
 @pytest.mark.parametrize("model_first", [True, False])
 @pytest.mark.filterwarnings("ignore:the model has no activation modules")
-def test_a_monitor_that_is_copied_with_its_model_looks_at_the_copy(make, copied, model_first):
+def test_a_monitor_copied_with_its_model_follows_the_copy(make, copied, model_first):
     model, x = make(), torch.ones(4, 2)
     looking = Monitor(model)
     if model_first:
@@ -576,7 +576,7 @@ def test_plasticities_between_snapshots_are_many_or_of_many_samples():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_diverged_network_can_be_looked_at(by_hand, bad, capfd):
+def test_a_diverged_network_can_be_monitored(by_hand, bad, capfd):
     optimizer = upgd.UPGD(by_hand.parameters(), lr=0.1)
     with Monitor(by_hand, optimizer) as looking:
         by_hand(torch.ones(2, 2)).sum().backward()

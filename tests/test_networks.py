@@ -88,14 +88,14 @@ def test_networks_describe_themselves() -> None:
 
 
 @given(sizes=SHAPES, seeds=st.lists(SEEDS, min_size=1, max_size=4))
-def test_a_population_has_the_bits_of_its_members(sizes, seeds) -> None:
+def test_a_population_is_bitwise_equal_to_its_members(sizes, seeds) -> None:
     stacked = initial_parameters(MLP(sizes), seeds)
     for row, seed in enumerate(seeds):
         for name, parameter in MLP(sizes, seed=seed).named_parameters():
             assert torch.equal(stacked[name][row], parameter)
 
 
-def test_a_large_population_is_drawn_in_blocks_that_do_not_show(monkeypatch) -> None:
+def test_drawing_a_large_population_in_blocks_changes_nothing(monkeypatch) -> None:
     network = ConvNet()
     at_once = initial_parameters(network, range(7))
     monkeypatch.setattr("upgd.networks._WORDS_AT_ONCE", {"cpu": 100_000})
@@ -122,7 +122,7 @@ def test_weights_come_from_the_counters_in_the_order_of_parameters() -> None:
     ],
     ids=repr,
 )
-def test_the_law_is_that_of_torch(layer) -> None:
+def test_the_distribution_is_that_of_torch(layer) -> None:
     torch.manual_seed(0)
     layer.reset_parameters()
     theirs = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}

@@ -348,7 +348,7 @@ class Counted(TorchBackend):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_experiments_take_a_backend_of_ones_own(fresh, workers):
+def test_experiments_take_a_custom_backend(fresh, workers):
     small = {"methods": {"sgd": {"lr": [0.1, 0.01]}}, "seeds": 1, "steps": 20, "network": "5"}
     Counted.steps = 0
     results = ex.run("output-permuted-digits", **small, backend=Counted, workers=workers)

@@ -297,7 +297,7 @@ def test_the_runs_of_the_search_that_diverged(page, panels):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_who_was_chosen_did_best_in_the_shortlist(page, panels, regenerated, shipped):
+def test_the_chosen_setting_was_best_in_the_shortlist(page, panels, regenerated, shipped):
     """Of the best few of the search, on fresh seeds; scores that agree in six digits may be in any order."""
     plan = regenerated(page)[1]
     again = range(plan.sweep_seeds, plan.sweep_seeds + plan.shortlist_seeds)

@@ -460,7 +460,7 @@ def test_a_folder_that_cannot_be_written_to(schema):
     assert "cannot be opened (unable to open database file); check the permissions" in done.stdout
 
 
-def test_records_can_be_looked_for_in_lists():
+def test_records_can_be_found_in_lists():
     """Records contain arrays, so they are equal only to themselves; compare keys instead."""
     one, other = (
         Record(Key(problem="p", network="8", method="sgd", settings={}, seed=0, steps=2), 1, [1, 2]) for _ in range(2)

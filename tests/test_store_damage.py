@@ -246,7 +246,7 @@ def test_repair_reads_around_pages_that_cannot_be_read(sound, tmp_path):
     ],
     ids=" ".join,
 )
-def test_commands_say_it_and_so_does_their_exit_status(sound, tmp_path, monkeypatch, upgd, command):
+def test_commands_report_it_with_their_exit_status(sound, tmp_path, monkeypatch, upgd, command):
     pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")

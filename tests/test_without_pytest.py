@@ -39,7 +39,7 @@ def test_a_failure_is_raised(tmp_path) -> None:
         run_tests(written(tmp_path, 3))
 
 
-def test_a_file_without_tests_is_no_success(tmp_path) -> None:
+def test_a_file_without_tests_is_not_a_success(tmp_path) -> None:
     path = tmp_path / "empty.py"
     path.write_text("", encoding="utf-8")
     with pytest.raises(AssertionError, match=r"no tests in empty\.py"):

@@ -156,7 +156,7 @@ print("after")
 
 @pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="needs /dev/stdout")
 @pytest.mark.parametrize("piped", [True, False])
-def test_the_standard_output_gets_it_after_what_it_has(folder, piped):
+def test_writing_appends_to_the_standard_output(folder, piped):
     """Also if it is a file, which must not be replaced, because the shell has it open."""
     with (folder / "out").open("wb") as out:
         ended = subprocess.run(
@@ -191,7 +191,7 @@ def test_a_full_disk_is_named_by_the_file_that_the_user_knows(folder, monkeypatc
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everything")
-def test_a_file_without_the_right_to_write_stays(folder):
+def test_a_read_only_file_is_kept(folder):
     path = folder / "page.html"
     path.write_bytes(b"old")
     path.chmod(0o444)

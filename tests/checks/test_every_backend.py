@@ -112,7 +112,7 @@ def test_results_are_independent_of_other_learners_and_order(backend, problem):
 
 
 @pytest.mark.parametrize(("pieces", "longest_block"), [((1, 39), 40), ((9, 0, 21), 1), ((13, 17, 10), 7)])
-def test_chunking_does_not_show(backend, pieces, longest_block):
+def test_results_do_not_depend_on_chunks(backend, pieces, longest_block):
     learners = runnable(backend, MLP_OF_DIGITS)
     whole = Population(MLP_OF_DIGITS, learners, backend=backend)
     whole.run(DIGITS, sum(pieces))
@@ -164,7 +164,7 @@ def test_a_saved_state_is_not_changed_by_running_on(backend):
 
 
 @pytest.mark.parametrize("problem", ["digits", "toy"])
-def test_a_diverged_learner_is_reported_and_its_neighbours_never_notice(backend, problem):
+def test_a_diverged_learner_is_reported_without_affecting_others(backend, problem):
     network, stream = PROBLEMS[problem]
     calm = runnable(backend, network)
     wild = [Learner(**{**vars(own), "lr": 1e20 if own.method != "ups" else 1e38, "seed": 77}) for own in calm]

@@ -212,7 +212,7 @@ def test_results_are_independent_of_other_learners(name):
     assert_same(alone.parameters(0), crowd(torch.float32, 10).parameters(place(name)))
 
 
-def test_chunking_does_not_show():
+def test_results_do_not_depend_on_chunks():
     parts = Population(NETWORK, list(LEARNERS.values()), backend="torch")
     parts._pace.STEPS = parts._pace.steps = 7
     for steps in (1, 22, STEPS - 23):
@@ -232,7 +232,7 @@ def test_a_saved_state_can_be_resumed():
         assert_same(second.parameters(i), crowd(torch.float32).parameters(i))
 
 
-def test_a_diverged_learner_freezes_and_its_neighbours_do_not_notice():
+def test_a_diverged_learner_freezes_without_affecting_others():
     """Every second learner starts with infinite weights in the output layer."""
     learners = [learner for learner in LEARNERS.values() for _ in range(2)]
     initial = upgd.networks.initial_parameters(NETWORK, [learner.seed for learner in learners])

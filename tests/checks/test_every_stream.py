@@ -223,7 +223,7 @@ def test_seeds_are_independent(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in OVER_IMAGES if name.startswith(FAMILIES[:3])])
 @settings(max_examples=10, deadline=None)
 @given(seed=SEEDS, size=st.integers(1, 70), task_length=st.integers(1, 200), task=st.integers(0, 10**6))
-def test_no_sample_comes_twice_in_a_pass(name: str, seed: int, size: int, task_length: int, task: int) -> None:
+def test_no_sample_repeats_in_a_pass(name: str, seed: int, size: int, task_length: int, task: int) -> None:
     stream = make(name, size=size, task_length=task_length)
     per_shuffle = size if name.startswith("stationary") else task_length
     index = stream.chunk([seed], task * per_shuffle, per_shuffle).index[0]

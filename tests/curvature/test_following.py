@@ -211,7 +211,7 @@ def test_remove_and_context_manager():
     curvature.remove()  # again, which is harmless
 
 
-def test_two_of_them_do_not_meet():
+def test_two_of_them_do_not_collide():
     model, (x, y) = network(), data()
     ce, mse = nn.CrossEntropyLoss(), nn.MSELoss()
     first = HesScale(model, ce)

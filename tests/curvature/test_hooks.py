@@ -73,7 +73,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 @every_owner
-def test_hooks_go_with_their_owner(hook: Callable[[nn.Module], Any]) -> None:
+def test_hooks_are_removed_with_their_owner(hook: Callable[[nn.Module], Any]) -> None:
     model = network()
     owner = hook(model)
     train(model)
@@ -112,7 +112,7 @@ def test_an_owner_that_is_dropped_between_forward_and_backward_is_not_missed(hoo
 
 @every_owner
 @every_copy
-def test_hooks_of_a_copied_model_leave_when_they_are_called(
+def test_hooks_of_a_copied_model_remove_themselves(
     hook: Callable[[nn.Module], Any], copied: Callable[[nn.Module], nn.Module]
 ) -> None:
     """Otherwise a model that is repeatedly copied and hooked would accumulate them."""
@@ -144,7 +144,7 @@ def test_a_copied_optimizer_owns_the_hooks_of_the_copied_model() -> None:
     assert hooks(model)
 
 
-def test_a_deleted_owner_that_was_copied_leaves_the_copy_at_work() -> None:
+def test_deleting_an_owner_does_not_affect_its_copy() -> None:
     model = network()
     optimizer, monitor = upgd.FeatureUPGD(model), upgd.Monitor(model)
     twin, second, looking = copy.deepcopy((model, optimizer, monitor))

@@ -327,7 +327,7 @@ def test_files_that_are_no_set_are_refused(tmp_path, cache_folder, arrays, name,
     assert not cache_folder.exists()
 
 
-def test_a_damaged_file_of_ones_own_is_named(tmp_path, cache_folder):
+def test_a_damaged_custom_file_is_named(tmp_path, cache_folder):
     folder = write_idx(tmp_path / "f", images=IMAGES, labels=LABELS)
     os.truncate(folder / "images", 5000)
     with pytest.raises(DataError, match="images is truncated"):

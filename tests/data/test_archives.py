@@ -127,7 +127,7 @@ def test_members_with_expensive_compression_are_skipped(tmp_path, method):
     assert contents(path) == ({}, [])
 
 
-def test_a_tar_with_a_negative_size_does_not_go_round_in_circles(tmp_path):
+def test_a_tar_with_a_negative_size_does_not_loop(tmp_path):
     path = tmp_path / "negative.tar"
     path.write_bytes(NEGATIVE_SIZE * 4)
     found, problems = contents(path)

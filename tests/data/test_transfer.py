@@ -94,14 +94,14 @@ def test_one_mirror_resumes_the_download_of_another(mirror, wanted, tmp_path):
     assert (tmp_path / "file.gz").read_bytes() == CONTENT
 
 
-def test_a_mirror_that_knows_no_ranges_begins_anew(mirror, wanted, tmp_path):
+def test_a_mirror_without_ranges_restarts(mirror, wanted, tmp_path):
     (tmp_path / "file.gz.part").write_bytes(CONTENT[:1000])
     download(from_mirrors(mirror, wanted, "deaf"), tmp_path)
     assert (tmp_path / "file.gz").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("rubbish", [b"rubbish", bytes(len(CONTENT)), bytes(len(CONTENT) + 1)])
-def test_rubbish_from_an_earlier_attempt_does_no_harm(mirror, wanted, tmp_path, rubbish):
+def test_leftovers_of_an_earlier_attempt_are_harmless(mirror, wanted, tmp_path, rubbish):
     (tmp_path / "file.gz.part").write_bytes(rubbish)
     download(from_mirrors(mirror, wanted, "ok"), tmp_path)
     assert (tmp_path / "file.gz").read_bytes() == CONTENT
@@ -121,7 +121,7 @@ def test_a_slow_mirror_is_used_while_it_sends_data(mirror, wanted, tmp_path, mon
     assert len(mirror.requests) == 1
 
 
-def test_a_stalled_mirror_is_left(mirror, wanted, tmp_path, monkeypatch):
+def test_a_stalled_mirror_is_abandoned(mirror, wanted, tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "TIMEOUT", 0.3)
     monkeypatch.setattr(transfer, "ATTEMPTS", 3)
     with pytest.raises(DataError, match="disconnected 3 times"):
@@ -131,7 +131,7 @@ def test_a_stalled_mirror_is_left(mirror, wanted, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("behaviour", ["drip", "drip-headers"])
-def test_a_mirror_that_sends_a_byte_now_and_then_is_left(mirror, wanted, tmp_path, monkeypatch, behaviour):
+def test_a_mirror_that_trickles_bytes_is_abandoned(mirror, wanted, tmp_path, monkeypatch, behaviour):
     monkeypatch.setattr(transfer, "PATIENCE", 0.5)
     with pytest.raises(DataError, match=r"sends less than 491,520 bytes in 0.5 seconds"):
         download(from_mirrors(mirror, wanted, behaviour), tmp_path)

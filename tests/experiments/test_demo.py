@@ -28,7 +28,7 @@ def test_the_summary_names_the_best_method_and_its_trend():
     )
 
 
-def test_words_say_so_when_another_method_ends_ahead():
+def test_the_summary_mentions_a_method_that_ends_ahead():
     upgd = learners("upgd", [0.216, 0.25, 0.25, 0.247], regression=True)
     adamw = learners("adamw", [0.3, 0.28, 0.25, 0.234], regression=True)
     assert _words(Results([*upgd, *adamw])) == (
@@ -37,11 +37,11 @@ def test_words_say_so_when_another_method_ends_ahead():
     )
 
 
-def test_there_are_no_words_about_one_method():
+def test_a_single_method_has_no_summary():
     assert _words(Results(learners("upgd", [0.5] * 4))) == ""
 
 
-def test_on_a_dark_page_every_line_and_letter_can_be_seen():
+def test_on_a_dark_page_every_line_and_letter_is_visible():
     colours = pytest.importorskip("upgd.report.colours")
     drawing = _drawing("A title", Results([*learners("upgd", [0.5] * 4), *learners("sgd", [0.4] * 4)]))
     used = set(re.findall(r"var\(--of-([0-9a-f]{6}), #\1\)", drawing))
@@ -54,7 +54,7 @@ def test_on_a_dark_page_every_line_and_letter_can_be_seen():
         assert colours.contrast(colour, "#12161c") >= 5.9  # 6, up to the rounding of the colour
 
 
-def test_drawings_share_no_names_of_their_parts(tmp_path):
+def test_drawings_share_no_element_ids(tmp_path):
     results = Results([*learners("upgd", [0.5] * 4), *learners("sgd", [0.4] * 4)])
     one, other = (set(re.findall(r'<clipPath id="(\w+)"', _drawing(title, results))) for title in ("One", "Another"))
     assert one

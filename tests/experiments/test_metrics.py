@@ -166,7 +166,7 @@ def test_every_metric_is_in_tables_figures_and_pages(metric: Metric, tmp_path, u
     assert METRICS[metric].noun.removeprefix("online ") in page
 
 
-def test_the_command_line_knows_all_of_them() -> None:
+def test_the_command_line_has_all_of_them() -> None:
     (names, _) = get_args(Shown)
     assert get_args(names) == get_args(Metric) == tuple(METRICS)
 

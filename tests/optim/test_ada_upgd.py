@@ -119,7 +119,7 @@ class TestRelations:
 class TestTakingOver:
     """Load the checkpoint of another optimizer during training."""
 
-    def test_adamws_averages_and_steps_go_on(self, foreach: bool) -> None:
+    def test_adamws_averages_and_steps_are_kept(self, foreach: bool) -> None:
         shared: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
         ours, theirs = network(torch.float64), network(torch.float64)
         adamw = torch.optim.AdamW(theirs.parameters(), **shared)
@@ -287,7 +287,7 @@ class TestNumbersAtTheEdge:
 
     @pytest.mark.parametrize("accident", [math.inf, -math.inf, math.nan])
     @pytest.mark.parametrize("scaling", ["global", "local"])
-    def test_an_accident_in_one_parameter_stays_there(self, foreach: bool, accident: float, scaling: str) -> None:
+    def test_a_non_finite_value_stays_in_its_parameter(self, foreach: bool, accident: float, scaling: str) -> None:
         spoilt, sound = (nn.Parameter(torch.randn(3, 4)) for _ in range(2))
         spoilt.grad, sound.grad = torch.randn(3, 4), torch.randn(3, 4)
         spoilt.grad[1, 2] = accident

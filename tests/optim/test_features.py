@@ -104,7 +104,7 @@ def test_a_sample_without_a_batch_is_a_batch_of_one(order: int) -> None:
             torch.testing.assert_close(single, batch)
 
 
-def test_the_model_does_not_know_of_gates() -> None:
+def test_the_model_is_unaware_of_gates() -> None:
     model = conv_net()
     before = {name: value.shape for name, value in model.state_dict().items()}
     optimizer = upgd.FeatureUPGD(model)
@@ -426,7 +426,7 @@ def test_the_gate_of_the_rule() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_gradients_add_up_though_one_sample_gives_the_weights_none(order):
+def test_gradients_accumulate_even_if_one_sample_gives_none(order):
     """With an input of zeros, only the bias has a gradient."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
@@ -600,7 +600,7 @@ def test_one_activation_module_for_all_layers() -> None:
         second_order.step()
 
 
-def test_a_guess_from_the_order_of_modules_that_is_wrong_is_corrected() -> None:
+def test_a_wrong_guess_from_the_order_of_modules_is_corrected() -> None:
     """The order of torch's TransformerEncoderLayer: the activation between the two layers is defined after both."""
 
     class Feedforward(nn.Module):
@@ -700,6 +700,6 @@ def test_the_error_mentions_code_compiled_for_another_model():
         ({"generator": 3}, "generator must be a torch.Generator"),
     ],
 )
-def test_arguments_are_looked_at_before_the_first_step(wrong, says):
+def test_arguments_are_checked_before_the_first_step(wrong, says):
     with pytest.raises((ValueError, TypeError), match=says):
         upgd.UPGD(nn.Linear(2, 1).parameters(), **wrong)

@@ -40,7 +40,7 @@ def test_one_maximum_over_groups_with_and_without_gates(engine: str) -> None:
     checks.check_gated_and_local_groups("cpu", steps=20 if engine == "numba" else 2)
 
 
-def test_accidents_stay_where_they_are(engine: str) -> None:
+def test_non_finite_values_stay_where_they_are(engine: str) -> None:
     checks.check_accidents_stay_where_they_are("cpu")
 
 

@@ -349,7 +349,7 @@ def test_hooks_run_around_the_step(build: Build) -> None:
 
 
 @every_optimizer
-def test_deepcopy_and_pickle_go_on_alike(build: Build) -> None:
+def test_deepcopy_and_pickle_continue_identically(build: Build) -> None:
     model = network()
     generator = torch.Generator().manual_seed(5)
     optimizer = build(model, generator=generator)
@@ -530,7 +530,7 @@ def test_numbers_of_other_kinds_become_pythons(build: Build, kind: Callable[[flo
 
 
 @every_optimizer
-def test_looking_at_gates_makes_no_state(build: Build) -> None:
+def test_reading_gates_creates_no_state(build: Build) -> None:
     """Otherwise ``torch.distributed.checkpoint`` assumes that a new optimizer has state, and loads none."""
     model = network()
     optimizer = build(model)
@@ -637,7 +637,7 @@ def test_a_checkpoint_may_have_steps_that_are_numbers(build: Build) -> None:
 
 
 @every_optimizer
-def test_bad_defaults_are_refused_though_every_group_has_better_ones(build: Build) -> None:
+def test_invalid_defaults_are_refused_even_if_every_group_overrides_them(build: Build) -> None:
     model = network()
     if hasattr(build(model), "features"):
         pytest.skip("takes a model, not groups")

@@ -207,7 +207,7 @@ def test_bfloat16_stalls_without_stochastic_rounding() -> None:
     assert float(moved(stochastic_rounding=True, seed=0).mean()) == pytest.approx(1000 / 4096, rel=0.02)
 
 
-def test_a_slow_trace_follows_in_few_bits() -> None:
+def test_a_slow_trace_is_updated_with_few_bits() -> None:
     """β = 0.999 and a utility that changes its sign: with rounding to nearest, the trace would not change."""
     param = nn.Parameter(torch.ones(20, 300))
     for dtype in NARROW:
@@ -221,7 +221,7 @@ def test_a_slow_trace_follows_in_few_bits() -> None:
         assert float(found.mean()) == pytest.approx(2 * 0.999**500 - 1, abs=0.05)
 
 
-def test_the_example_tells_losses_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_prints_losses_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "low_memory.py"))
     losses = example["main"](["--steps", "3"])
     assert all(2.0 < loss < 2.5 for loss in losses.values())

@@ -255,7 +255,7 @@ class TestNumbersAtTheEdge:
 
     @pytest.mark.parametrize("accident", [math.inf, -math.inf, math.nan])
     @pytest.mark.parametrize("scaling", ["global", "local"])
-    def test_an_accident_in_one_parameter_stays_there(self, foreach: bool, accident: float, scaling: str) -> None:
+    def test_a_non_finite_value_stays_in_its_parameter(self, foreach: bool, accident: float, scaling: str) -> None:
         spoilt, sound = random_parameters((3, 4), (3, 4), dtype=torch.float32)
         spoilt.grad[1, 2] = accident
         optimizer = upgd.UPGD([spoilt, sound], scaling=scaling, foreach=foreach)

@@ -26,13 +26,13 @@ def population(learners=LEARNERS, network=NETWORK) -> Population:
     return Population(network, learners, backend="torch")
 
 
-def test_off_means_nothing():
+def test_a_disabled_setting_has_no_effect():
     result = population().run(STREAM, 30)
     assert result.diagnostics == {}
     assert result.diagnosed_at.tolist() == []
 
 
-def test_looking_changes_nothing():
+def test_diagnostics_change_nothing():
     plain, looked = population(), population()
     expected = plain.run(STREAM, 50)
     result = looked.run(STREAM, 50, diagnostics=Diagnostics(every=7))
@@ -189,7 +189,7 @@ def test_a_frozen_learner_with_finite_parameters_has_no_diagnostics(activation, 
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_learner_that_is_about_to_diverge_is_looked_at():
+def test_diagnostics_of_a_learner_that_is_about_to_diverge():
     """The update makes the loss infinite, which only the next step detects."""
     result = population([Learner(method="sgd", lr=1e30)]).run(STREAM, 1, diagnostics=Diagnostics(every=1))
     assert result.diverged_at.tolist() == [-1]

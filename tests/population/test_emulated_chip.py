@@ -123,7 +123,7 @@ REDUCTIONS = [
         for n, case in enumerate(REDUCTIONS)
     ],
 )
-def test_everybodys_own_reductions_are_right(number, operation, over):
+def test_custom_reductions_are_correct(number, operation, over):
     held((8, 2, 1, 4)[(number + number // 4) % 4], method=own_rule(operation, over).name, lr=0.02)
 
 
@@ -196,7 +196,7 @@ class OwnResets(Method):
 
 
 @pytest.mark.parametrize("cluster", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_everybodys_own_resets_are_right(monkeypatch, cluster):
+def test_custom_resets_are_correct(monkeypatch, cluster):
     registry.register(OwnResets)
     resets_are_right(monkeypatch, cluster, 16, method="own-resets", lr=0.02)
 
@@ -260,7 +260,7 @@ def test_a_saved_state_resumes_bitwise(cluster, settings, part):
 
 
 @pytest.mark.parametrize("settings", [{"method": "momentum"}, CBP], ids=["momentum", "continual-backprop"])
-def test_a_diverged_learner_stops_and_the_other_does_not_notice(settings):
+def test_a_diverged_learner_stops_without_affecting_the_other(settings):
     problem = PROBLEMS[1]
     wild, calm = (Learner(**{**settings, "lr": lr}, seed=4) for lr in (1e30, 0.01))
     with clusters_of(1):

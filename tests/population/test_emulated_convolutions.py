@@ -89,7 +89,7 @@ def test_the_papers_convnet():
         assert error <= 5e-6 * float(right.norm()) + 5 * usual, name
 
 
-def test_a_saved_state_goes_on_bit_for_bit():
+def test_a_saved_state_resumes_bit_for_bit():
     problem = CONVOLUTIONS[2]
     learners = [Learner(**UPGD, granularity="feature", normalize=0.9, seed=seed) for seed in (0, 1)]
     with clusters_of(2):
@@ -102,7 +102,7 @@ def test_a_saved_state_goes_on_bit_for_bit():
         assert torch.equal(tensor, other.state()[name]), name
 
 
-def test_a_diverged_learner_stops_and_the_other_does_not_notice():
+def test_a_diverged_learner_stops_without_affecting_the_other():
     problem = CONVOLUTIONS[3]
     wild, calm = (Learner(method="momentum", lr=lr, seed=4) for lr in (1e30, 0.01))
     with clusters_of(3):

@@ -13,7 +13,7 @@ STEPS, LR, SIGMA, SEED = 5, 0.5, 0.1, 7
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 @pytest.mark.parametrize("wise", ["weight", "feature"])
-def test_weights_walk_at_random(wise, backend):
+def test_weights_follow_a_random_walk(wise, backend):
     """w₅ = w₀ − lr·σ·Σ ζ_t for everything; feature-wise, the output layer learns by gradients instead."""
     network = MLP((64, 9, 10))
     learner = Learner(method="ups-even", lr=LR, sigma=SIGMA, wise=wise, seed=SEED)

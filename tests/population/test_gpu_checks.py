@@ -127,16 +127,14 @@ def test_equal_runs_are_equal(right: tuple[Run, Run]) -> None:
 
 
 @pytest.mark.parametrize(("name", "mistake"), MISTAKES)
-def test_a_small_mistake_in_one_method_is_seen_among_the_others(
-    name: str, mistake: dict, right: tuple[Run, Run]
-) -> None:
+def test_a_small_mistake_in_one_method_is_detected(name: str, mistake: dict, right: tuple[Run, Run]) -> None:
     wrong = [replace(own, **mistake) if replace(own, seed=0) == METHODS[name] else own for own in EVERYBODY]
     assert wrong != EVERYBODY
     with pytest.raises(AssertionError):
         compared(*right, run_of(wrong))
 
 
-def test_a_part_that_is_missing_is_seen(monkeypatch) -> None:
+def test_a_missing_part_is_detected(monkeypatch) -> None:
     truth, rounded, there = both(PROBLEM, [METHODS["adamw"]], 2, "cpu", "torch")
     state = there.population.state()
     lost = {name: tensor for name, tensor in state.items() if "second_moment" not in name}
@@ -145,7 +143,7 @@ def test_a_part_that_is_missing_is_seen(monkeypatch) -> None:
         compared(truth, rounded, there)
 
 
-def test_nothing_that_is_not_a_number_passes(monkeypatch) -> None:
+def test_non_numeric_values_are_refused(monkeypatch) -> None:
     truth, rounded, there = both(PROBLEM, [METHODS["upgd"]], 2, "cpu", "torch")
     state = there.population.state()
     next(tensor for name, tensor in state.items() if ".utility." in name)[0, 0] = float("nan")
@@ -164,7 +162,7 @@ def test_a_compiler_that_fails_is_seen(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("activation", "passes"), [("tanh", False), ("relu", True)])
-def test_one_learner_may_stumble_over_a_kink(monkeypatch, activation: str, passes: bool) -> None:
+def test_one_learner_may_differ_at_a_kink(monkeypatch, activation: str, passes: bool) -> None:
     learners = [replace(METHODS["sgdw"], seed=seed) for seed in range(3)]
     problem = (MLP((12, 9, 4), activation), PROBLEM[1])
     truth, rounded, there = both(problem, learners, 2, "cpu", "torch")
@@ -196,7 +194,7 @@ def test_one_bit_is_seen() -> None:
 # ------------------------------------------------------------------------------------------------------------ long runs
 
 
-def test_twins_pass_for_one_another() -> None:
+def test_equal_learners_are_interchangeable() -> None:
     known, _ = long_runs.reference()
     for left_out in range(long_runs.TWINS):
         others = [twin for twin in range(long_runs.TWINS) if twin != left_out]
@@ -208,7 +206,7 @@ def test_twins_pass_for_one_another() -> None:
 
 
 @pytest.mark.parametrize("mistake", long_runs.MISTAKES)
-def test_a_mistake_shows_in_the_long_run(mistake: str) -> None:
+def test_a_mistake_is_detected_in_a_long_run(mistake: str) -> None:
     known, mistakes = long_runs.reference()
     method, _ = long_runs.MISTAKES[mistake]
     assert long_runs.compared(known, known)
@@ -217,7 +215,7 @@ def test_a_mistake_shows_in_the_long_run(mistake: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["upgd, local", "upgd, not protecting", "upgd, feature-wise", "upgd, second order"])
-def test_one_method_does_not_pass_for_another(method: str) -> None:
+def test_methods_are_distinguished(method: str) -> None:
     known, _ = long_runs.reference()
     with pytest.raises(AssertionError):
         long_runs.compared(known, {**known, "upgd": known[method]})
@@ -236,7 +234,7 @@ def test_the_score_is_students_t(seed: int) -> None:
     assert 0.5 < (sizes**2).mean() < 2
 
 
-def test_no_number_is_no_success() -> None:
+def test_a_missing_number_is_not_a_success() -> None:
     known, _ = long_runs.reference()
     diverged = {m: np.where(np.arange(long_runs.TWINS) == 1, np.nan, values) for m, values in known["pgd"].items()}
     with pytest.raises(AssertionError):

@@ -190,7 +190,7 @@ def test_gates_while_nothing_is_useful():
     torch.testing.assert_close(population.parameters(0)["layers.0.weight"], expected)
 
 
-def test_units_that_are_off_lose_utility_as_if_they_had_been_looked_at():
+def test_inactive_units_lose_utility_as_if_they_had_been_updated():
     """Rows of zero delta are skipped and decay later; at every step they must equal those of the torch backend."""
     network = MLP((6, 8, 3))
     learners = [Learner(method="upgd", lr=0.05, sigma=0.01, beta_utility=0.5, order=order) for order in (1, 2)]
@@ -219,7 +219,7 @@ def test_vanishing_utilities_become_zero():
 # --------------------------------------------------------------------------------------------------- threads and choice
 
 
-def test_the_number_of_threads_does_not_show():
+def test_results_do_not_depend_on_the_number_of_threads():
     learners = [Learner(method="upgd", lr=0.01, sigma=0.1, seed=seed) for seed in range(5)]
     stream, network, outcomes = make("input-permuted-digits", task_length=20), MLP((64, 9, 10)), []
     before = torch.get_num_threads()

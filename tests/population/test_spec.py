@@ -69,7 +69,7 @@ def test_a_mistake_gets_one_sentence(settings, words):
         Learner(**{"lr": 0.1, **settings})
 
 
-def test_the_kind_is_what_the_computation_needs():
+def test_the_kind_depends_on_what_the_computation_needs():
     assert learner("sgd").kind == learner("sgdw").kind == Kind("plain")
     assert learner("pgd").kind == learner("shrink-and-perturb").kind == Kind("plain", noise="white")
     assert learner("anti-pgd").kind == Kind("plain", noise="anticorrelated")

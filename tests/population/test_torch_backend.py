@@ -132,7 +132,7 @@ def test_a_linear_layer_may_see_several_vectors_of_a_sample(monkeypatch, units):
 
 
 @pytest.mark.parametrize("parent", [nn.LeakyReLU, nn.Flatten])
-def test_a_layer_of_ones_own_is_not_taken_for_its_parent(parent):
+def test_a_custom_layer_does_not_use_the_rule_of_its_parent(parent):
     """A subclass may compute something else."""
 
     class Own(parent):

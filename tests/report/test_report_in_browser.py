@@ -45,7 +45,7 @@ def drawn(page):
     return page.eval_on_selector_all(".chart", "all => all.map((chart) => chart.querySelector('.main-svg') !== null)")
 
 
-def test_charts_are_drawn_as_they_come_near_without_complaints_or_requests(open_page, address):
+def test_charts_are_drawn_near_the_viewport_without_errors_or_requests(open_page, address):
     page = open_page(address, viewport={"width": 800, "height": 400})
     assert drawn(page) == sorted(drawn(page), reverse=True)
     assert not all(drawn(page))
@@ -61,7 +61,7 @@ def test_charts_are_drawn_as_they_come_near_without_complaints_or_requests(open_
     assert [url for url in page.requests_made if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
-def test_boxes_keep_their_places_while_charts_come(open_page, address):
+def test_layout_is_stable_while_charts_are_drawn(open_page, address):
     page = open_page(address, viewport={"width": 800, "height": 400})
     before = page.evaluate("document.documentElement.scrollHeight")
     page.evaluate("[...document.querySelectorAll('.chart')].at(-1).scrollIntoView({ behavior: 'instant' })")
@@ -268,7 +268,7 @@ def test_both_themes_and_a_phone_show_something(open_page, address, scheme, tmp_
     assert len(_colours(path)) > 30
 
 
-def test_a_finger_on_a_chart_scrolls_the_page(open_page, address):
+def test_touching_a_chart_scrolls_the_page(open_page, address):
     page = open_page(address, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     chart = page.locator('[data-chart="curves"]').first
     chart.scroll_into_view_if_needed()

@@ -140,7 +140,7 @@ def test_the_page_is_whole_and_has_landmarks_and_captions():
         assert "on" not in {name[:2] for name in attributes}, "no program in an attribute"
 
 
-def test_divergences_are_told():
+def test_divergences_are_reported():
     records = [record("sgd", seed=0), record("sgd", seed=1, diverged_at=15), record("sgd", seed=2, diverged_at=31)]
     html = content(records, STORE)
     assert "2 of 3 learners diverged, in 1 setting." in html
@@ -156,7 +156,7 @@ def test_the_verdict_prefers_fewer_divergences():
     assert sections(wild)[0].verdict() == "PGD has an accuracy of 0.7150 over all steps (1 seed, 4 diverged)."
 
 
-def test_all_diverged_is_a_result_too():
+def test_a_result_may_consist_of_diverged_learners():
     html = content([record("sgd", diverged_at=5)], STORE)
     assert "Every learner diverged." in html
     assert data_of(html)["comparison-1"]["methods"][0]["y"] == []
@@ -193,7 +193,7 @@ def test_the_commands_run_the_same_learners():
     assert given["execution"].store == STORE
 
 
-def test_the_command_for_all_settings_says_how_many_more_it_has():
+def test_the_command_for_all_settings_states_how_many_it_adds():
     star = [{"lr": 0.1, "sigma": 0.1}, {"lr": 0.01, "sigma": 0.1}, {"lr": 0.1, "sigma": 0.01}]
     records = [record("pgd", settings, seed=0, level=0.5) for settings in star[1:]]
     records += [record("pgd", star[0], seed=seed, level=0.9) for seed in (0, 1, 2)]

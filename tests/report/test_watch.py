@@ -39,7 +39,7 @@ def get(address, **headers):
         return answer.read().decode()
 
 
-def test_a_store_that_is_not_there_yet_is_waited_for(watch):
+def test_a_store_that_does_not_exist_yet_is_awaited(watch):
     assert "There are no results yet" in get(watch.address)
     before = get(f"{watch.address}news")
     with Store.write(watch.store) as store:
@@ -189,7 +189,7 @@ def test_pauses_are_proportional_to_rendering_time(watch, monkeypatch):
     assert all(after[0] - end >= 4 * (end - begun) for (begun, end), after in itertools.pairwise(times))
 
 
-def test_a_page_that_is_opened_while_rendering_rests_is_the_last_one(watch, rendered):
+def test_a_page_opened_between_renderings_is_the_last_one(watch, rendered):
     assert "There are no results yet" in get(watch.address)
     watch._rested = float("inf")
     with Store.write(watch.store) as store:
@@ -247,7 +247,7 @@ def test_only_requests_to_read_are_answered(watch):
     assert everything(client) == b""
 
 
-def test_a_page_knows_which_news_it_was_made_from(watch, open_page, monkeypatch):
+def test_a_page_records_its_version_of_the_results(watch, open_page, monkeypatch):
     """Results stored between rendering and the first poll are shown as well."""
     records = watch.records
 
@@ -263,7 +263,7 @@ def test_a_page_knows_which_news_it_was_made_from(watch, open_page, monkeypatch)
     page.get_by_role("button", name="SGD", exact=True).wait_for(timeout=20_000)
 
 
-def test_files_that_vanish_are_no_news(watch, monkeypatch):
+def test_vanishing_files_are_not_a_change(watch, monkeypatch):
     monkeypatch.setattr(type(watch.store), "exists", lambda path: True)  # according to an older check
     assert watch.news() == ""
 

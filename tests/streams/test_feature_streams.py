@@ -58,7 +58,7 @@ def test_a_stream_can_be_sent_to_another_process(folder) -> None:
         ("labels", np.arange(30) - 1, "labels must be from 0 to 999,999, not from -1 to 28"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(folder, name: str, array, message: str) -> None:
+def test_the_error_of_a_file_is_described(folder, name: str, array, message: str) -> None:
     np.save(folder / f"{name}.npy", array)
     with pytest.raises(DataError, match=re.escape(message)):
         LabelPermutedFeatures(folder)

@@ -20,7 +20,7 @@ def arrays(size: int = 30, shape: tuple[int, ...] = (4, 5)) -> tuple[np.ndarray,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_arrays_of_the_user_serve(family) -> None:
+def test_custom_arrays_are_accepted(family) -> None:
     images, labels = arrays()
     by_class, by_name = (
         family((images, labels), task_length=7),
@@ -74,7 +74,7 @@ def test_streams_over_one_data_set_share_one_tensor_and_let_it_go() -> None:
     assert gone() is None
 
 
-def test_read_only_and_reversed_arrays_serve_without_a_warning(recwarn) -> None:
+def test_read_only_and_reversed_arrays_cause_no_warning(recwarn) -> None:
     images, labels = arrays()
     backwards = Stationary((images[::-1], labels[::-1])).chunk([0], 0, 30)
     row = int(backwards.index[0, 0])

@@ -43,7 +43,7 @@ def test_every_seed_has_images_of_its_own_and_labels_are_uniform() -> None:
     assert abs(float((true == chunk.targets).double().mean()) - 1 / 3) < 0.02
 
 
-def test_no_pair_comes_again_before_all_have_come() -> None:
+def test_no_pair_repeats_before_all_were_used() -> None:
     stream = ClassPairs(data((5, 5, 5, 5, 5)), task_length=10)
     labels = torch.from_numpy(stream.data.labels.astype(np.int64))
     chunk = stream.chunk([7], 0, 40 * 10)

@@ -37,7 +37,7 @@ def test_iterating_gives_the_samples_in_order(seed: int, start: int, steps: int,
     assert sizes == [batch_size] * (steps // batch_size) + [steps % batch_size] * (steps % batch_size > 0)
 
 
-def test_iterating_goes_on_for_ever_and_batches_own_their_memory() -> None:
+def test_iterating_never_ends_and_batches_own_their_memory() -> None:
     batches = list(islice(iterate(STREAM), 600))
     assert equal(together(batches), expected(0, 0, 600))
     x, y = batches[5]
@@ -68,7 +68,7 @@ def test_a_loader_that_makes_batches_gives_every_sample_once() -> None:
     assert equal(together(loader), (inputs[order], targets[order]))
 
 
-def test_regression_streams_serve() -> None:
+def test_regression_streams_are_accepted() -> None:
     x, y = next(iter(DataLoader(StreamDataset(make("toy-changing-inputs"), steps=8, batch_size=4), batch_size=None)))
     assert (x.shape, y.shape) == ((4, 16), (4, 1))
 

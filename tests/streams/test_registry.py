@@ -27,7 +27,7 @@ def test_options_reach_the_stream() -> None:
     assert upgd.streams.make("toy-changing-inputs", amplitude=0.5, task_length=20).task_length == 20
 
 
-def test_streams_say_what_they_are() -> None:
+def test_streams_describe_themselves() -> None:
     assert repr(upgd.streams.make("output-permuted-digits")) == (
         "<output-permuted-digits: 8×8 → 10, cross_entropy, 1,000 steps per task>"
     )
@@ -41,7 +41,7 @@ def test_any_data_set_in_the_cache_has_streams(monkeypatch) -> None:
     assert asked == ["leaves"]
 
 
-def test_a_stream_of_ones_own() -> None:
+def test_a_custom_stream() -> None:
     @upgd.streams.register("mine")
     def make_mine(task_length: int = 5):
         return upgd.streams.ToyChangingInputs(task_length=task_length)

@@ -134,7 +134,7 @@ def test_without_gradients_none_appear():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_works_where_gradients_are_off():
+def test_works_with_gradients_disabled():
     model = MLP((4, 5, 1))
     sample = nn.MSELoss(), torch.ones(1, 4), torch.ones(1, 1)
     expected = utility.second_order(model, *sample)

@@ -133,7 +133,7 @@ def test_conservation_with_tanh_does_fail():
     assert not torch.allclose(balance.incoming.first, balance.outgoing.first, rtol=1e-3)
 
 
-def test_the_recursion_says_when_it_is_undefined():
+def test_an_undefined_recursion_is_reported():
     """A silent unit that is not dead: all its outgoing utilities are zero, those of its incoming weights are not."""
     model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Tanh(), nn.Linear(1, 1, bias=False)).double()
     with torch.no_grad():

@@ -276,7 +276,7 @@ def test_weights_of_recurrent_layers(kind):
     assert_same(utility.true_weights(model, nn.MSELoss(), x, y), naive_weights(model, nn.MSELoss(), x, y))
 
 
-def test_names_of_features_that_cannot_be_are_told_from_those_that_can():
+def test_impossible_names_of_features_are_distinguished():
     model, sample = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), (torch.ones(1, 3), torch.ones(1, 1))
     with pytest.raises(ValueError, match=r"features contains \['0'\], but the modules between two layers are \['1'\]"):
         utility.true_features(model, nn.MSELoss(), *sample, features=["0"])
@@ -286,7 +286,7 @@ def test_names_of_features_that_cannot_be_are_told_from_those_that_can():
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
 @pytest.mark.parametrize("measure", [utility.magnitude, utility.first_order, utility.random])
-def test_what_would_change_the_models_buffers_is_refused(measure, norm):
+def test_changes_of_the_models_buffers_are_refused(measure, norm):
     model = nn.Sequential(nn.Conv1d(2, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(12, 1))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"Norm1d '1' in training mode"):

@@ -23,7 +23,7 @@ matplotlib.use("agg")
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 10, 20, 31, 32, 50, 1000])
-def test_student_is_students(count):
+def test_the_t_distribution_is_students(count):
     t = pytest.importorskip("scipy.stats").t
     assert quantile(count - 1) == pytest.approx(t.ppf(0.975, count - 1), rel=1e-9)
 
@@ -171,7 +171,7 @@ def test_axes_are_saved_with_their_figure_under_any_ending(tmp_path, monkeypatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pdf", "a.png", "a.svg"]
 
 
-def test_no_two_methods_have_one_colour():
+def test_methods_have_distinct_colours():
     assert len(set(colours([*METHODS, "mine", "yours"]).values())) == len(METHODS) + 2
     assert colours(["mine"]) == {"mine": colours(["yours", "mine"])["mine"]}  # regardless of the rest of the figure
 
@@ -185,7 +185,7 @@ def figure_axes():
 FOUR = [*seeds(3, "sgd"), *seeds(3, "upgd", level=0.7), *seeds(3, "upgd", {"scaling": "local"}), *seeds(3, "mine")]
 
 
-def test_a_plot_shows_the_methods_that_are_asked_for_in_their_order():
+def test_a_plot_shows_the_requested_methods_in_order():
     ax = Results(FOUR).plot(ax=figure_axes(), methods=["mine", "UPGD, local", "sgd"])
     assert [line.get_label() for line in ax.lines] == ["mine", "UPGD, local", "SGD"]
     ax = Results(FOUR).plot(ax=figure_axes(), methods="upgd")

@@ -131,7 +131,7 @@ def test_tests_after_a_search_carry_a_caveat():
     assert CAVEAT not in str(Results(unsearched).table())
 
 
-def test_best_tells_the_score_on_fresh_seeds():
+def test_best_shows_the_score_on_fresh_seeds():
     records = searched(fresh=(5, 6))
     comparison = only(records)
     text = best_text([(comparison, one) for one in best_of_variants(comparison).values()])

@@ -111,7 +111,7 @@ def test_tables_take_stores_by_name(command, monkeypatch):
     assert (code, "a.db and b.db have no matching results" in err) == (1, True)
 
 
-def test_a_loop_of_ones_own_is_recorded():
+def test_a_custom_loop_is_recorded():
     assert upgd.record("mine.db", **OWN, loss=[3.0, 1.0, 2.0], accuracy=[0, 1, 1], settings={"lr": np.float32(0.5)})
     assert not upgd.record("mine.db", **OWN, loss=[9.0, 9.0, 9.0], accuracy=[0, 0, 0], settings={"lr": 0.5})
     (one,) = read()
@@ -201,7 +201,7 @@ def own_results(path="mine.db"):
     return upgd.open(path)
 
 
-def test_ones_own_results_have_tables_figures_and_a_report():
+def test_custom_results_have_tables_figures_and_a_report():
     results = own_results()
     (line,) = results.table().lines
     assert line["settings"]["inertia"] == 0.5
@@ -213,7 +213,7 @@ def test_ones_own_results_have_tables_figures_and_a_report():
     assert "inertia 0.5*, kind slow, warm –" in Path("report.html").read_text()
 
 
-def test_ones_own_settings_and_looks_are_exported(command):
+def test_custom_settings_and_diagnostics_are_exported(command):
     results = own_results()
     columns = results.columns()
     assert columns["inertia"] == [0.9] * 3 + [0.5] * 3
@@ -228,7 +228,7 @@ def test_ones_own_settings_and_looks_are_exported(command):
     assert command("export", "--store", "mine.db", "--looks", "--curves")[0] == 2
 
 
-def test_everything_that_was_seen_inside_is_exported(command, folder):
+def test_all_diagnostics_are_exported(command, folder):
     arguments = ("--lr", "0.1", "--seeds", "2", "--steps", "40", "--network", "8", "--backend", "torch", "--quiet")
     command("run", "output-permuted-digits", "--method", "upgd", *arguments, "--look-every", "20")
     assert command("export", "looks.csv", "--looks")[0] == 0
@@ -266,7 +266,7 @@ def test_a_setting_with_the_name_of_a_column_does_not_replace_it():
     assert (columns["problem"], columns["setting_problem"]) == (["my-stream"], ["x"])
 
 
-def test_ones_own_method_is_compared_with_ours():
+def test_a_custom_method_is_compared_with_built_in_ones():
     records = list(seeds(3, "sgd", level=0.5))
     filled("mine.db", records)
     for seed in range(3):

@@ -142,7 +142,7 @@ def test_an_open_cluster_needs_insecure(no_tokens, monkeypatch, caplog):
     assert "the Ray cluster at auto requires no token" in caplog.messages[0]
 
 
-def test_a_cluster_of_ones_own_is_closed_by_default(no_tokens, monkeypatch):
+def test_a_local_cluster_requires_a_token_by_default(no_tokens, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "")  # so that it is restored afterwards
     monkeypatch.delenv("RAY_AUTH_MODE")
     monkeypatch.delitem(sys.modules, "ray", raising=False)
@@ -323,7 +323,7 @@ def test_a_cluster_that_loses_a_node_and_a_driver_that_is_stopped(cluster, tmp_p
     assert not (tmp_path / "upgd.db.checkpoints").exists()
 
 
-def test_checkpoints_of_a_local_sweep_go_on_elsewhere(tmp_path):
+def test_checkpoints_of_a_local_sweep_resume_elsewhere(tmp_path):
     """A sweep that was started on a cluster can be finished on this machine: the checkpoints are the same."""
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     (job, *_) = plan(whole(SMALL), 1, 32)

@@ -84,7 +84,7 @@ def test_a_rate_is_shown_once_there_is_one(clock):
     assert "62.5 learner-steps/s, 25 min 52 s left" in progress.line()
 
 
-def test_compiling_is_no_work(clock):
+def test_compilation_does_not_count_as_work(clock):
     progress, first, second = started(clock)
     clock.now += 300
     progress.update(first, 0, 0)
@@ -107,7 +107,7 @@ def test_work_done_at_once_uses_the_elapsed_time(clock):
 
 
 @pytest.mark.parametrize("kept", [0, 50, 100])
-def test_steps_that_a_dead_worker_took_with_it_were_work(clock, kept):
+def test_steps_lost_with_a_worker_count_as_work(clock, kept):
     """The job resumes from an older checkpoint: less is done than before, but the progress does not decrease."""
     progress, first, second = started(clock)
     progress.update(first, 20, 0)  # by an earlier run
@@ -165,7 +165,7 @@ def test_work_continues_if_the_progress_pipe_is_closed(clock):
     assert progress.steps == 50
 
 
-def test_final_runs_are_seen_as_soon_as_the_search_was(clock):
+def test_final_runs_are_shown_after_the_search(clock):
     """One display shows both, one after the other."""
     stream = io.StringIO()
     with display("plain", stream) as show:
@@ -291,7 +291,7 @@ def test_other_processes_can_read_how_far_it_is(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [tmp_path / "link.db"]
 
 
-def test_the_age_of_the_last_words_is_known(tmp_path):
+def test_the_age_of_the_last_message_is_known(tmp_path):
     file = ProgressFile.beside(tmp_path / "r.db")
     file.path.write_text(json.dumps({"at": time.time() - 1000, "share": 0.5, "text": "1/2 jobs"}))
     assert 1000 <= file.read()["age"] < 1060

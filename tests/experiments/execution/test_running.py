@@ -209,7 +209,7 @@ def test_other_processes_can_read_the_progress(tmp_path):
     assert not (tmp_path / "r.db.progress").exists()
 
 
-def test_a_damaged_checkpoint_means_the_beginning(tmp_path, expected, caplog):
+def test_a_damaged_checkpoint_restarts_the_job(tmp_path, expected, caplog):
     checkpoints = Checkpoints(tmp_path / "r.db.checkpoints")
     job = plan(whole(SMALL), 1, 32)[0]
     checkpoints.save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
@@ -275,7 +275,7 @@ def test_no_flipped_bit_and_no_missing_end_changes_what_is_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["state", "seconds", "job", "package", "digest"])
-def test_a_checkpoint_without_one_of_its_parts_means_the_beginning(tmp_path, caplog, part):
+def test_an_incomplete_checkpoint_restarts_the_job(tmp_path, caplog, part):
     checkpoints, job = Checkpoints(tmp_path / "checkpoints"), whole(SMALL)
     checkpoints.save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
     file = checkpoints.folder / f"{job.name}.pt"
@@ -313,7 +313,7 @@ def test_after_a_kill_between_renames_the_previous_snapshot_is_used(tmp_path, mo
     assert not caplog.messages
 
 
-def test_a_checkpoint_of_another_version_means_the_beginning(tmp_path, expected, monkeypatch, caplog):
+def test_a_checkpoint_of_another_version_restarts_the_job(tmp_path, expected, monkeypatch, caplog):
     job = plan(whole(SMALL), 1, 32)[0]
     monkeypatch.setattr("upgd.experiments.execution.jobs.__version__", "0.0.1")
     Checkpoints.beside(tmp_path / "r.db").save(job, Snapshot({"step": torch.tensor(1)}, 1.0))
@@ -331,7 +331,7 @@ def test_a_state_of_another_network_is_not_taken(tmp_path):
         ex.run(SMALL, store=tmp_path / "r.db", backend="torch")
 
 
-def test_leftovers_of_the_dead_and_the_finished_are_removed(tmp_path):
+def test_leftovers_of_dead_and_finished_jobs_are_removed(tmp_path):
     path = tmp_path / "r.db"
     ex.run(SMALL, store=path, backend="torch")
     checkpoints = Checkpoints.beside(path)
@@ -370,7 +370,7 @@ class TwoLayers(torch.nn.Module):
         return self.second(torch.relu(self.first(x.flatten(-2))))
 
 
-def test_a_network_of_ones_own():
+def test_a_custom_network():
     architecture.register("two-layers")(lambda stream: TwoLayers(64, stream.outputs))
     results = ex.run(
         "output-permuted-digits", {"sgd": {"lr": 0.1}}, seeds=1, steps=5, network="two-layers", backend="torch"
@@ -402,7 +402,7 @@ def test_a_method_that_the_engine_cannot_run_is_refused_before_others_are_run(tm
         assert len(store) == 0
 
 
-def test_data_that_are_not_here_are_asked_for(tmp_path, monkeypatch):
+def test_missing_data_are_requested(tmp_path, monkeypatch):
     monkeypatch.setenv("UPGD_DATA", str(tmp_path))
     with pytest.raises(Exception, match="upgd data fetch mnist"):
         ex.run("input-permuted-mnist", {"sgd": {"lr": 0.1}}, seeds=1, steps=5)
@@ -581,7 +581,7 @@ def test_kinds_share_a_unit_only_on_a_gpu():
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, 6.0), (2, 4.0), (5, 4.0)])
-def test_an_estimate_knows_that_a_unit_cannot_be_divided(monkeypatch, workers, seconds):
+def test_an_estimate_does_not_divide_jobs(monkeypatch, workers, seconds):
     sgd, upgd = (
         Job("output-permuted-digits", {}, "8", 100, (Learner(method=method, lr=0.1),)) for method in ("sgd", "upgd")
     )

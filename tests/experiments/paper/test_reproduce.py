@@ -203,7 +203,7 @@ class TestClimb:
         reproduce(self.PLAN, compute)
         assert len(asked) == len(set(asked))
 
-    def test_a_store_knows_where_it_went(self, computed, tmp_path):
+    def test_a_store_resolves_its_path(self, computed, tmp_path):
         compute, _ = computed
         found = reproduce(self.PLAN, compute)
         with Store.write(tmp_path / "upgd.db") as store:

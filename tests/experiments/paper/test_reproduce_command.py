@@ -99,7 +99,7 @@ def test_only_some_values(upgd, tmp_path):
     assert "--only takes NAME=VALUES, such as sigma=0.1,0.01, not 'sigma'" in said.err
 
 
-def test_data_that_are_not_there_are_asked_for(upgd):
+def test_missing_data_are_requested(upgd):
     code, said = upgd("reproduce input-permuted-mnist --scale small")
     assert code == 1
     assert "upgd data fetch mnist" in said.err
@@ -175,7 +175,7 @@ def test_long_runs_print_an_estimate_first(upgd):
 
 
 @pytest.mark.parametrize("mode", ["", " --dry-run"])
-def test_no_worker_is_a_mistake(upgd, mode):
+def test_zero_workers_are_an_error(upgd, mode):
     code, said = upgd("reproduce toy-changing-inputs --scale smoke --workers 0" + mode)
     assert code == 2
     assert "--workers must be at least 1, not 0" in said.err

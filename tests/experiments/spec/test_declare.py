@@ -397,7 +397,7 @@ def test_names_of_networks_with_layer_norm():
 @pytest.mark.parametrize(
     "name", ["20:layernorm:tanh", "20:tanh:relu", "linear:layernorm", "linear:relu", "conv:layernorm"]
 )
-def test_a_wrong_ending_of_a_networks_name(name):
+def test_an_invalid_suffix_of_a_network_name(name):
     with pytest.raises(ValueError, match=f"activation in network={name!r} must be one of relu"):
         architecture.check(name)
 
