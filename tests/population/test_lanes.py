@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from upgd.population.backend import Tally
 from upgd.population.cuda import CudaBackend
+from upgd.population.engine import _finite_learners
 from upgd.population.lanes import Lanes, Need, Sharing, shared
 
 needs = st.lists(
@@ -64,3 +66,25 @@ def test_kernels_of_several_groups_compile_at_once_and_once_only() -> None:
     lanes._prepare(groups, None, "cross_entropy")
     lanes._prepare(groups, None, "cross_entropy")
     assert [group.times for group in groups] == [1, 1, 1]
+
+
+def test_groups_share_the_memory_of_one_tally() -> None:
+    whole = Tally.empty(5)
+    first, second = whole.split([2, 3])
+    first.loss += 1
+    second.correct[0] = 7
+    second.diverged_at[2] = 9
+    assert whole.loss.tolist() == [1, 1, 0, 0, 0]
+    assert whole.correct.tolist() == [0, 0, 7, 0, 0]
+    assert whole.diverged_at.tolist() == [-1, -1, -1, -1, 9]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", [(1, 0), (1, 11), (3, 5)])
+def test_learners_with_a_number_that_is_not_finite_are_found(value: float, where: tuple[int, int]) -> None:
+    flat = torch.arange(60.0).view(4, 15)
+    weight, bias = flat.split([12, 3], 1)  # views with gaps, as on a GPU
+    weight[where] = value
+    assert _finite_learners({"weight": weight.view(4, 3, 4), "bias": bias}).tolist() == [
+        i != where[0] for i in range(4)
+    ]

@@ -25,7 +25,7 @@ Every backend must satisfy the following:
 - **No host synchronization inside a block.** All results of a step stay on the device, in the tally.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -92,6 +92,11 @@ class Tally:
             torch.zeros(learners, dtype=torch.int64, device=device),
             torch.full((learners,), -1, dtype=torch.int64, device=device),
         )
+
+    def split(self, sizes: Sequence[int]) -> "list[Tally]":
+        """Return the tallies of consecutive groups, which share their memory with this one."""
+        fields = (self.loss, self.correct, self.diverged_at)
+        return [Tally(*parts) for parts in zip(*(torch.split(field, list(sizes)) for field in fields), strict=True)]
 
 
 class Backend(Protocol):

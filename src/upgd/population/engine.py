@@ -89,7 +89,9 @@ class Population:
         joined = [name for (name, _), (group, _) in zip(chosen, self._groups, strict=True) for _ in range(len(group))]
         self.backends = tuple(joined[i] for i in self._order.tolist())
 
-        self._tallies = [Tally.empty(len(group), self._device) for group, _ in self._groups]
+        # One for all groups, so that reading and resetting it takes the same time for any number of groups.
+        self._tally = Tally.empty(len(self.learners), self._device)
+        self._tallies = self._tally.split([len(group) for group, _ in self._groups])
         self._lanes = Lanes(self._backends, self._tallies, self._device)
         self._curves: dict[str, list[Floats]] = {"loss": [], "accuracy": []}
         self._looks: list[tuple[int, list[dict[str, Floats]]]] = []
@@ -322,10 +324,10 @@ class Population:
     def _advance_and_measure(self, stream: Stream, end: int) -> None:
         """Take one step, and measure the fraction of its sample's loss that the update removes."""
         chunk = self._supply.take(stream, self.step, 1, end)
-        so_far = [tally.loss.clone() for tally in self._tallies]
+        so_far = self._tally.loss.clone()
         self._learn(chunk, stream.loss)
         # A learner's loss is that before its update.
-        before = torch.cat([tally.loss - old for tally, old in zip(self._tallies, so_far, strict=True)])
+        before = self._tally.loss - so_far
         inputs = chunk.inputs().to(next(self._network.parameters()).dtype)
         after = [
             losses(
@@ -350,15 +352,14 @@ class Population:
 
     def _close_window(self) -> None:
         assert self._window is not None
-        for backend, tally in zip(self._backends, self._tallies, strict=True):
-            # A diverged loss is detected at once. An infinite weight behind a dead unit is not, so check once per window.
-            healthy = _finite_learners(backend.parameters())
-            tally.diverged_at.masked_fill_((tally.diverged_at < 0) & ~healthy.to(self._device), self.step - 1)
+        # A diverged loss is detected at once. An infinite weight behind a dead unit is not, so check once per window.
+        healthy = torch.cat([_finite_learners(backend.parameters()) for backend in self._backends]).to(self._device)
+        tally = self._tally
+        tally.diverged_at.masked_fill_((tally.diverged_at < 0) & ~healthy, self.step - 1)
         for name, row in self._means(self._window).items():
             self._curves[name].append(row)
-        for tally in self._tallies:
-            tally.loss.zero_()
-            tally.correct.zero_()
+        tally.loss.zero_()
+        tally.correct.zero_()
 
     def _means(self, length: int) -> dict[str, Floats]:
         """Return the metrics of a window with ``length`` steps so far."""
@@ -372,7 +373,8 @@ class Population:
 
     def _gathered(self, name: str) -> Tensor:
         """Return one field of the tallies for all learners, in the caller's order."""
-        return torch.cat([getattr(tally, name) for tally in self._tallies]).cpu()[self._order]
+        tensor: Tensor = getattr(self._tally, name)
+        return tensor.cpu()[self._order]
 
     def _stacked(self, rows: list[Floats]) -> Floats:
         return np.array(rows, np.float64).reshape(len(rows), len(self.learners))
@@ -400,7 +402,9 @@ _LOSSES: tuple[Loss | None, ...] = (None, "cross_entropy", "mse")
 
 
 def _finite_learners(parameters: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([p.isfinite().flatten(1).all(1) for p in parameters.values()]).all(0)
+    # NaN is both the smallest and the largest of its row. One kernel per parameter: short windows end often.
+    extremes = [torch.stack(p.flatten(1).aminmax(dim=1)) for p in parameters.values() if p.numel()]
+    return torch.cat(extremes).isfinite().all(0)
 
 
 def _template(network: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -58,7 +58,8 @@ class Lanes:
 
     def advance(self, chunk: Chunk, loss: Loss) -> None:
         """Advance every group with a learner that has not diverged, and wait for all."""
-        counts = [int((tally.diverged_at < 0).sum()) for _, tally in self._groups]
+        every = [tally.diverged_at for _, tally in self._groups]
+        counts = [int(own.sum()) for own in torch.split((torch.cat(every) < 0).cpu(), [len(own) for own in every])]
         alive = {number: count for number, count in enumerate(counts) if count}
         if self._device.type != "cuda":
             self._one_by_one(list(alive), chunk, loss)
