@@ -58,11 +58,14 @@ FUSED: dict[str, Make] = {
     "AdaUPGD(fused)": lambda params: upgd.AdaUPGD(params, fused=True),
     "AdaUPGD(fused), σ = 0": lambda params: upgd.AdaUPGD(params, sigma=0.0, fused=True),
 }
-_LOW: dict[str, Any] = {"state_dtype": torch.bfloat16, "stochastic_rounding": True}
+_BF16: dict[str, Any] = {"state_dtype": torch.bfloat16, "stochastic_rounding": True}
+_UINT8: dict[str, Any] = {"state_dtype": torch.uint8, "stochastic_rounding": True}
 #: For bf16 parameters on a GPU.
 NARROW: dict[str, Make] = {
-    "UPGD(fused), bf16 state": lambda params: upgd.UPGD(params, fused=True, **_LOW),
-    "AdaUPGD(fused), bf16 state": lambda params: upgd.AdaUPGD(params, fused=True, **_LOW),
+    "UPGD(fused), bf16 state": lambda params: upgd.UPGD(params, fused=True, **_BF16),
+    "AdaUPGD(fused), bf16 state": lambda params: upgd.AdaUPGD(params, fused=True, **_BF16),
+    "UPGD(fused), 8-bit state": lambda params: upgd.UPGD(params, fused=True, **_UINT8),
+    "AdaUPGD(fused), 8-bit state": lambda params: upgd.AdaUPGD(params, fused=True, **_UINT8),
 }
 FOREACH: dict[str, Make] = {
     "AdamW(foreach)": lambda params: torch.optim.AdamW(params, foreach=True),
@@ -81,6 +84,8 @@ BYTES = {
     "AdaUPGD(fused), σ = 0": (48, 38),
     "UPGD(fused), bf16 state": (None, 16),
     "AdaUPGD(fused), bf16 state": (None, 24),
+    "UPGD(fused), 8-bit state": (None, 13),
+    "AdaUPGD(fused), 8-bit state": (None, 17),
 }
 
 

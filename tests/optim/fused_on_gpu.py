@@ -5,9 +5,11 @@ from functools import partial
 import torch
 from fused_checks import (
     CASES,
+    CODED,
     assert_close,
     built,
     check_accidents_stay_where_they_are,
+    check_coded_state,
     check_equals_the_for_loop,
     check_gated_and_local_groups,
     check_gradient_scaling,
@@ -107,7 +109,7 @@ def check_eager_steps_after_replays() -> None:
 
 
 def check_temporaries() -> None:
-    """Fused steps have none. Those of foreach have the size of the largest parameter, or a quarter more with noise."""
+    """Fused steps have none. Those of foreach have the size of the largest parameter, or an eighth more with noise."""
     shapes = [(4096, 4096), *[(2048, 2048), (2048,)] * 8]  # 16 M entries and 33 M
     params = [nn.Parameter(torch.randn(shape, device="cuda")) for shape in shapes]
     for param in params:
@@ -117,7 +119,7 @@ def check_temporaries() -> None:
         (upgd.UPGD, {"fused": True}, 0.01),
         (upgd.AdaUPGD, {"fused": True}, 0.01),
         (upgd.UPGD, {"foreach": True, "sigma": 0.0}, 1.02),
-        (upgd.UPGD, {"foreach": True}, 1.27),
+        (upgd.UPGD, {"foreach": True}, 1.14),
         (upgd.AdaUPGD, {"foreach": True, "weight_decay": 0.1, "sigma": 0.0}, 1.27),
     ):
         optimizer = build(params, **options)
@@ -211,6 +213,11 @@ CHECKS = {
     "fused: graph replays equal eager steps": check_graph_replays_equal_eager_steps,
     "fused: eager steps after replays": check_eager_steps_after_replays,
     "fused: bfloat16 state": check_narrow_state,
+    **{
+        f"fused: 8-bit state, {case}, {dtype}": partial(check_coded_state, case, "cuda", dtype, steps=5)
+        for case in CODED
+        for dtype in (torch.float32, torch.bfloat16)
+    },
     "temporaries of fused and foreach steps": check_temporaries,
     "fused: compiled step": check_compiled_step,
     "fused: nothing waits for the GPU": check_nothing_waits_for_the_gpu,

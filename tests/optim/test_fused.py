@@ -36,6 +36,14 @@ def test_fused_equals_the_for_loop(case: str, engine: str) -> None:
     checks.check_equals_the_for_loop(case, "cpu", steps=200 if engine == "numba" else 3)
 
 
+@triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", checks.CODED)
+def test_traces_in_8_bits(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_fused._KINDS, "cpu", _fused._KINDS["cuda"])
+    checks.check_coded_state(case, "cpu", dtype, steps=2)
+
+
 def test_one_maximum_over_groups_with_and_without_gates(engine: str) -> None:
     checks.check_gated_and_local_groups("cpu", steps=20 if engine == "numba" else 2)
 
@@ -226,13 +234,11 @@ def test_reasons_against_fused_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         upgd.UPGD([param], fused=True, foreach=True).step()
     single = nn.Parameter(torch.ones(3))
     single.grad = torch.ones(3)
-    for options, reason in (
-        ({"state_dtype": torch.uint8}, r"state_dtype=torch.uint8 has a scale for each block of entries"),
-        ({"state_dtype": torch.bfloat16}, r"the kernels for cpu do not support state_dtype and stochastic_rounding"),
-    ):
-        with pytest.raises(RuntimeError, match=f"fused=True is not possible, because {reason}.*; leave fused out"):
-            upgd.UPGD([single], fused=True, **options).step()
-        upgd.UPGD([single], **options).step()  # the default uses another implementation
+    reason = "the kernels for cpu do not support state_dtype and stochastic_rounding"
+    for dtype in (torch.uint8, torch.bfloat16):
+        with pytest.raises(RuntimeError, match=f"fused=True is not possible, because {reason}; leave fused out"):
+            upgd.UPGD([single], fused=True, state_dtype=dtype).step()
+        upgd.UPGD([single], state_dtype=dtype).step()  # the default uses another implementation
     monkeypatch.setattr(_fused, "_installed", lambda package: False)
     with pytest.raises(RuntimeError, match="because it needs numba, which is not installed"):
         upgd.UPGD([single], fused=True).step()

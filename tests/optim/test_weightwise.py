@@ -336,7 +336,7 @@ def test_memory(
 def test_memory_on_other_devices(
     sigma: float, options: dict[str, Any], cls: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All temporaries together have the size of the largest parameter, or a quarter more with noise; and there are few
+    """All temporaries together have the size of the largest parameter, or a sixteenth more with noise; and there are few
     blocks."""
     monkeypatch.delitem(_foreach._BLOCK_ENTRIES, "cpu")
     monkeypatch.setattr(_foreach, "_LEAST_BLOCK_ENTRIES", 1)
@@ -357,10 +357,10 @@ def test_memory_on_other_devices(
         optimizer.step()
     largest = max(param.nbytes for param in params)
     numbers = 8 * len(params) + 8 * sum(shape[0] for shape in shapes)  # scales, one per parameter or unit
-    assert 0.2 * largest <= memory.peak <= (1.25 if sigma else 1) * largest + numbers + 1000
+    assert 0.2 * largest <= memory.peak <= (1 + 1 / 16 if sigma else 1) * largest + numbers + 1000
     temporaries = 1 + ("weight_decay" in options) + 2 * (cls is upgd.AdaUPGD)
     size = sum(param.nbytes for param in params)
-    assert calls <= 2 * size / largest * temporaries * (4 if sigma else 1)
+    assert calls <= 2 * size / largest * temporaries * (20 if sigma else 1)
 
 
 def test_backward_after_a_step_sees_the_new_parameters() -> None:

@@ -13,18 +13,10 @@ import torch
 from torch import Tensor
 
 from upgd.kernels.steps import Part, Reductions
-from upgd.kernels.triton_source import (
-    NOTHING,
-    ROWS,
-    WRITTEN_AT_ONCE,
-    atomic,
-    combines,
-    early_names_of,
-    kernels,
-    kernels_for_writing,
-    names_of,
-    widths,
-)
+from upgd.kernels.triton_reductions import atomic, combines
+from upgd.kernels.triton_shared import Narrow, early_names_of, names_of, widths
+from upgd.kernels.triton_source import kernels, kernels_for_writing
+from upgd.kernels.triton_text import CODED, NOTHING, ROWS, WRITTEN_AT_ONCE
 
 __all__ = ["Common", "Laid", "capturing", "starts_of"]
 
@@ -88,18 +80,27 @@ class Laid:
         self.part, self.common = part, common
         self.block, self.warps = _BLOCK, _WARPS
         self.offset = start  #: the index of the first tensor among all that are reduced
-        self.kernels = kernels(part.rule, part.noise, part.slots)
+        self.coded = bool(part.scales)
+        self.kernels = kernels(part.rule, part.noise, part.slots, self.coded)
         self.by_unit = any(over == "unit" for _, over in part.rule.reductions)
         self.signature = self._signature(part)
         device, count = common.device, len(part.params)
         sizes = [param.numel() for param in part.params]
         rows = [param.shape[0] if param.ndim > 1 else 1 for param in part.params]
         shard_starts = part.starts or [0] * count
-        self.sharded, self.odd = any(shard_starts), part.noise > 0 and any(first % 2 for first in shard_starts)
-        blocks = [
-            -(-(size + (first % 2 if self.odd else 0)) // self.block)
-            for size, first in zip(sizes, shard_starts, strict=True)
-        ]
+        columns = [size // max(1, number) for size, number in zip(sizes, rows, strict=True)]
+        first_entries = [*shard_starts, *(columns if self.coded else [])]  # of the rows, if the states have 8 bits
+        self.sharded, self.odd = any(shard_starts), part.noise > 0 and any(first % 2 for first in first_entries)
+        if self.coded:
+            blocks = [
+                -(-number * -(-size // CODED) // (self.block // CODED))
+                for number, size in zip(rows, columns, strict=True)
+            ]
+        else:
+            blocks = [
+                -(-(size + (first % 2 if self.odd else 0)) // self.block)
+                for size, first in zip(sizes, shard_starts, strict=True)
+            ]
         nothing = [0] * count
         self.blocks, self.rows = sum(blocks), sum(rows)
         self.piece_counts = rows if self.by_unit else blocks  #: for each tensor, as iterated by ``observe``
@@ -118,7 +119,8 @@ class Laid:
             "blocks": blocks,
             "first_row": starts_of(rows),
         }
-        lists = [*(table[name] for name in ROWS), *([t.data_ptr() for t in tensors] for tensors in part.states)]
+        lists = [table[name] for name in ROWS]
+        lists += [[tensor.data_ptr() for tensor in tensors] for tensors in (*part.states, *part.scales)]
         self.table = torch.empty(len(lists), count, dtype=torch.int64, device=device)
         _send(self.table, [number for row in lists for number in row])
         numbers = torch.arange(count, dtype=torch.int32, device=device)
@@ -127,7 +129,7 @@ class Laid:
         if self.by_unit:
             counts = self.table[ROWS.index("rows")]
             self.tensor_of_row = torch.repeat_interleave(numbers, counts, output_size=self.rows)
-        width = widths(part.rule, part.noise, part.slots)
+        width = widths(Narrow(part.rule, part.noise, part.slots, self.coded))
         self.names, self.early_names = names_of(part.rule), set(early_names_of(part.rule))
         self.h = torch.empty(max(1, len(self.names)), dtype=torch.float64, device=device)
         self.k = torch.empty(count * width.scalars, dtype=torch.float32, device=device)
@@ -150,7 +152,9 @@ class Laid:
 
     @staticmethod
     def _signature(part: Part) -> tuple[Any, ...]:
-        addresses = tuple(tensor.data_ptr() for tensors in (part.params, *part.states) for tensor in tensors)
+        addresses = tuple(
+            tensor.data_ptr() for tensors in (part.params, *part.states, *part.scales) for tensor in tensors
+        )
         steps = tuple(step.data_ptr() for step in part.steps)
         shapes = tuple(param.shape for param in part.params)
         places = tuple(part.numbers), tuple(part.starts), part.slots

@@ -29,7 +29,8 @@ class Part:
         numbers: the indices of the parameters among all parameters of the optimizer.
         starts: the index of the first entry of each parameter in the whole parameter, for shards; empty if all are whole.
         slots: for the parameter, and for each state that the rule uses, the slot of the random numbers with which it is
-            rounded to bfloat16 (see :data:`upgd.noise.Purpose.ROUNDING`), or None if it is not; empty if none is.
+            rounded (see :data:`upgd.noise.Purpose.ROUNDING`), or None if it is not; empty if none is.
+        scales: for states with 8 bits, the scales of each state that the rule uses; otherwise empty.
         layout: data that the engine reuses for steps in which only gradients and values change.
     """
 
@@ -45,6 +46,7 @@ class Part:
     numbers: list[int]
     starts: list[int] = field(default_factory=list)
     slots: tuple[int | None, ...] = ()
+    scales: list[list[Tensor]] = field(default_factory=list)
     layout: Any = None
 
 

@@ -20,7 +20,7 @@ __all__ = ["trace", "update"]
 _BLOCK_ENTRIES = {"cpu": 1 << 18}
 #: On other devices, all temporaries together have the size of the largest parameter, and a block has at least this many
 #: entries.
-_LEAST_BLOCK_ENTRIES = 1 << 22
+_LEAST_BLOCK_ENTRIES = 1 << 21
 
 
 def trace(work: Work) -> list[Tensor]:
@@ -102,7 +102,7 @@ def _temporaries(work: Work, noise: bool) -> int:
     count += 2 * any(not isinstance(kept, Tensor) for kept in (*work.utilities, *work.exp_avgs))
     count += bool(noise and work.previous_noises) + isinstance(work.options["lr"], Tensor)
     # The noise of the largest parameter is itself a temporary of that size, so the others should be small.
-    return 4 * max(count, 1) if noise else count
+    return 16 * max(count, 1) if noise else count
 
 
 class _Noises(Sequence[Tensor]):

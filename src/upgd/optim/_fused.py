@@ -35,7 +35,7 @@ class _Kind:
         package: the package that they need.
         dtypes: the supported dtypes of parameters.
         shards: whether parameters may be shards.
-        narrow: whether bfloat16 state and parameters can be rounded stochastically.
+        narrow: whether state with fewer bits and parameters can be rounded stochastically.
     """
 
     package: str
@@ -63,7 +63,8 @@ class Work:
         owners: the parameters of the optimizer. If they are sharded, the other tensors are local shards.
         states: the tensors of each state, by its name in the rule.
         slots: for each state, by its name in the rule, the slot of the random numbers with which it is rounded if it is
-            stored in bfloat16.
+            stored with fewer bits.
+        scales: for each state, by its name in the rule, its scales; None for parameters whose state has more than 8 bits.
         rounds: whether bfloat16 parameters are rounded stochastically.
     """
 
@@ -80,6 +81,7 @@ class Work:
     steps: list[Tensor]
     numbers: list[int]
     slots: Mapping[str, int]
+    scales: Mapping[str, list[Tensor | None]]
     rounds: bool
 
 
@@ -106,9 +108,8 @@ def reason_against(
             return reason
     assert kind is not None
     for group in groups:
-        if (dtype := group.get("state_dtype")) == torch.uint8:
-            return "state_dtype=torch.uint8 has a scale for each block of entries, which the kernels do not support"
-        if not kind.narrow and (dtype == torch.bfloat16 or group.get("stochastic_rounding")):
+        narrow = group.get("state_dtype") in (torch.bfloat16, torch.uint8)
+        if not kind.narrow and (narrow or group.get("stochastic_rounding")):
             return f"the kernels for {device.type} do not support state_dtype and stochastic_rounding"
     if not _installed(kind.package):
         return f"it needs {kind.package}, which is not installed"
@@ -384,6 +385,7 @@ def _by_dtype(work: Work) -> list[Work]:
             states={name: some(tensors, kind) for name, tensors in work.states.items()},
             steps=some(work.steps, kind),
             numbers=some(work.numbers, kind),
+            scales={name: some(tensors, kind) for name, tensors in work.scales.items()},
         )
         for kind in dict.fromkeys(kinds)
     ]
@@ -412,9 +414,10 @@ def _part(work: Work, reductions: Reductions, copies: list[tuple[Tensor, Tensor]
     states = [work.states[names[n]] for n in states_of(rule)]
     slots: list[int | None] = [0 if work.rounds and work.params[0].dtype == torch.bfloat16 else None]
     slots += [
-        work.slots[names[n]] if tensors[0].dtype == torch.bfloat16 else None
+        work.slots[names[n]] if tensors[0].dtype in (torch.bfloat16, torch.uint8) else None
         for n, tensors in zip(states_of(rule), states, strict=True)
     ]
+    coded = any(tensors[0].dtype == torch.uint8 for tensors in states)
     return Part(
         rule=rule,
         noise=NOISES[work.noise],
@@ -428,6 +431,7 @@ def _part(work: Work, reductions: Reductions, copies: list[tuple[Tensor, Tensor]
         numbers=work.numbers,
         starts=[first_entry(owner) for owner in work.owners] if any(map(is_sharded, work.owners)) else [],
         slots=tuple(slots) if any(slot is not None for slot in slots) else (),
+        scales=[work.scales[names[n]] for n in states_of(rule)] if coded else [],  # type: ignore[misc]  # none is None
     )
 
 

@@ -117,6 +117,11 @@ class FusingOptimizer(BaseOptimizer):
             return tensors
         return [local(tensor, param) for tensor, param in zip(tensors, params, strict=bool(tensors))]
 
+    def _scales(self, name: str, params: list[Tensor]) -> list[Tensor | None]:
+        """Return the local scales of the state of that name; None for parameters whose state has more than 8 bits."""
+        scales = (self.state[param].get(f"{name}_scale") if param in self.state else None for param in params)
+        return [None if scale is None else local(scale) for scale in scales]
+
     # -------------------------------------------------------------------------------------------------------- overlap
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -181,6 +181,7 @@ class WeightwiseOptimizer(FusingOptimizer):
                     steps=[self._counted(param) for param in params] if steps else [],
                     numbers=[numbering[param] for param in params],
                     slots={name: self._slot(own) for name, own in _STATES.items()},
+                    scales={name: self._scales(own, params) for name, own in _STATES.items()},
                     rounds=group["stochastic_rounding"],
                 )
             )

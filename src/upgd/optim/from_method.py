@@ -453,6 +453,7 @@ class MethodOptimizer(FusingOptimizer):
                     steps=[self._counted(param) for param in params] if steps else [],
                     numbers=[numbering[param] for param in params],
                     slots={name: self._slot(name) for name in method.state},
+                    scales={name: self._scales(name, params) for name in method.state},
                     rounds=group["stochastic_rounding"],
                 )
             )
