@@ -214,9 +214,8 @@ CHECKS = {
     "fused: eager steps after replays": check_eager_steps_after_replays,
     "fused: bfloat16 state": check_narrow_state,
     **{
-        f"fused: 8-bit state, {case}, {dtype}": partial(check_coded_state, case, "cuda", dtype, steps=5)
-        for case in CODED
-        for dtype in (torch.float32, torch.bfloat16)
+        f"fused: 8-bit state, {case}": partial(check_coded_state, case, "cuda", dtype, steps=5)
+        for case, dtype in zip(CODED, (torch.float32, torch.bfloat16, torch.bfloat16), strict=True)
     },
     "temporaries of fused and foreach steps": check_temporaries,
     "fused: compiled step": check_compiled_step,

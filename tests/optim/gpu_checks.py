@@ -200,6 +200,7 @@ def check_sharded_steps(device: str = "cuda", backend: str = "nccl") -> None:
             narrow = (
                 {"state_dtype": torch.bfloat16, "fused": True},
                 {"state_dtype": torch.bfloat16},
+                {"state_dtype": torch.uint8, "fused": True, "scaling": "local"},
                 {"state_dtype": torch.uint8},
             )
             for options in ({"fused": True}, {}, {"scaling": "local"}, *narrow):

@@ -160,9 +160,10 @@ def check_fused_shards(rank: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from upgd.optim import _fused
+    from upgd.optim import _fused, _narrow
 
     _fused._KINDS["cpu"] = _fused._KINDS["cuda"]
+    _narrow.LEAST = 1  # otherwise, all parameters would be too small for 8 bits
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
 
     def network(width: int) -> nn.Sequential:
@@ -180,6 +181,9 @@ def check_fused_shards(rank: int) -> None:
         (upgd.AdaUPGD, {"noise": "anticorrelated", "lr": 0.01}, 1e-5),
         (upgd.PGD, {}, 1e-5),
         (upgd.UPGD, {"state_dtype": torch.bfloat16}, 2e-3),
+        (upgd.UPGD, {"state_dtype": torch.uint8}, 1e-5),
+        (upgd.UPGD, {"scaling": "local"}, 1e-5),
+        (upgd.AdaUPGD, {"scaling": "local", "state_dtype": torch.uint8, "lr": 0.01}, 1e-5),
     ):
         options = {"lr": 0.1, "sigma": 0.5, "seed": 3, **options}
         parts, one = in_shards(5), network(5)
@@ -218,9 +222,13 @@ def check_fused_shards(rank: int) -> None:
 
     parts = in_shards(5)
     nn.functional.cross_entropy(parts(batches(1)[0][0].float()), batches(1)[0][1]).backward()
-    with pytest.raises(RuntimeError, match="because the method reduces over units or layers, which are sharded"):
-        upgd.UPGD(parts.parameters(), scaling="local", fused=True).step()
-    upgd.UPGD(parts.parameters(), scaling="local").step()
+
+    def groups() -> list[dict[str, Any]]:
+        return [{"params": list(parts[n].parameters()), "scaling": kind} for n, kind in ((0, "local"), (2, "global"))]
+
+    with pytest.raises(RuntimeError, match="because parameters are sharded, and the kernels support only"):
+        upgd.UPGD(groups(), fused=True).step()
+    upgd.UPGD(groups()).step()
 
 
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's FSDP2 needs a GPU")

@@ -275,7 +275,17 @@ class Laid:
             self.table, count, common.tensors, self.pieces, self.partial, self.layers, BLOCK=1024
         )
 
+    def sum_split_units(self, summed: Callable[[Tensor], Tensor]) -> None:
+        """Complete the norms of units that are split across processes, which sum their squares with ``summed``."""
+        norms = self.partial.view(len(self.part.rule.reductions), -1)
+        for n in range(len(norms)):
+            squares = summed(torch.stack([norms[n, self.piece_starts[place]] for place in self.part.split]).square())
+            for place, square in zip(self.part.split, squares, strict=True):
+                norms[n, self.piece_starts[place]].copy_(square.sqrt())
+
     def update(self) -> None:
+        if not self.blocks:  # all shards are empty
+            return
         common, count = self.common, len(self.part.params)
         self.kernels.update[(self.blocks,)](
             self.table,

@@ -3,6 +3,7 @@
 ``triton_source.py`` prints the kernels, and ``cuda_layout.py`` contains the memory that they use.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -34,6 +35,7 @@ class CudaStep:
         found_inf: Tensor | None = None,
         everywhere: Callable[[Tensor], Tensor] | None = None,
         across: Callable[[Tensor], None] | None = None,
+        across_units: Callable[[int, Tensor], Tensor] | None = None,
         changed: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """Take one step; see :meth:`upgd.kernels.steps.Engine.step`.
@@ -42,6 +44,8 @@ class CudaStep:
             parts, reductions, seed, grad_scale, found_inf, everywhere: see there.
             across: for shards, if all reductions are maxima over the learner; reduces the maxima of the local shards to those
                 of the whole parameters, in place; integers of shape (reductions, parameters) with the order of the values.
+            across_units: for shards, if all reductions are norms of units; returns the sums over all processes of the squared
+                norms of a part's split units, given the index of the part.
             changed: if all tensors have been observed, those that have changed since then, by part and index.
         """
         common = self._shared_by(parts, reductions, seed)
@@ -60,6 +64,10 @@ class CudaStep:
                 one.prepare_observed()
         if observing:
             common.conclude(observing, everywhere, across)
+        if across_units is not None:
+            for number, one in enumerate(laid):
+                if one.part.rule.reductions and one.part.split:
+                    one.sum_split_units(functools.partial(across_units, number))
         for one in laid:
             one.update()
 

@@ -28,6 +28,7 @@ class Part:
         curvatures, steps: empty if the rule does not use them.
         numbers: the indices of the parameters among all parameters of the optimizer.
         starts: the index of the first entry of each parameter in the whole parameter, for shards; empty if all are whole.
+        split: the indices of parameters whose unit is split across processes, because they have one dimension.
         slots: for the parameter, and for each state that the rule uses, the slot of the random numbers with which it is
             rounded (see :data:`upgd.noise.Purpose.ROUNDING`), or None if it is not; empty if none is.
         scales: for states with 8 bits, the scales of each state that the rule uses; otherwise empty.
@@ -45,6 +46,7 @@ class Part:
     steps: list[Tensor]
     numbers: list[int]
     starts: list[int] = field(default_factory=list)
+    split: list[int] = field(default_factory=list)
     slots: tuple[int | None, ...] = ()
     scales: list[list[Tensor]] = field(default_factory=list)
     layout: Any = None

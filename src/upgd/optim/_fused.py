@@ -50,6 +50,9 @@ _KINDS = {
 }
 
 
+_REDUCTIONS_OF_SHARDS = (("max", "learner"), ("norm", "unit"))
+
+
 @dataclass
 class Work:
     """The inputs of a step for one parameter group; lists have an entry for each parameter.
@@ -113,12 +116,16 @@ def reason_against(
             return f"the kernels for {device.type} do not support state_dtype and stochastic_rounding"
     if not _installed(kind.package):
         return f"it needs {kind.package}, which is not installed"
-    sharded = any(map(is_sharded, params))
+    reductions: set[Any] = set()
     for method, gated in methods:
         if (reason := _untraceable(*_variant(method), gated)) is not None:
             return reason
-        if sharded and gated and any(one != ("max", "learner") for one in method.reductions.values()):
-            return "the method reduces over units or layers, which are sharded; only maxima over all parameters are supported"
+        reductions |= set(method.reductions.values()) if gated else set()
+    if any(map(is_sharded, params)) and not any(reductions <= {one} for one in _REDUCTIONS_OF_SHARDS):
+        return (
+            "parameters are sharded, and the kernels support only maxima over all parameters or only norms of units, but not "
+            "both or others"
+        )
     return None
 
 
@@ -234,12 +241,20 @@ class StepPlan:
         everywhere: Callable[[Tensor], Tensor] | None = None,
         changed: Sequence[tuple[int, int]] | None = None,
         across: Callable[[Tensor, list[Tensor]], None] | None = None,
+        across_units: Callable[[Tensor, list[Tensor]], Tensor] | None = None,
     ) -> None:
         """Take the step; see :meth:`upgd.kernels.steps.Engine.step` and :meth:`upgd.kernels.cuda_step.CudaStep.step`."""
         more: dict[str, Any] = {} if changed is None else {"changed": changed}
-        if across is not None:
+        by_unit = any(over == "unit" for _, _, over in self.reductions)
+        if across is not None and not by_unit:
             owners = [owner for work in self.works if work.gated for owner in work.owners]
             more["across"] = lambda maxima: across(maxima, owners)
+        if across_units is not None and by_unit:
+
+            def sum_over_processes(number: int, squares: Tensor) -> Tensor:
+                return across_units(squares, [self.works[number].owners[i] for i in self.parts[number].split])
+
+            more["across_units"] = sum_over_processes
         self.engine.step(
             self.parts,
             self.reductions,
@@ -430,6 +445,7 @@ def _part(work: Work, reductions: Reductions, copies: list[tuple[Tensor, Tensor]
         steps=work.steps,
         numbers=work.numbers,
         starts=[first_entry(owner) for owner in work.owners] if any(map(is_sharded, work.owners)) else [],
+        split=[place for place, owner in enumerate(work.owners) if is_sharded(owner) and owner.ndim < 2],
         slots=tuple(slots) if any(slot is not None for slot in slots) else (),
         scales=[work.scales[names[n]] for n in states_of(rule)] if coded else [],  # type: ignore[misc]  # none is None
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from upgd.methods import Method
 from upgd.optim._base import BaseOptimizer
 from upgd.optim._fused import Fused, Repeated, StepPlan, Work, reason_against
-from upgd.optim._sharded import largest_across, local
+from upgd.optim._sharded import largest_across, local, sum_across
 
 __all__ = ["FusingOptimizer"]
 
@@ -108,6 +108,7 @@ class FusingOptimizer(BaseOptimizer):
             found_inf=found_inf,
             everywhere=self._everywhere(),
             across=largest_across if self._has_shards else None,
+            across_units=sum_across if self._has_shards else None,
             changed=changed,
         )
 

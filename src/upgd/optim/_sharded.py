@@ -163,6 +163,11 @@ def largest_across(keys: Tensor, params: Sequence[Tensor]) -> None:
                 keys[:, i].copy_(some[:, column])
 
 
+def sum_across(values: Tensor, params: Sequence[Tensor]) -> Tensor:
+    """Return the sums, over the processes that hold parts of the same parameter, of one value for each parameter."""
+    return torch.stack(across(list(values), params, "sum"))
+
+
 def scales_of_units(utilities: Iterable[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
     """Return :func:`upgd.rules.local_scale` of each parameter; this process holds part of it."""
     if not any(map(is_sharded, params)):
