@@ -45,6 +45,7 @@ inline u32 __float_as_uint(float x) { u32 y; std::memcpy(&y, &x, 4); return y; }
 inline float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
 inline float __uint_as_float(u32 x) { float y; std::memcpy(&y, &x, 4); return y; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline u32 __funnelshift_r(u32 low, u32 high, u32 by) { return (u32)(((u64)high << 32 | low) >> by); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return expf(x); }
 inline float lg2(float x) { return log2f(x); }
@@ -58,6 +59,7 @@ inline float smaller(float a, float b) { return a != a ? a : b != b ? b : a < b 
 inline float chosen_near(float x, float bound, float a, float b) { return fabsf(x) < bound ? a : b; }
 inline int atomicMax(int* place, int value) { const int old = *place; *place = max(old, value); return old; }
 inline void __threadfence() {}
+inline void put_if(bool wanted, float* to, float v) { if (wanted) *to = v; }
 
 inline void __syncthreads() {
   Cta& cta = *current->cta;

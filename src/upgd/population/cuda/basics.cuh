@@ -59,13 +59,13 @@ INLINE void words(u32 j, const Keys& k, u32& v, u32& angle) {
   u32 x = k.k0 + j * k.k1; x = (x ^ x >> 16) * 0x21F0AAADu;
   u32 s = x ^ x >> 15, r = s * 0xD35A2D97u;
   v = (r ^ r >> 15) | 3u;  // twice (radius ≫ 1 | 1), and one more, which radius_of takes off
-  angle = (s ^ (k.k2 + j * k.k3)) * 0x846CA68Bu; angle ^= angle >> 16;
+  angle = (s ^ (k.k2 + j * k.k3)) * 0x846CA68Bu; angle ^= angle >> 16 ^ 0x80000000u;  // plus half a turn, which angle_of takes off
 }
 INLINE float uniform(u32 j, const Keys& k) { u32 v, angle; words(j, k, v, angle); return (float)(int)(v >> 1) * 4.656612873077393e-10f; }
 INLINE float radius_of(u32 v, float noise) { return root(noise * fabsf(lg2(fmaf((float)v, 2.3283064365386963e-10f, -2.3283064365386963e-10f)))); }
 // π·int32(angle)·2⁻³² by way of the mantissa of a number in [1, 2); if the angle is odd, mirrored, which changes the sign of the
 // cosine only.
-INLINE float angle_of(u32 angle) { return fmaf(__uint_as_float((angle >> 9) ^ 0x3FC00000u ^ (angle << 31)), 3.14159265f, 1.57079633f); }
+INLINE float angle_of(u32 angle) { return fmaf(__uint_as_float(__funnelshift_r(angle, angle * 256 + 127, 9)), 3.14159265f, 1.57079633f); }
 INLINE void set_pair(u32 j, const Keys& k, float noise, float& even, float& odd) {
   u32 v, angle; words(j, k, v, angle);
   const float r = radius_of(v, noise), theta = angle_of(angle);

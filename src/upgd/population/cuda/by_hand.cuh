@@ -109,7 +109,7 @@ INLINE void local_norms(Thread& me, float factor, float smallest) {
     }
     if constexpr (L::GATED && L::TURNED) {
       me.receive(L::NORM, CLUSTER * L::PADDED * 4);
-      for (int k = threadIdx.x; k < L::OUTPUTS; k += THREADS) memory[L::NORMS + k] = inverse_norm(received<L::NUMBER>(L::NORM_BUFFER, k), smallest);
+      for (int k = THREADS - 1 - threadIdx.x; k < L::OUTPUTS; k += THREADS) memory[L::NORMS + k] = inverse_norm(received<L::NUMBER>(L::NORM_BUFFER, k), smallest);
     }
   });
   __syncthreads();
@@ -157,14 +157,16 @@ template <bool BOTH> INLINE void descend(Thread& me, const Rule& rule, const Noi
       typedef decltype(block) B;
       float v[4], lane_by[4]; lane_vector<B>(me, worker<B>() % B::CHUNKS, v);
       constexpr bool GATES = RULE == UTILITY && L::GATED;
+      constexpr bool BY_ROW = NOISE == WHITE && !L::TURNED;  // normals of one row at a time take fewer registers
       if constexpr (GATES && SCALING == LOCAL && L::TURNED) get4(memory + L::NORMS + B::FIRST + worker<B>() % B::CHUNKS * 4, lane_by);
       each_tile<B>(me, [&](int pair, int chunk, auto tile) {
         float w[2][4], u[2][4], n[2][4];
         tile.get(0, w);
         if constexpr (GATES) tile.get(1, u);
-        tile_noise<B>(me, z, first, pair, chunk, n);
+        if constexpr (!BY_ROW) tile_noise<B>(me, z, first, pair, chunk, n);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+          if constexpr (BY_ROW) row_normals<B>(z.now, z.size, first, pair, chunk, r, n[r]);
           const float d = rule.lr_c * row_vector<l>()[2 * pair + r];
           float open[4], b[4];
           if constexpr (GATES) {

@@ -25,9 +25,12 @@ INLINE float chosen_near(float x, float bound, float a, float b) { float y; asm(
 extern __shared__ __align__(16) float memory[];
 INLINE u64* barrier(int i) { return (u64*)(memory + BARRIERS) + i; }
 
+INLINE u32 shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// if (wanted) *to = v; without a branch, across which instructions would not be interleaved.
+INLINE void put_if(bool wanted, float* to, float v) { asm volatile("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted st.shared.f32 [%0], %1;\n}" ::"r"(shared(to)), "f"(v), "r"((u32)wanted) : "memory"); }
+
 // ------------------------------------------------------------------------------------------------ talking to the cluster
 
-INLINE u32 shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 INLINE u32 at(u32 address, u32 rank) { u32 there; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank)); return there; }
 INLINE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 INLINE void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }

@@ -10,6 +10,13 @@ template <class L, class Visit> INLINE void each_bias_of(Thread& me, Visit visit
 template <class Visit> INLINE void each_bias(Thread& me, Visit visit) {
   each_layer([&](auto layer) { each_bias_of<decltype(layer)>(me, visit); });
 }
+// The normals of a step in a row of a tile, if they are neighbours there, that is, in an even layer.
+template <class B> INLINE void row_normals(const Keys& keys, float size, int first, int pair, int chunk, int r, float (&n)[4]) {
+  typedef Layer<B::LAYER> L;
+  const u32 i = L::WEIGHT + (first + 2 * pair) * L::INPUTS + B::FIRST + chunk * 4;
+  if constexpr (L::EVEN) for (int k = 0; k < 4; k += 2) set_pair((i >> 1) + (r * L::INPUTS + k) / 2, keys, size, n[k], n[k + 1]);
+  else for (int k = 0; k < 4; ++k) n[k] = set_single(i + r * L::INPUTS + k, keys, size);
+}
 // The normals of a step in a tile.
 template <class B> INLINE void tile_normals(const Keys& keys, float size, int first, int pair, int chunk, float (&n)[2][4]) {
   typedef Layer<B::LAYER> L;
@@ -22,12 +29,8 @@ template <class B> INLINE void tile_normals(const Keys& keys, float size, int fi
       else for (int r = 0; r < 2; ++r) n[r][k] = set_single(i + k * L::INPUTS + r, keys, size);
     }
   } else {
-    const u32 i = L::WEIGHT + (first + 2 * pair) * L::INPUTS + B::FIRST + chunk * 4;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if constexpr (L::EVEN) for (int k = 0; k < 4; k += 2) set_pair((i >> 1) + (r * L::INPUTS + k) / 2, keys, size, n[r][k], n[r][k + 1]);
-      else for (int k = 0; k < 4; ++k) n[r][k] = set_single(i + r * L::INPUTS + k, keys, size);
-    }
+    for (int r = 0; r < 2; ++r) row_normals<B>(keys, size, first, pair, chunk, r, n[r]);
   }
 }
 // Where a tile's normals of the last step are, in global memory, if they are needed again.

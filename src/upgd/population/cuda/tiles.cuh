@@ -58,8 +58,9 @@ template <class B, class Visit> INLINE void each_tile(Thread& me, Visit visit) {
   if constexpr (B::FAR > 0)
 #pragma unroll 1
     for (; pair < min(pairs, NEAR); pair += B::GROUPS) visit(pair, chunk, Tile<B>{me.far + B::FAR_AT + (pair - NEAR + B::FAR) * PAIR + chunk * 4});
+  float* at = memory + B::SHARED + (pair - NEAR) * PAIR + chunk * 4;
 #pragma unroll 1
-  for (; pair < pairs; pair += B::GROUPS) visit(pair, chunk, Tile<B>{memory + B::SHARED + (pair - NEAR) * PAIR + chunk * 4});
+  for (; pair < pairs; pair += B::GROUPS, at += B::GROUPS * PAIR) visit(pair, chunk, Tile<B>{at});
 }
 
 template <int l, class Visit> INLINE void each_block(Visit visit) {
@@ -93,16 +94,20 @@ template <class B, class Join = Sum> INLINE void put_parts(float a, float b, int
     v = Join::of(v, __shfl_xor_sync(mask, upper ? a : b, TEAM / 2));
 #pragma unroll
     for (int o = TEAM / 4; o; o >>= 1) v = Join::of(v, __shfl_xor_sync(mask, v, o));
-    if ((chunk & (TEAM / 2 - 1)) == 0) part[upper ? PARTS : 0] = v;
+    const bool writes = (chunk & (TEAM / 2 - 1)) == 0;
+    if constexpr (NOISE == ANTICORRELATED) { if (writes) part[upper ? PARTS : 0] = v; }  // here, a branch is faster (measured)
+    else put_if(writes, part + (upper ? PARTS : 0), v);
   }
 }
-// done(row, j, sum) for every row, called by its eight threads j.
+// done(row, j, sum) for every row, called by its eight threads j. The first layer's rows begin at the first warp, those of other layers
+// at the second.
 template <int l, class Join = Sum, class Done> INLINE void rows_done(const Thread& me, Done done) {
   constexpr int PARTS = Layer<l>::PARTS;
-  const int rows = me.rows<l>(), j = threadIdx.x & 7;
+  const int rows = me.rows<l>(), j = threadIdx.x & 7, t = l == 0 ? threadIdx.x : (threadIdx.x + THREADS - 32) % THREADS;
 #pragma unroll 1
   for (int base = 0; base < Layer<l>::ROWS; base += THREADS / 8) {
-    const int row = base + threadIdx.x / 8;
+    const int row = base + t / 8;
+    if (base + t / 32 * 4 >= rows) break;  // the warp has no rows
     float sum = Join::START;
     if (row < rows)
 #pragma unroll
