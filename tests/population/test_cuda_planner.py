@@ -148,6 +148,26 @@ def test_nothing_overlaps_in_shared_memory(widths: list[int], cluster: int, rule
     assert spans[-1][0] + spans[-1][1] <= plan.floats
 
 
+@pytest.mark.parametrize(
+    ("settings", "shared"),
+    [
+        ({"method": "upgd"}, True),
+        ({"method": "adaupgd"}, True),
+        ({"method": "continual-backprop"}, True),
+        ({"method": "upgd", "scaling": "local"}, False),
+        ({"method": "upgd", "order": 2, "scaling": "local"}, False),
+        ({"method": "adamw"}, False),
+        ({"method": "sgd"}, False),
+    ],
+    ids=str,
+)
+def test_both_passes_share_a_buffer_if_another_exchange_follows_the_backward_pass(settings: dict, shared: bool) -> None:
+    group = group_of(lr=0.1, **settings)
+    plan = planner.plan(PAPER, group.kind, 16, H200, backend._program(group))
+    assert plan is not None
+    assert (plan.offsets["BACKWARD_BUFFER.2"] == plan.offsets["FORWARD_BUFFER.1"]) == shared
+
+
 def test_the_papers_network_fits_on_eight_multiprocessors_with_registers_and_not_on_four() -> None:
     plan = planner.plan(PAPER, UPGD, 8, H200)
     assert plan is not None
@@ -253,6 +273,14 @@ def test_rules_that_cannot_become_kernels_are_refused(settings: dict, words: str
     reason = unsupported(MLP((4, 3, 2)), group_of(lr=0.1, **settings), torch.device("cuda"), torch.float32)
     assert reason is not None
     assert re.search(words, reason)
+
+
+def test_long_operations_on_one_state_are_computed_once_where_its_values_are_equal() -> None:
+    text = program(group_of(method="continual-backprop", lr=0.1, optimizer="adam").method).text
+    first, rest = text.split("struct OfState")[1].split("INLINE void update(Entry& e")
+    assert "ALIKE = 2;" in text
+    assert (first.count("complement("), rest.split("else update")[0].count("complement(")) == (2, 0)
+    assert "ALIKE = -1;" in program(group_of(method="adamw", lr=0.1).method).text
 
 
 @pytest.mark.parametrize(("method", "words", "cluster"), [("adamw", 3, 8), ("adaupgd", 4, 16), ("s-rwalk", 5, 16)])

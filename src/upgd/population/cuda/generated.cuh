@@ -1,7 +1,7 @@
 // Generated rules (upgd.methods.tracing). The preceding source, written by generated.py, defines: Entry, an entry of a parameter;
 // observe(entry, k), which may change s before the reductions; observed<n>(entry, k), the value that reduction n reduces;
-// update<GATED, HAS_UNIT>(entry, k), which changes w and s; and, for methods that use hidden units, the same for a
-// Unit. k are the per-learner and per-step scalars.
+// update<GATED, HAS_UNIT>(entry, k), which changes w and s, and the same in two parts, prepare and update, for entries that share
+// values; and, for methods that use hidden units, the same for a Unit. k are the per-learner and per-step scalars.
 
 // ------------------------------------------------------------------------------------------------------- entries of a tile
 
@@ -212,12 +212,20 @@ template <int FROM, int TO> INLINE void update_weights(Thread& me, const float* 
           Entry of_row;
           if constexpr (!L::TURNED) see_reduced<B>(of_row, 2 * pair + r, 0);
           if constexpr (!L::TURNED && HAS_UNIT) see_unit<L>(of_row, 2 * pair + r);
+          OfState of_state[4];  // computed once for the row if its entries have the same state
+          if constexpr (ALIKE >= 0) {
+            const float (&s)[4] = words[1 + ALIKE][r];
+            prepare<L::GATED, HAS_UNIT>(entry_of<B>(words, lanes, d, bend, r, 0), numbers, of_state[0]);
+            for (int k = 1; k < 4; ++k) of_state[k] = of_state[0];
+            if (s[1] != s[0] || s[2] != s[0] || s[3] != s[0])
+              for (int k = 1; k < 4; ++k) prepare<L::GATED, HAS_UNIT>(entry_of<B>(words, lanes, d, bend, r, k), numbers, of_state[k]);
+          }
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
             Entry e = entry_of<B>(words, lanes, d, bend, r, k);
             e.see(L::TURNED ? of_lane[k] : of_row);
             e.noise = n[r][k];
-            update<L::GATED, HAS_UNIT>(e, numbers);
+            if constexpr (ALIKE >= 0) update<L::GATED, HAS_UNIT>(e, numbers, of_state[k]); else update<L::GATED, HAS_UNIT>(e, numbers);
             words[0][r][k] = real<B>(rows, pair, r, chunk, k) ? e.w : 0.f;
             for (int i = 1; i < WORDS; ++i) words[i][r][k] = e.s[i - 1];
           }

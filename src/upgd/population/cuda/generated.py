@@ -47,6 +47,7 @@ _FORMS = {
 }
 #: Approximate number of instructions of operations that take more than one; functions use the special-function unit.
 _COSTS = {"div": 6, "sqrt": 6, "exp": 12, "logistic": 14, "tanh": 25, "sign": 3, "complement": 20}
+_LONG = 12  #: from this cost on, an operation is worth sharing
 
 _INPUTS = {
     "w": "e.w",
@@ -112,22 +113,28 @@ template <bool GATED, bool HAS_UNIT> INLINE void update(Entry& e, const float* k
 }}
 """
 
-#: The update in two parts, for rows.cuh: operations shared by all entries of a row or layer, and the rest.
+#: The update in two parts: operations that several entries share, and the rest.
 _IN_PARTS = """
-constexpr int PREPARED = {count};
-template <bool GATED, bool HAS_UNIT> INLINE void prepare(const Entry& e, const float* k, float* p) {{
+struct {name} {{ float p[{count}]; }};
+template <bool GATED, bool HAS_UNIT> INLINE void prepare(const Entry& e, const float* k, {name}& of) {{
   if constexpr (GATED && HAS_UNIT == FEATURES) {{
 {prepare}
   }}
 }}
-template <bool GATED, bool HAS_UNIT> INLINE void update(Entry& e, const float* k, const float* p) {{
+template <bool GATED, bool HAS_UNIT> INLINE void update(Entry& e, const float* k, const {name}& of) {{
   if constexpr (GATED && HAS_UNIT == FEATURES) {{
 {rest}
   }} else update<GATED, HAS_UNIT>(e, k);
 }}
 """
+#: For generated.cuh: a state with long operations on it alone, which have the same results where it has the same values.
+#: An example are the powers that correct an entry's moments for the number of its steps.
+_ALIKE = """
+constexpr int ALIKE = {alike};  // −1: none
+"""
 #: Values shared by the entries of a row.
-_OF_ROW = {"scalar", "constant", "reduced", "unit_observed", "unit_reduced", "unit_state"}
+_OF_STEP = {"scalar", "constant"}
+_OF_ROW = _OF_STEP | {"reduced", "unit_observed", "unit_reduced", "unit_state"}
 
 #: Resets of units: functions of one unit, for resets.cuh.
 _RESETS = """
@@ -169,7 +176,7 @@ def program(method: Method) -> Program:
         gated=_update(rule),
         other=_update(other),
     )
-    text += _in_parts(rule)
+    text += _in_parts(rule, "OfRow", _same(rule, _OF_ROW)) + _alike(rule)
     reset = traced_reset(method)
     if reset is not None:
         reset = replace(reset, nodes=_shortened(reset.nodes))
@@ -246,20 +253,36 @@ def _update(rule: Rule) -> str:
     return _body(rule, [rule.new_weight, *_known(rule.new_state)], ends)
 
 
-def _in_parts(rule: Rule) -> str:
-    results = [rule.new_weight, *_known(rule.new_state)]
-    needed = _needed(rule, results)
+def _alike(rule: Rule) -> str:
+    """Return the update in two parts that share the operations on one state."""
+    for number in range(len(rule.state)):
+        same = _same(rule, _OF_STEP, ("state", number))
+        if any(_COSTS.get(rule.nodes[place][0], 1) >= _LONG for place in same):
+            # Operations on inputs are short and are repeated, which takes fewer registers.
+            kept = {p for p in same if _is_done(rule, p) and any(_is_done(rule, q) for q in rule.nodes[p][1:])}
+            return _ALIKE.format(alike=number) + _in_parts(rule, "OfState", kept)
+    return _ALIKE.format(alike=-1) + _in_parts(rule, "OfState", set())
+
+
+def _same(rule: Rule, kinds: set[str], *inputs: Node) -> set[int]:
+    """Return the update's inputs of some kinds, some other inputs, and the operations on them alone."""
     same: set[int] = set()
-    for place in needed:  # in order: the arguments of an operation precede it
+    for place in _needed(rule, [rule.new_weight, *_known(rule.new_state)]):  # the arguments of an operation precede it
         kind, *arguments = rule.nodes[place]
-        if kind in _OF_ROW or (_is_done(rule, place) and same.issuperset(arguments)):
+        if kind in kinds or rule.nodes[place] in inputs or (_is_done(rule, place) and same.issuperset(arguments)):
             same.add(place)
+    return same
+
+
+def _in_parts(rule: Rule, name: str, same: set[int]) -> str:
+    """Return the update in two parts, the first of which does the operations that are the same for several entries."""
+    needed = _needed(rule, [rule.new_weight, *_known(rule.new_state)])
     kept: list[tuple[int, str]] = []  # results of the first part for the second: operations, and how they are passed
 
     def passed(place: int, form: str) -> str:
         if (place, form) not in kept:
             kept.append((place, form))
-        return f"p[{kept.index((place, form))}]"
+        return f"of.p[{kept.index((place, form))}]"
 
     def value(place: int) -> str:
         if place in same:
@@ -278,8 +301,9 @@ def _in_parts(rule: Rule) -> str:
         lines.append(f"const auto v{place} = {expression};")
     lines.append(f"e.w = {value(rule.new_weight)};")
     lines += [f"e.s[{n}] = {value(place)};" for n, place in enumerate(rule.new_state) if place is not None]
-    ends = [f"p[{n}] = {form.format(place)};" for n, (place, form) in enumerate(kept)]
+    ends = [f"of.p[{n}] = {form.format(place)};" for n, (place, form) in enumerate(kept)]
     return _IN_PARTS.format(
+        name=name,
         count=max(1, len(kept)),
         prepare=_body(rule, [place for place, _ in kept], ends),
         rest="\n".join(f"  {line}" for line in lines),

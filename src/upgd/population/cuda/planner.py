@@ -4,7 +4,7 @@ The terms are those of ``onchip.cu``: a cluster of CTAs shares a learner; a CTA 
 tiles of 2 rows × 4 lanes; a block of a layer is the part covered by one assignment of threads to lanes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -402,12 +402,13 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
         for name in barriers:
             kind_of, _, of_layer = name.partition(".")
             if of_layer == str(number) and kind_of != "HEARD":
-                shares = hidden and (kind_of == "NORM" or kind_of.startswith("UNITS"))
+                of_units = hidden and (kind_of == "NORM" or kind_of.startswith("UNITS"))
+                shares = of_units or (kind_of == "BACKWARD" and _exchanges_last(barriers))
                 place(f"{kind_of}_BUFFER.{number}", 0 if shares else cluster * layer.padded)
                 if shares:
                     # All CTAs have read the sums of the forward pass before the first one reaches this layer in the
                     # backward pass, and have read these before the next forward pass: other exchanges are in between.
-                    offsets[f"{kind_of}_BUFFER.{number}"] = offsets[f"FORWARD_BUFFER.{number}"]
+                    offsets[f"{kind_of}_BUFFER.{number}"] = offsets[f"FORWARD_BUFFER.{number - (not of_units)}"]
     place("OUTPUTS_AT", layers[-1].dense.outputs)
     place("TARGETS_AT", layers[-1].dense.outputs)
     place("MAXIMA", tensors if "SCALE" in barriers and kind.scaling == "global" else 0)
@@ -454,6 +455,12 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
         offsets[name] = far
         far += layers[0].padded if kind.normalize else 0
     return ChipPlan(kind, program, cluster, tuple(placed), offsets, end, far, barriers)
+
+
+def _exchanges_last(barriers: Iterable[str]) -> bool:
+    """Return whether every step has an exchange after the backward pass, but none that uses a buffer of the forward pass."""
+    kinds = {name.partition(".")[0].rstrip("0123456789") for name in barriers}
+    return not kinds & {"NORM", "UNITS_"} and bool(kinds & {"SCALE", "REDUCTION_", "UNIT_REDUCTION_", "HEARD"})
 
 
 def _units_kept(layer: LayerPlan, program: Program | None) -> int:

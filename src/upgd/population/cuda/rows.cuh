@@ -221,7 +221,7 @@ INLINE void update_all(Thread& me, const float* numbers, const Noise& z) {
     const int first = me.first<L::NUMBER>();
     constexpr bool BY_ROW = HAS_UNIT || reduces_rows<L>();
     Entry of_row;
-    float prepared[PREPARED];
+    OfRow prepared;
     see_reduced<L>(of_row);
     if constexpr (!BY_ROW) prepare<L::GATED, HAS_UNIT>(of_row, numbers, prepared);
     each_weight<L>(me, [&](auto entries) {
