@@ -34,11 +34,13 @@ test-gpu:  ## run the GPU checks and print speeds; needs only torch and numpy
 	PYTHONPATH=src:. $(PYTHON) tests/gpu_main.py
 	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu $(TABLE)
 
-# The sanitizer makes kernels much slower, so it runs a small case that covers every path, compiled beforehand.
+# The sanitizer makes kernels much slower, so it runs small cases that cover every path, compiled beforehand. racecheck
+# takes one after the other.
 sanitize-gpu:  ## check the GPU kernels for memory errors and races; needs NVIDIA's compute-sanitizer
 	PYTHONPATH=src:. $(PYTHON) tests/gpu_main.py kernels_compile
 	PYTHONPATH=src:. $(SANITIZER) --tool memcheck --error-exitcode 1 $(PYTHON) tests/gpu_main.py --small
-	PYTHONPATH=src:. $(SANITIZER) --tool racecheck --error-exitcode 1 $(PYTHON) tests/gpu_main.py --small
+	PYTHONPATH=src:. $(PYTHON) tests/gpu_main.py --small --list | PYTHONPATH=src:. xargs -d '\n' -I NAME \
+		$(SANITIZER) --tool racecheck --error-exitcode 1 $(PYTHON) tests/gpu_main.py --small NAME
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

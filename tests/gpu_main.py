@@ -39,7 +39,7 @@ FIRST = "kernels_compile"
 OPTIMIZERS = [f"optimizers: {name}" for name in gpu_checks.CHECKS]
 #: They use torch.compile.
 LONGEST = ("long_runs_of_weights", "long_runs_of_moments_and_features", "compiled_steps_of_a_convnet")
-SMALL = ("every_path_in_few_steps", "same_answers_of_small_convolutions")
+SMALL = (*(name for name in CHECKS if name.startswith("few steps: ")), "same_answers_of_small_convolutions")
 
 
 def run_others(path: str, device: str) -> str:
@@ -94,13 +94,17 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of them, or optimizers: {', '.join(ALL)}")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="how many checks at once")
-    parser.add_argument("--small", action="store_true", help=f"{' and '.join(SMALL)} alone")
+    parser.add_argument("--small", action="store_true", help="in this process; if no NAME is given, those of few steps")
+    parser.add_argument("--list", action="store_true", help="only print the names")
     parser.add_argument("--device", default="cuda", help="cpu tries out the checks where there is no GPU")
     given = parser.parse_args(arguments)
-    names = list(SMALL) if given.small else given.names or list(ALL)
+    names = given.names or list(SMALL if given.small else ALL)
     names = [one for name in names for one in (OPTIMIZERS if name == "optimizers" else [name])]
     if unknown := set(names) - ALL.keys():
         parser.error(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
+    if given.list:
+        print("\n".join(names))
+        return 0
     begin = time.perf_counter()
     where = torch.cuda.get_device_name() if given.device == "cuda" else given.device
     print(f"torch {torch.__version__} on {where}", flush=True)

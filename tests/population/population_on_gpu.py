@@ -13,10 +13,12 @@ from functools import partial
 import long_runs
 import torch
 from gpu_cases import (
+    CHECKS,
     CONVOLUTIONS,
     NETWORKS,
     NOISES,
     PAPERS_CONVNET,
+    Check,
     Problem,
     Run,
     Samples,
@@ -45,7 +47,8 @@ from upgd.population.spec import groups
 STEPS = 100
 #: Where noise is looked at, too: compiling takes its time.
 NOISY = ("784-300-150-10", "16-300-150-1", "five layers")
-#: A run that takes every path of the kernel in few steps, for compute-sanitizer: by the size of the clusters.
+#: Runs that take every path of the kernel in few steps, for compute-sanitizer: the networks, by the size of the clusters.
+FEW = 8
 SMALL: dict[int, Problem] = {
     1: (MLP((6, 18, 10, 2), "tanh"), Samples((6,), 2, "mse")),
     8: (MLP((33, 21, 18, 7), "leaky_relu"), Samples((33,), 7, images=True, task_length=5)),
@@ -54,7 +57,6 @@ SMALL: dict[int, Problem] = {
 OTHER_CLUSTERS: dict[int, Settings | None] = dict(zip((2, 4, 16), NOISES, strict=True))
 #: More learners than an H200 can run at once in clusters of eight: some must wait.
 MANY = [Learner(method="upgd", lr=0.01, sigma=0.1, seed=seed) for seed in range(10, 22)]
-EVERY_RULE = [learner for noise in NOISES for learner in rule_learners(noise)]
 _UPGD: Settings = {"method": "upgd", "sigma": 0.1, "beta_utility": 0.99}
 #: Methods with generated kernels, and additional features, each in some settings.
 GENERATED: dict[str, Settings] = {
@@ -89,6 +91,15 @@ def generated_learners(names: Iterable[str] = tuple(GENERATED)) -> list[Learner]
     return [Learner(lr=lr, seed=seed, **GENERATED[name]) for name in names for seed, lr in enumerate((0.01, 0.003))]
 
 
+#: The paths: the size of the clusters, and learners.
+PATHS: dict[str, tuple[int, list[Learner]]] = {
+    f"{'no' if noise is None else noise.get('noise', 'white')} noise, clusters of {size}": (size, rule_learners(noise))
+    for size in SMALL
+    for noise in NOISES
+}
+PATHS |= {"many learners": (8, MANY)} | {name: (8, generated_learners([name])) for name in GENERATED}
+
+
 @contextmanager
 def clusters_of(size: int | None) -> Iterator[None]:
     """Restrict the planner to clusters of one size."""
@@ -110,13 +121,12 @@ def kernels_to_come() -> Iterator[tuple[Problem, Sequence[Learner], int | None]]
     for name, problem in NETWORKS.items():
         for noise in NOISES if name in NOISY else (None,):
             yield problem, rule_learners(noise), None
-    for size, problem in SMALL.items():
-        yield problem, [*EVERY_RULE, *MANY], size
+    for size, few in PATHS.values():
+        yield SMALL[size], few, size
     for size, noise in OTHER_CLUSTERS.items():
         yield NETWORKS["five layers"], rule_learners(noise), size
     yield NETWORKS["five layers"], generated_learners(), None
     yield NETWORKS["784-300-150-10"], generated_learners(ON_THE_PAPERS_NETWORK), None
-    yield SMALL[8], generated_learners(), 8
     for problem, names, size in CONVOLUTIONAL:
         yield problem, generated_learners(names), size
     long_learners = [Learner(**settings) for settings in long_runs.ON_CHIP.values()]
@@ -236,17 +246,13 @@ def generated_rules_agree_in_every_bit(device: str) -> str:
     return f"{len(learners)} learners of {len(ON_THE_PAPERS_NETWORK)} kinds, {steps} steps"
 
 
-@check_with_kernels
-def every_path_in_few_steps(device: str) -> str:
-    """Clusters of one and of eight, computed inputs and images, both losses, every rule, every noise."""
-    lines = []
-    for size, problem in SMALL.items():
-        with clusters_of(size):
-            lines.append(f"clusters of {size}: {compared(*both(problem, [*EVERY_RULE, *MANY], 12, device, 'kernel'))}")
-            if size == 8:
-                runs = both(problem, generated_learners(), 12, device, _generating(device))
-                lines.append(f"generated, clusters of {size}: {compared(*runs)}")
-    return "\n".join(lines)
+def few_steps(size: int, learners: Sequence[Learner], device: str) -> str:
+    with clusters_of(size):
+        return compared(*both(SMALL[size], learners, FEW, device, _generating(device)))
+
+
+for path, (size, learners) in PATHS.items():
+    CHECKS[f"few steps: {path}"] = Check(partial(few_steps, size, learners), needs_kernels=True)
 
 
 @check_with_kernels
