@@ -1,9 +1,10 @@
 """Concurrent execution of groups of learners: on a GPU, each group has its own stream, as one may not fill the device."""
 
+import heapq
+import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -125,19 +126,21 @@ def shared(needs: Sequence[Need]) -> list[int]:
     >>> shared([Need(8, 1.0, 15), Need(8, 1.0, 15), Need(8, 3.0, 15)])
     [4, 3, 8]
     """
-    given = [1] * len(needs)
-
-    def takes(at: int) -> float:
-        return needs[at].cost * max(1.0, needs[at].learners / given[at])
-
-    while True:
-        taken = sum(Fraction(count, need.room) for count, need in zip(given, needs, strict=True))
-        waiting = [
-            at for at, need in enumerate(needs) if given[at] < need.learners and taken + Fraction(1, need.room) <= 1
-        ]
-        if not waiting:
-            return given
-        given[max(waiting, key=takes)] += 1
+    # In units of which one cluster of every size takes a whole number; called for every block, so it must be fast.
+    whole = math.lcm(*(need.room for need in needs))
+    given, taken = [1] * len(needs), sum(whole // need.room for need in needs)
+    slowest = [(-need.cost * need.learners, at) for at, need in enumerate(needs)]
+    heapq.heapify(slowest)
+    while slowest:
+        _, at = slowest[0]
+        need = needs[at]
+        if given[at] >= need.learners or taken + whole // need.room > whole:
+            heapq.heappop(slowest)  # for good: there is never more room
+            continue
+        given[at] += 1
+        taken += whole // need.room
+        heapq.heapreplace(slowest, (-need.cost * need.learners / given[at], at))
+    return given
 
 
 def _parts(chunk: Chunk) -> list[Chunk]:

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from upgd.methods._scalars import evaluate
 from upgd.methods.tracing import CannotTrace
 from upgd.population.backend import Group, Kind, Loss, Tally
 from upgd.population.cuda import compiler, convolutional, driver
+from upgd.population.cuda.ahead import Ahead
 from upgd.population.cuda.convolutional import Stage, StagePlan
 from upgd.population.cuda.generated import program, scalars
 from upgd.population.cuda.network import dense_layers
@@ -162,8 +162,8 @@ class CudaBackend:
         self._plan = fastest(_plans(layers, group.kind, program, self._device))
         self.cost, self.size = self._plan.cycles, self._plan.cluster
         self.room = dict(_plans(layers, group.kind, program, self._device))[self._plan]
-        self._scalars = () if program is None else scalars(group.method)
-        self._values = {name: value.to(self._device).unsqueeze(1) for name, value in group.values.items()}
+        values = {name: value.to(self._device).unsqueeze(1) for name, value in group.values.items()}
+        self._ahead = None if program is None else Ahead(scalars(group.method), values, len(group), self._device)
         self._shapes = {name: p.shape for name, p in network.named_parameters()}
         #: The names of all words of an entry except the first.
         self._state_names = tuple(group.method.state)
@@ -214,7 +214,7 @@ class CudaBackend:
                 "far": self._far,
                 "words": self._words,
                 "scales": self._scales,
-                "scalars": self._table(chunk),
+                "scalars": None if self._ahead is None else self._ahead.table(chunk.start, chunk.length),
                 "units": self._units,
                 "inputs": self._inputs,
                 "settings": self._settings,
@@ -280,15 +280,6 @@ class CudaBackend:
         """Return a word of all entries; in hand-written kernels, utilities are stored as u / scale."""
         word = self._words[:, number]
         return word * self._scales.unsqueeze(1) if number and self._plan.program is None else word
-
-    def _table(self, chunk: Chunk) -> Tensor | None:
-        """Return the scalars of a generated rule for all learners and steps, ``(learners, steps, numbers)``."""
-        if self._plan.program is None:
-            return None
-        steps = torch.arange(chunk.start + 1, chunk.start + chunk.length + 1, dtype=torch.float64, device=self._device)
-        like = torch.zeros(len(self._words), chunk.length, dtype=torch.float64, device=self._device)
-        known = {**self._values, "t": steps}
-        return torch.stack([evaluate(scalar, known, like).to(torch.float32) for scalar in self._scalars], -1)
 
     def _unit_views(self, number: int) -> dict[str, Tensor]:
         """Return a number of every hidden unit, or of every layer, by incoming weight."""
