@@ -60,8 +60,8 @@ def _seconds(jobs: Sequence[Any], workers: int, device: str, execution: Executio
     return sum(estimate.estimate(own, workers, device, execution.backend) for own in by_problem.values())
 
 
-def text(found: dict[str, Any], plan: "Plan", execution: Execution) -> str:
-    """Return the facts as lines of text."""
+def text(found: dict[str, Any], plan: "Plan", places: str) -> str:
+    """Return the facts as lines of text; ``places`` are the files and folders with results."""
     from upgd.experiments.execution.progress import duration
 
     lines = [
@@ -81,7 +81,7 @@ def text(found: dict[str, Any], plan: "Plan", execution: Execution) -> str:
         learners = sum(one["learners"] for one in others)
         lines.append(f"left of the final runs: {learners:,} learners, {steps:,} learner-steps")
     else:
-        return f"  nothing is left to compute; all results are in {store_path(execution.store)}"
+        return f"  nothing is left to compute; all results are in {places}"
     if found["seconds"] is None:
         lines.append(f"no estimate of the time: {found['no_estimate']}")
     else:

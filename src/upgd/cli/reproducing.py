@@ -270,12 +270,15 @@ def _say_what_came_out(found: "Reproduction") -> None:
         print(f"  {panel.title}, online {comparison.metric}: {scores}")
     if found.unsearched:
         print(f"  {found.unsearched:,} learners of the search are missing")
+    if found.unlisted:
+        print(f"  {found.unlisted:,} runs of the shortlist are missing")
     if found.missing:
         print(f"  {found.missing:,} final runs are missing")
 
 
 def _say_what_is_left(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> None:
-    print(left.text(left.facts(plan, execution, folders), plan, execution))
+    places = [str(place) for place in (store_path(execution.store), *folders) if place.exists()]
+    print(left.text(left.facts(plan, execution, folders), plan, " and ".join(places)))
 
 
 def _utility_quality(scale: str, output: Path, nothing: bool) -> None:

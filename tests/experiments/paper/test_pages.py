@@ -14,6 +14,7 @@ from upgd.experiments.paper.pages import (
     _at_edge,
     _computed,
     _data,
+    _how,
     _matrix,
     _panel,
     _scale,
@@ -173,6 +174,20 @@ class TestUnfinished:
             "σ 0.1)." in text
         )
         assert "Not in the table" not in _panel(reproduce(self.PLAN, results), self.PLAN.panels[0])
+
+    def test_a_choice_among_too_few_runs_is_named(self):
+        study = plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], shortlist=2, shortlist_seeds=2)
+
+        def some(experiment):  # of the shortlist of PGD, seeds 1 and 2 of two settings, one run is missing
+            lost = ("pgd", 2, 0.01)
+            every = [(one, one.key) for one in results(experiment).records]
+            return Results([one for one, key in every if (key.method, key.seed, key.settings["lr"]) != lost])
+
+        found = reproduce(study, some)
+        assert (found.unsearched, found.unlisted, found.missing) == (0, 1, 0)
+        said = "Not finished: the shortlist on fresh seeds lacks 1 run; another setting may be chosen."
+        assert said in _how(found, "…")
+        assert reproduce(study, results).unlisted == reproduce(self.PLAN, results).unlisted == 0
 
 
 def test_the_page_compares_its_scale_with_the_paper():

@@ -44,7 +44,9 @@ def test_it_runs_reports_progress_and_rewrites_the_page(upgd, tmp_path):
     first = page.read_text(encoding="utf-8")
     assert f"Command: `upgd {what}`" in first
     assert "**Settings were chosen by runs of 20 steps instead of 40:**" in first
-    assert "nothing is left" in upgd(f"{what} --dry-run")[1].out
+    assert "nothing is left to compute; all results are in upgd.db and reproduced/data" in (
+        upgd(f"{what} --dry-run")[1].out
+    )
     page.unlink()
     assert upgd(f"{what} --write-only")[0] == 0
     assert page.read_text(encoding="utf-8") == first

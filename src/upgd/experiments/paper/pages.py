@@ -16,7 +16,7 @@ from upgd.experiments.analysis import figures
 from upgd.experiments.analysis.bands import band, of_seeds
 from upgd.experiments.analysis.compare import Comparison, Row
 from upgd.experiments.analysis.student import quantile
-from upgd.experiments.analysis.wording import settings_text, short_names
+from upgd.experiments.analysis.wording import plural, settings_text, short_names
 from upgd.experiments.execution.progress import duration
 from upgd.experiments.paper.catalogue import GRIDS, Arm, Panel
 from upgd.experiments.paper.notes import filled
@@ -381,6 +381,9 @@ def _how(found: Reproduction, command: str) -> list[str]:
         lines.append(
             f"Not finished: {found.unsearched:,} learners of the search are missing; another setting may be better."
         )
+    if found.unlisted:
+        runs = plural(found.unlisted, "run")
+        lines.append(f"Not finished: the shortlist on fresh seeds lacks {runs}; another setting may be chosen.")
     if found.missing:
         lines.append(f"Not finished: {found.missing:,} of the final runs are missing.")
     return lines
