@@ -1,0 +1,68 @@
+"""The launches of the kernel on chip, without a GPU."""
+
+import contextlib
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from upgd.population.backend import Tally
+from upgd.population.cuda import backend as on_chip
+from upgd.population.cuda.schedule import schedule
+from upgd.streams.contract import Chunk
+
+CPU = torch.device("cpu")
+LEARNERS, STEPS, CLUSTERS = 7, 5, 3
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The segments of every launch, read from the addresses that the kernel gets."""
+    seen = []
+
+    def launch(clusters: int, arguments: ctypes.Structure, stream: int) -> None:
+        begins = np.ctypeslib.as_array(ctypes.cast(arguments.begins, ctypes.POINTER(ctypes.c_int32)), (clusters + 1,))
+        address = ctypes.cast(arguments.segments, ctypes.POINTER(ctypes.c_int32))
+        seen.append(np.ctypeslib.as_array(address, (begins[-1], 4)).copy())
+
+    monkeypatch.setattr(on_chip, "_kernel", lambda *of: SimpleNamespace(active=CLUSTERS, launch=launch))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    return seen
+
+
+def _backend() -> on_chip.CudaBackend:
+    backend = object.__new__(on_chip.CudaBackend)
+    backend._device, backend._ahead, backend._telling = CPU, None, 0
+    backend._plan = SimpleNamespace(cluster=1, far_floats=0, program=None)
+    for name in ("_far", "_words", "_scales", "_units", "_inputs", "_settings", "_told"):
+        setattr(backend, name, torch.zeros(LEARNERS))
+    return backend
+
+
+def _advanced(diverged: list[int]) -> None:
+    tally = Tally.empty(LEARNERS)
+    tally.diverged_at[diverged] = 2
+    chunk = Chunk(start=0, targets=torch.zeros(1, STEPS, 1), dense=torch.zeros(1, STEPS, 4), white=255)
+    _backend().advance(chunk, "mse", tally)
+
+
+def test_the_kernel_gets_the_schedule_of_all_learners(launches: list[np.ndarray]) -> None:
+    _advanced([])
+    (segments,) = launches
+    assert np.array_equal(segments, schedule(LEARNERS, STEPS, CLUSTERS)[0])
+
+
+def test_diverged_learners_are_left_out_of_the_schedule(launches: list[np.ndarray]) -> None:
+    _advanced([0, 3, 6])
+    (segments,) = launches
+    wanted = schedule(4, STEPS, CLUSTERS)[0]
+    assert segments[:, 0].tolist() == [[1, 2, 4, 5][learner] for learner in wanted[:, 0]]
+    assert np.array_equal(segments[:, 1:], wanted[:, 1:])
+
+
+def test_nothing_is_launched_if_all_have_diverged(launches: list[np.ndarray]) -> None:
+    _advanced(list(range(LEARNERS)))
+    assert launches == []
