@@ -170,9 +170,13 @@ def main(kind: str = "random", which: str = "both", path: str | None = None) -> 
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; learner-steps/s, 784-300-150-10 unless noted")
     rates: dict[str, dict[str, int]] = {"plain": {}, "on chip": {}, "general": {}}
 
+    earlier = {} if path is None else read(path).get("rates", {})
+
     def tell(part: str, name: str, speed: float) -> None:
         rates[part][name] = round(speed)
         print(f"{part:8} {name:52} {speed:12,.0f}", flush=True)
+        if path is not None:  # after every row, so that an interrupted run loses nothing
+            write(path, rates=earlier | {part: rows for part, rows in rates.items() if rows})
 
     labels = (np.arange(500) % 10).astype(np.uint8)
     colour = make("output-permuted", data=(np.zeros((500, 3, 32, 32), np.uint8), labels))
@@ -184,9 +188,6 @@ def main(kind: str = "random", which: str = "both", path: str | None = None) -> 
             compile_kernels(cases)
         for name, network, learners, stream in cases:
             tell(part, name, rate(network, learners, stream, backend=backend))
-    if path is not None:
-        measured = {part: rows for part, rows in rates.items() if rows}
-        write(path, rates=read(path).get("rates", {}) | measured)
 
 
 def read(path: str) -> dict[str, Any]:
