@@ -7,28 +7,21 @@ import hashlib
 import math
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from upgd import writing
 from upgd.experiments.analysis import figures
-from upgd.experiments.analysis.bands import band, of_seeds
-from upgd.experiments.analysis.compare import Comparison, Row
+from upgd.experiments.analysis.compare import Row
 from upgd.experiments.analysis.student import quantile
 from upgd.experiments.analysis.wording import plural, settings_text, short_names
 from upgd.experiments.execution.progress import duration
 from upgd.experiments.paper.catalogue import GRIDS, Arm, Panel
+from upgd.experiments.paper.drawing import draw, draw_survival
 from upgd.experiments.paper.notes import filled
-from upgd.experiments.paper.reproduce import PAPERS, Finding, Plan, Reproduction
-from upgd.experiments.paper.statistics import LEVEL, Against, against_all, survival, survivors
+from upgd.experiments.paper.reproduce import PAPERS, Plan, Reproduction
+from upgd.experiments.paper.statistics import LEVEL, Against, against_all, survivors
 from upgd.experiments.spec import defaults
-from upgd.methods.colours import colour
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["draw", "draw_survival", "write_page"]
+__all__ = ["write_page"]
 
 _PAGE = """\
 # {title}
@@ -86,83 +79,6 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
     with writing.text(page) as file:
         file.write(content)
     return page
-
-
-def draw(found: Reproduction) -> "dict[str, Figure]":
-    """Return a figure for each panel with results, by the panel's key."""
-    figures.check()
-    from matplotlib.figure import Figure
-
-    drawn = {}
-    shown = [(panel, *found.panel(panel)) for panel in found.plan.panels]
-    limits = _limits([(comparison, own) for _, comparison, own in shown if comparison is not None])
-    for panel, comparison, own in shown:
-        if comparison is None:
-            continue
-        drawn[panel.key] = figure = Figure(figsize=(8, 4.4), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr, call-arg]
-        figures.curves(
-            comparison,
-            comparison.entries,
-            ax=figure.subplots(),
-            title=panel.title,
-            looks=[_look(finding.arm) for finding in own],
-            limits=limits[comparison.problem],
-        )
-    return drawn
-
-
-def draw_survival(found: Reproduction) -> "dict[str, Figure]":
-    """Return a figure of the fraction of runs that have not diverged over time, for panels with diverged runs, by key."""
-    figures.check()
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
-    drawn = {}
-    for panel in found.plan.panels:
-        runs = {arm: survivors(found, arm) for arm in panel.arms if arm in found.findings}
-        if found.panel(panel)[0] is None or not any((own >= 0).any() for own in runs.values()):
-            continue
-        drawn[f"{panel.key}-survival"] = figure = Figure(figsize=(8, 3.4), layout="constrained")
-        ax = figure.subplots()
-        for arm, own in runs.items():
-            look = _look(arm)
-            steps, share = survival(own, found.plan.place(arm, searching=True).steps)
-            style = figures.STYLES[look.dash]
-            label = f"{look.name} ({len(own):,} runs)"
-            ax.step(np.maximum(steps, 1), share, where="post", color=look.colour, linestyle=style, label=label)
-        ax.set_xscale("log")
-        least = min(float((own < 0).mean()) for own in runs.values())
-        ax.set_ylim(max(0.0, 1 - 1.5 * (1 - least)), 1 + 0.05 * (1 - least))
-        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-        ax.set_title(f"{panel.title}: runs of the search that have not diverged", loc="left", fontsize=11)
-        ax.set_xlabel("step")
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(1.01, 0))
-    return drawn
-
-
-def _look(arm: Arm) -> figures.Look:
-    """Return the look of a curve; within a panel, variants differ only in the order of the utility, or in scaling for UPS."""
-    second, local = ("order", (2,)) in arm.fixed, arm.label.endswith(", local")
-    dash = "dashdot" if second and local else "dot" if second and arm.label else "dash" if second or local else "solid"
-    return figures.Look(arm.name, arm.colour or colour(arm.method), dash)
-
-
-def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str, tuple[float, float] | None]:
-    """Return the limits of the vertical axis, the same for all panels of a problem."""
-    ranges: dict[str, list[float]] = {}
-    for comparison, own in panels:
-        heights = ranges.setdefault(comparison.problem, [])
-        for entry in (finding.entry for finding in own if finding.entry):
-            _, values = of_seeds(entry, comparison.metric, 80)
-            if len(values):
-                mean, _ = band(values)
-                heights += [float(mean.min()), float(mean.max())]
-    return {
-        problem: (min(heights) * 0.9, max(heights) * 1.06 + 1e-9) if heights else None
-        for problem, heights in ranges.items()
-    }
 
 
 def _panel(found: Reproduction, panel: Panel) -> str:
