@@ -331,6 +331,7 @@ class _Layout:
             self.table[:, _FIRST_STATE + i] = _addresses(tensors)
         self.k = np.zeros((len(shapes), len(part.rule.scalars) + 1), np.float32)
         self.scalars = {n: part.rule.scalars[n] for n in scalars_of(part.rule)}
+        self.changing = {n: scalar for n, scalar in self.scalars.items() if scalar.changes}
         self.out = np.zeros((len(self.blocks), max(1, len(part.rule.reductions))), np.float32)
         self.reduced = np.zeros_like(self.out)
         state, self.factors = _bounding_state(part.rule) or (None, [])
@@ -339,9 +340,11 @@ class _Layout:
         self.highest = np.full(len(self.blocks) * _PAGES if self.bounding else 0, np.inf, np.float32)
         #: The inputs of the last step, as far as they rarely change.
         self.moving, self.values, self.versions = [0], {"": 0.0}, [0]
-        self.threads = 0
-        self.jobs = [self._job(self.out), self._job(self.reduced)]
-        self.kernels: dict[bool, ModuleType] = {}
+        self.is_bounded, self.threads = True, 0
+        self.jobs = {"observe": self._job(self.out), "update": self._job(self.reduced)}
+        #: For each kernel and whether gradients are scaled: the addresses of the kernel and of its argument.
+        self.calls: dict[tuple[str, bool], tuple[int, int]] = {}
+        self.modules: list[ModuleType] = []  #: of these kernels, which they keep in memory
 
     def _job(self, values: NDArray[np.float32]) -> NDArray[np.uint64]:
         """Return the argument of a kernel."""
@@ -363,42 +366,45 @@ class _Layout:
         steps = [int(step.item()) for step in part.steps] or [0]
         self.table[:, _STEP] = steps
         values = {name: float(value) for name, value in part.values.items()}
-        alike = len(set(steps)) == 1
+        scalars = self.changing if values == self.values else self.scalars
+        self.values = values
         for step in set(steps):
             known = {**values, "t": float(step)}
-            rows = slice(None) if alike else self.table[:, _STEP] == step
-            for n, scalar in self.scalars.items():
-                if scalar.changes or values != self.values:
-                    self.k[rows, n] = float(scalar.compute(known))
-        self.values = values
+            rows = slice(None) if steps.count(step) == len(steps) else self.table[:, _STEP] == step
+            for n, scalar in scalars.items():
+                self.k[rows, n] = value = float(scalar.compute(known))
+                if n in self.factors and value < 0:
+                    self.is_bounded = False
         self.k[:, -1] = factor = part.sign * scale
         self.scaled = factor != 1
         versions = [tensor._version for tensor in self.bounding]
-        if versions != self.versions or (self.factors and self.k[:, self.factors].min() < 0):
-            self.versions = versions  # the state was modified elsewhere
+        if versions != self.versions or not self.is_bounded:  # the state was modified elsewhere
+            self.versions = versions
             self.highest.fill(np.inf)
 
     def observe(self) -> None:
         if self.rule.reductions:
-            self._run("observe", self.jobs[0])
+            self._run("observe", 0)
 
     def update(self, seed: int) -> None:
-        self._run("update", self.jobs[1], seed)
+        self._run("update", seed)
 
-    def _run(self, name: str, job: NDArray[np.uint64], seed: int = 0) -> None:
-        if self.scaled not in self.kernels:
-            self.kernels[self.scaled] = _kernels(self.rule, self.noise, self.scaled)
+    def _run(self, name: str, seed: int) -> None:
+        job, key = self.jobs[name], (name, self.scaled)
+        if key not in self.calls:
+            self.modules.append(_kernels(self.rule, self.noise, self.scaled))
+            self.calls[key] = getattr(self.modules[-1], name).address, job.ctypes.data
         threads = 1 if self.is_small else torch.get_num_threads()
         if threads != self.threads:
             self.threads = threads
             self.buffers = np.empty(threads * _BUFFER, np.float32)
             self.counters = np.zeros(threads * _APART, np.int64)
-            for one in self.jobs:
+            for one in self.jobs.values():
                 one[_THREADS] = threads
                 one[_BUFFERS], one[_COUNTERS] = self.buffers.ctypes.data, self.counters.ctypes.data
         self.counters.fill(0)
         job[_ARRIVED], job[_SEED] = 0, seed
-        run_on_all(threads, getattr(self.kernels[self.scaled], name).address, job.ctypes.data)
+        run_on_all(threads, *self.calls[key])
 
 
 def _addresses(tensors: Sequence[Tensor]) -> list[int]:
@@ -428,7 +434,7 @@ def _reduce(laid: list[_Layout], reductions: Reductions, everywhere: Callable[[T
     for n, (_, operation, over) in enumerate(reductions):
         values, entries = [], 0
         for one in laid:
-            found = one.out[:, n].astype(np.float64)
+            found = one.out[:, n] if operation == "max" else one.out[:, n].astype(np.float64)
             if over == "unit":
                 one.reduced[:, n] = _finished(operation, found, one.blocks[:, 2])
                 continue
