@@ -18,6 +18,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -175,7 +176,10 @@ def generator():
 
 
 def test_generated_pages_are_current():
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
     for page, text in generator().PAGES.items():
+        if page == "commands.md" and f"cyclopts=={version('cyclopts')}" not in pinned:
+            continue  # its versions write help differently
         current = (ROOT / "docs" / page).read_text(encoding="utf-8") == text()
         assert current, f"docs/{page} differs from what the code says; run `python docs/generate.py`"
 
