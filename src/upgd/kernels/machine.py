@@ -44,6 +44,7 @@ __all__ = [
     "minus",
     "number",
     "result_of",
+    "room_for",
     "shifted_down",
     "shifted_left",
     "shifted_right",
@@ -205,6 +206,24 @@ def skip(_context: Any, pointer: Any, count: Any) -> Any:
         return builder.gep(arguments[0], [arguments[1]])
 
     return pointer(pointer, types.intp), code
+
+
+def room_for(count: int) -> Any:
+    """Return a function that returns a pointer to ``count`` floats on the stack, aligned to a cache line.
+
+    They are the same ones in every call within a function, and end with it.
+    """
+
+    def operation(_context: Any) -> Any:
+        def code(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+            with builder.goto_entry_block():
+                floats = builder.alloca(ir.ArrayType(ir.FloatType(), count))
+            floats.align = 64
+            return builder.bitcast(floats, ir.PointerType(ir.FloatType()))
+
+        return _pointer_to(types.float32)(), code
+
+    return _intrinsic(operation)
 
 
 def _word_operation(name: str) -> Any:
