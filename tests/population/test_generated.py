@@ -233,7 +233,7 @@ def test_unsupported_rules_give_a_reason():
 def test_products_become_part_of_sums_and_nothing_is_computed_twice():
     text = generated.source("towards-start", generated.rules_of(TowardsStart(), "all"))
     assert text.count("fused(") >= 2
-    body = text[text.index("def update(") : text.index("@kept_on_disk")]
+    body = text[text.index("def update(") : text.index("@entry_point")]
     assigned = [line.split(" = ")[0].strip() for line in body.splitlines() if line.strip().startswith("v")]
     assert len(assigned) == len(set(assigned)) > 0
 

@@ -29,9 +29,12 @@ __all__ = [
     "apart",
     "bits_of",
     "both",
+    "bytes_at",
+    "call",
     "compiled",
     "compiled_sum",
     "digest_of_sources",
+    "doubles_at",
     "either",
     "entry_point",
     "float_of",
@@ -39,7 +42,6 @@ __all__ = [
     "fused",
     "inlined",
     "integers_at",
-    "kept_on_disk",
     "larger",
     "minus",
     "number",
@@ -92,9 +94,9 @@ def compiled_sum(function: Function) -> Function:
     return fast
 
 
-def kept_on_disk(sources: int) -> Callable[[Function], Function]:
-    """Return a decorator that compiles a function for Python, which releases the GIL, and stores it in numba's cache if a
-    folder is writable.
+def entry_point(sources: int) -> Callable[[Function], Any]:
+    """Return a decorator that compiles a function of one pointer to integers, to be called from C by its ``address``, and
+    stores it in numba's cache if a folder is writable.
 
     Args:
         sources: the digest of the sources that it is compiled from, see :func:`digest_of_sources`. It becomes part of the
@@ -102,30 +104,14 @@ def kept_on_disk(sources: int) -> Callable[[Function], Function]:
             that it calls, and unpickles what an earlier version stored under the same name, which fails if a class has been
             renamed.
     """
-
-    def decorate(function: Function) -> Function:
-        function.__qualname__ += f".{sources:x}"
-        try:
-            fast: Function = _njit(cache=True, nogil=True)(function)
-        except RuntimeError:  # numba found no writable folder
-            fast = _njit(nogil=True)(function)
-        return fast
-
-    return decorate
-
-
-def entry_point(sources: int) -> Callable[[Function], Any]:
-    """Return a decorator that compiles a function of one pointer to integers, to be called from C by its ``address``, and
-    stores it like :func:`kept_on_disk`.
-    """
     signature = types.void(_pointer_to(types.int64))
 
     def decorate(function: Function) -> Any:
         function.__qualname__ += f".{sources:x}"
         try:
-            return _cfunc(signature, cache=True)(function)
+            return _cfunc(signature, cache=True, error_model="numpy")(function)
         except RuntimeError:  # numba found no writable folder
-            return _cfunc(signature)(function)
+            return _cfunc(signature, error_model="numpy")(function)
 
     return decorate
 
@@ -173,7 +159,24 @@ def _pointer_from_address(kind: Any, bits: Any) -> Any:
 
 
 floats_at = _pointer_from_address(types.float32, ir.FloatType())
+doubles_at = _pointer_from_address(types.float64, ir.DoubleType())
 integers_at = _pointer_from_address(types.int64, ir.IntType(64))
+bytes_at = _pointer_from_address(types.uint8, ir.IntType(8))
+
+
+@_intrinsic
+def call(_context: Any, address: Any, integers: Any) -> Any:
+    """Call the function at the address of an :func:`entry_point`, with a pointer to integers.
+
+    Functions that are connected in this way are compiled and stored separately, once for all their callers.
+    """
+
+    def code(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [arguments[1].type])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [arguments[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, _pointer_to(types.int64)), code
 
 
 @_intrinsic

@@ -2,22 +2,23 @@
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from upgd.population.backend import Group, Kind, Loss, Tally
-from upgd.population.kernel.layout import ADAMW, PLAIN, UTILITY, Learning, Recipe, Samples, scratch
-from upgd.population.kernel.learner import advance
+from upgd.population.kernel.layout import Recipe, Samples, scratch
+from upgd.population.kernel.learner import address_of, advance, learn
 from upgd.population.kernel.network import chain, plan
+from upgd.population.kernel.sample import backward_with, forward_with
+from upgd.population.kernel.updates import adamw_step, unit_wise_step, weight_wise_step
 from upgd.streams.contract import Chunk
 
 __all__ = ["BY_HAND", "KernelBackend", "by_hand", "unsupported"]
 
-#: The numbers of the rules with hand-written kernels.
-BY_HAND = {"plain": PLAIN, "utility": UTILITY, "adamw": ADAMW}
+#: The rules with hand-written kernels; the feature-wise variant of ``utility`` uses that of ``plain``.
+BY_HAND = {"plain": unit_wise_step, "utility": weight_wise_step, "adamw": adamw_step}
 _NOISES = {"none": 0, "white": 1, "anticorrelated": 2}
 #: The kernels' name of each setting, and its value for methods without it.
 _NAMES = {"beta": "beta_utility"}
@@ -64,7 +65,7 @@ class KernelBackend:
         if reason := unsupported(network, group.kind, device, dtype):
             raise ValueError(f"the kernel backend cannot run this, because {reason}")
         self._begin(network, group)
-        self._recipes = [_recipe(group, i) for i in range(len(group))]
+        self._recipes = np.array([_recipe(group, i) for i in range(len(group))])
         utility = group.kind.rule == "utility"
         weight_wise, feature_wise = (
             utility and group.kind.granularity == "weight",
@@ -113,6 +114,7 @@ class KernelBackend:
         self._name_normalizer(images.shape[1:])
         alive = [i for i, step in enumerate(tally.diverged_at.tolist()) if step < 0]
         threads = min(torch.get_num_threads(), len(alive))
+        self._compile()  # not in several threads at once
         if threads <= 1:
             for i in alive:
                 self._advance(i, chunk, loss, tally)
@@ -139,36 +141,52 @@ class KernelBackend:
         if self._keeps_extremes:
             self._find_extremes()
 
-    def _advance(self, i: int, chunk: Chunk, loss: Loss, tally: Tally) -> None:
-        tally.diverged_at[i] = advance(
-            self._plan.layers,
-            self._plan.slopes,
-            self._parameters[i].numpy(),
-            self._trace[i].numpy(),
-            self._second_moment[i].numpy(),
-            self._features[i].numpy(),
-            self._extremes[i].numpy(),
-            self._recipes[i],
-            *self._common(i, chunk, loss, tally, self._kind.order == 2),
-        )
+    def _compile(self) -> None:
+        """Compile the kernels, or load them from the cache."""
+        convolutions = bool(self._plan.layers[:, 12].any())
+        passes = forward_with(convolutions), backward_with(convolutions, self._second_order())
+        self._functions = *map(address_of, passes), self._step()
+        address_of(learn)
 
-    def _common(self, i: int, chunk: Chunk, loss: Loss, tally: Tally, second_order: bool) -> tuple[Any, ...]:
-        """Return the last arguments of all kernels: see :func:`upgd.population.kernel.learner.learning_with`."""
-        p = self._plan
-        learning = Learning(
-            units=p.units,
-            rows=p.rows,
-            second_order=second_order,
-            noise=_NOISES[self._kind.noise],
-            seed=self._seeds[i],
-            start=chunk.start,
-            rate=self._rates[i],
-            normalizer=self._normalizer[i].numpy(),
-            loss_sum=tally.loss[i : i + 1].numpy(),
-            correct=tally.correct[i : i + 1].numpy(),
+    def _second_order(self) -> bool:
+        return self._kind.order == 2
+
+    def _step(self) -> int:
+        """Return the address of the function that changes the parameters."""
+        return address_of(unit_wise_step if self._kind.granularity == "feature" else BY_HAND[self._kind.rule])
+
+    def _advance(self, i: int, chunk: Chunk, loss: Loss, tally: Tally) -> None:
+        own = (
+            self._recipes[i].ctypes.data,
+            self._trace[i].data_ptr(),
+            self._second_moment[i].data_ptr(),
+            self._features[i].data_ptr(),
+            *(part.data_ptr() for part in self._extremes[i]),
         )
-        floats = scratch(p.units, p.rows, int(p.layers[:, :2].max()), p.workspace)
-        return learning, _samples(chunk, self._rows[i], loss), floats, np.zeros(p.rows, np.uint8)
+        self._learn(i, chunk, loss, tally, own)
+
+    def _learn(self, i: int, chunk: Chunk, loss: Loss, tally: Tally, own: tuple[int, ...]) -> None:
+        """Call the kernels; ``own`` are the entries of the job that only the rule of this method uses."""
+        p = self._plan
+        longest = int(p.layers[:, :2].max())
+        floats, bytes_ = scratch(p.units, p.rows, longest, p.workspace), np.zeros(p.rows, np.uint8)
+        samples, rate = _samples(chunk, self._rows[i], loss), np.array(self._rates[i])
+        job = np.array(
+            [
+                *(p.layers.ctypes.data, p.slopes.ctypes.data, len(p.layers), p.units, p.rows, longest),
+                *(floats.ctypes.data, bytes_.ctypes.data, self._parameters[i].data_ptr()),
+                *(_NOISES[self._kind.noise], self._seeds[i]),
+                *(array.ctypes.data if array.size else 0 for array in samples),
+                *(chunk.length, chunk.start),
+                *(rate.ctypes.data, self._normalizer[i].data_ptr() if self._kind.normalize else 0),
+                *(tally.loss[i].data_ptr(), tally.correct[i].data_ptr()),
+                *self._functions,
+                *(0, 0, 0, 0),
+                *own,
+            ],
+            np.int64,
+        )
+        tally.diverged_at[i] = advance(job)
 
     def _named(self, values: Tensor) -> dict[str, Tensor]:
         """Return views of all parameters' values by name."""
@@ -194,10 +212,9 @@ class KernelBackend:
 def _recipe(group: Group, i: int) -> Recipe:
     kind = group.kind
     settings = {
-        name: float(group.value(_NAMES.get(name, name), _OTHERWISE.get(name, 0.0))[i]) for name in Recipe._fields[4:]
+        name: float(group.value(_NAMES.get(name, name), _OTHERWISE.get(name, 0.0))[i]) for name in Recipe._fields[3:]
     }
     return Recipe(
-        rule=BY_HAND[kind.rule],
         feature_wise=kind.granularity == "feature",
         local=kind.scaling == "local",
         second_order=kind.order == 2,
@@ -206,7 +223,7 @@ def _recipe(group: Group, i: int) -> Recipe:
 
 
 def _samples(chunk: Chunk, row: int, loss: Loss) -> Samples:
-    """Return the samples for this row of the chunk, always with the same types, so that the kernels compile only once."""
+    """Return the samples for this row of the chunk."""
     dense, values = np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32)
     source, permutation = np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.int64)
     index = classes = np.zeros(0, np.int64)
@@ -215,7 +232,7 @@ def _samples(chunk: Chunk, row: int, loss: Loss) -> Samples:
     else:
         assert chunk.source is not None
         assert chunk.index is not None
-        source = chunk.source.flatten(1).numpy()
+        source = np.ascontiguousarray(chunk.source.flatten(1).numpy())
         index = np.ascontiguousarray(chunk.index[row].numpy())
         if chunk.permutation is not None:
             permutation = np.ascontiguousarray(chunk.permutation[row].numpy())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from upgd.kernels.machine import Pointer, apart, compiled, compiled_sum, fused, skip, vectorised
+from upgd.kernels.machine import Pointer, apart, compiled, compiled_sum, fused, inlined, skip, vectorised
 from upgd.population.kernel.layers import dot
 
 __all__ = [
@@ -63,7 +63,7 @@ def add_patches(patches: Pointer, channels: int, height: int, width: int, kernel
                         line[i] += values[y * columns + i]
 
 
-@compiled
+@inlined
 def convolve(filters: Pointer, count: int, columns: int, patches: Pointer, positions: int, out: Pointer) -> None:
     """Compute ``out[f, p] = Σ_c filters[f, c]·patches[c, p]``, for all filters while five rows of the patches are cached."""
     for i in range(count * positions):
@@ -76,7 +76,7 @@ def convolve(filters: Pointer, count: int, columns: int, patches: Pointer, posit
             )
 
 
-@compiled
+@inlined
 def weighted_sums(filters: Pointer, count: int, columns: int, d: Pointer, positions: int, out: Pointer) -> None:
     """Compute ``out[c, p] = Σ_f filters[f, c]·d[f, p]``: back to the patches."""
     for i in range(columns * positions):
@@ -118,7 +118,7 @@ def square_weighted_sums(filters: Pointer, count: int, columns: int, s: Pointer,
                 o[p] = fused(weight, curvature[p], o[p])
 
 
-@compiled
+@inlined
 def patch_products(d: Pointer, count: int, positions: int, patches: Pointer, columns: int, out: Pointer) -> None:
     """Compute ``out[f, c] = Σ_p d[f, p]·patches[c, p]``: the gradient of the filters."""
     whole = columns - columns % 5
@@ -168,7 +168,7 @@ def _dot_with_squares(w: Pointer, x: Pointer, count: int) -> float:
     return added
 
 
-@compiled
+@inlined
 def patch_square_products(s: Pointer, count: int, positions: int, patches: Pointer, columns: int, out: Pointer) -> None:
     """Compute ``out[f, c] = Σ_p s[f, p]·patches[c, p]²``: the curvature of the filters."""
     for f in range(count):
@@ -188,7 +188,7 @@ def _largest_at(image: Pointer, width: int, y: int, x: int, size: int) -> int:
     return best
 
 
-@compiled
+@inlined
 def pool(maps: Pointer, count: int, height: int, width: int, size: int, out: Pointer) -> None:
     """Take the maximum of every size × size window; incomplete windows at the border are dropped."""
     rows, columns = height // size, width // size
@@ -213,7 +213,7 @@ def _pool_pairs(upper: Pointer, lower: Pointer, count: int, out: Pointer) -> Non
         out[x] = d if d > best else best
 
 
-@compiled
+@inlined
 def unpool(pooled: Pointer, count: int, height: int, width: int, size: int, maps: Pointer, out: Pointer) -> None:
     """Send derivatives back to the positions of the maxima; other positions get zero."""
     rows, columns = height // size, width // size

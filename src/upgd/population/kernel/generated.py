@@ -1,4 +1,4 @@
-"""Generate kernels from a method's rule: the source of a module that advances a learner of that method.
+"""Generate kernels from a method's rule: the source of a module that takes a step of that method.
 
 :mod:`upgd.methods.tracing` returns the rule as operations, which are printed here as the inner loops of two passes over a
 parameter tensor. The first pass, for rules with reductions, only reads; the second writes parameters and state. Everything
@@ -26,10 +26,12 @@ import math
 import numpy as np
 
 from upgd.kernels.functions import exp, flushed, sign, tanh
-from upgd.population.kernel.layers import BLOCK, _make, dot
-from upgd.population.kernel.learner import learning_with
 from upgd.kernels.machine import (
-    apart, compiled, compiled_sum, fused, inlined, kept_on_disk, larger, skip, smaller, start_of, vectorised,
+    apart, compiled, compiled_sum, entry_point, floats_at, fused, integers_at, larger, skip, smaller, vectorised,
+)
+from upgd.population.kernel.layers import BLOCK, dot, make
+from upgd.population.kernel.layout import (
+    AT, LOOK_AHEAD, OWN, PARAMETERS, ROWS, layer_at, network_of, noise_of, scratch_of,
 )
 from upgd.population.kernel.updates import _tensor
 
@@ -58,7 +60,7 @@ def observe(tensor, parameters, state, count, k, reduced, rows):
 
 
 @compiled
-def combine(plan, slopes, gated, reduced, rows, scratch):
+def combine(network, gated, reduced, rows, scratch):
     """Reduce values of rows to those that the second pass uses."""
 {combined}
 '''
@@ -76,14 +78,14 @@ def {name}(tensor, parameters, state, count, k, reduced, rows, noise, next_x, ne
     for block in range((tensor.rows - 1) // at_once, -1, -1):
         begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
         first = tensor.begin + begin * columns
-        _make(noise, first, (end - begin) * columns)
+{noise}
         for i in range(begin, end):
             at = tensor.begin + i * columns
             w = skip(parameters, at)
 {states}
             h, delta = skip(tensor.h, i * tensor.stride), tensor.d[i]
             h2, bend = skip(tensor.h2, i * tensor.stride), tensor.s[i]
-            z = skip(noise.buffer, first % 2 + (i - begin) * columns if noise.kind else 0)
+{normals}
 {reduced}
             for j in range(columns):
 {body}
@@ -91,39 +93,35 @@ def {name}(tensor, parameters, state, count, k, reduced, rows, noise, next_x, ne
                 next_dot[i] = dot(w, next_x, columns)
 '''
 
-_ADVANCE = """
+_NOISE = "        make(noise, first, (end - begin) * columns)"
+_NORMALS = "            z = skip(noise.buffer, first % 2 + (i - begin) * columns if noise.kind else 0)"
 
-@inlined
-def take_step(own, plan, slopes, at, step, noise, look_ahead, scratch):
-    w, s, count, scalars, gated, r, rows = own
-    k = skip(start_of(scalars), at * scalars.shape[1])
-{curvatures}{observing}    for number in range(2 * len(plan) - 1, -1, -1):
-        tensor = _tensor(plan, slopes, number, scratch)
+_STEP = """
+
+@entry_point(SOURCES)
+def take_step(job):
+    network, scratch, rows, look_ahead = network_of(job), scratch_of(job), job[ROWS], job[LOOK_AHEAD]
+    noise = noise_of(job, scratch)
+    w, s, count = floats_at(job[PARAMETERS]), floats_at(job[OWN]), job[OWN + 1]
+    k = skip(floats_at(job[OWN + 2]), job[AT] * job[OWN + 3])
+    gated, r = integers_at(job[OWN + 4]), floats_at(job[OWN + 5])
+{curvatures}{observing}    for number in range(2 * network.depth - 1, -1, -1):
+        tensor = _tensor(network, number, scratch)
 {updating}
-
-
-learn = learning_with(take_step)
-
-
-@kept_on_disk(SOURCES)
-def advance(plan, slopes, parameters, state, scalars, gated, reduced, learning, samples, floats, bytes_):
-    w, s, r = start_of(parameters), start_of(state), start_of(reduced)
-    own = (w, s, parameters.size, scalars, gated, r, learning.rows)
-    return learn(plan, slopes, parameters, learning, samples, floats, bytes_, own)
 """
 
-_CURVATURES = """    for i in range(plan[-1, 6]):
+_CURVATURES = """    for i in range(layer_at(network, network.depth - 1).outputs):
         scratch.h2[i] = scratch.h[i] * scratch.h[i]
 """
-_OBSERVING = """    for number in range(2 * len(plan)):
-        tensor = _tensor(plan, slopes, number, scratch)
+_OBSERVING = """    for number in range(2 * network.depth):
+        tensor = _tensor(network, number, scratch)
         if tensor.rows and gated[number]:
             observe(tensor, w, s, count, k, r, rows)
-    combine(plan, slopes, gated, r, rows, scratch)
+    combine(network, gated, r, rows, scratch)
 """
 _UPDATING = """{name}(
     tensor, w, s, count, skip(k, {first}), r, rows, noise, scratch.next_x, scratch.first_dot, look_ahead and number == 0,
-    plan[number // 2, 1],
+    layer_at(network, number // 2).columns,
 )"""
 
 
@@ -148,7 +146,7 @@ def source(name: str, rules: Sequence[Rule]) -> str:
     observe = _observe(rules[0]) if rules[0].reductions else ""
     names = ["update", "update_without_gates"][: len(rules)]
     updates = [_update(own, rule) for own, rule in zip(names, rules, strict=True)]
-    return head + observe + "".join(updates) + _advance(names, rules)
+    return head + observe + "".join(updates) + _step(names, rules)
 
 
 def _scalars(rule: Rule) -> str:
@@ -163,6 +161,8 @@ def _update(name: str, rule: Rule) -> str:
         name=name,
         scalars=_scalars(rule),
         states=indented(_states(rule), 12),
+        noise=_NOISE if rule.uses("noise") else "",
+        normals=_NORMALS if rule.uses("noise") else "",
         reduced=indented([f"r{n} = reduced[{n} * rows + tensor.row + i]" for n in range(len(rule.reductions))], 12),
         body=indented(lines, 16),
     )
@@ -192,7 +192,7 @@ def _observe(rule: Rule) -> str:
     )
 
 
-def _advance(names: list[str], rules: Sequence[Rule]) -> str:
+def _step(names: list[str], rules: Sequence[Rule]) -> str:
     calls, first = [], 0
     for name, rule in zip(names, rules, strict=True):
         calls.append(_UPDATING.format(name=name, first=first).splitlines())
@@ -201,7 +201,7 @@ def _advance(names: list[str], rules: Sequence[Rule]) -> str:
     if len(calls) > 1:
         with_gates, without = ([f"    {line}" for line in call] for call in calls)
         updating = ["if gated[number]:", *with_gates, "else:", *without]
-    return _ADVANCE.format(
+    return _STEP.format(
         curvatures=_CURVATURES if uses_curvature(rules) else "",
         observing=_OBSERVING if rules[0].reductions else "",
         updating=indented(updating, 8),
@@ -216,8 +216,8 @@ def uses_curvature(rules: Sequence[Rule]) -> bool:
 def _combined(n: int, operation: str, over: str) -> list[str]:
     """Return code that reduces one number per row to one per unit, tensor or learner, and writes it to all of its rows."""
     lines = [f"out = skip(reduced, {n} * rows)", "total, entries = 0.0, 0", "top = _f(-np.inf)"]
-    lines += ["for number in range(2 * len(plan)):", "    if not gated[number]:", "        continue"]
-    lines += ["    tensor = _tensor(plan, slopes, number, scratch)"]
+    lines += ["for number in range(2 * network.depth):", "    if not gated[number]:", "        continue"]
+    lines += ["    tensor = _tensor(network, number, scratch)"]
     if over in ("unit", "layer"):
         lines += ["    total, entries = 0.0, 0", "    top = _f(-np.inf)"]
     lines += [

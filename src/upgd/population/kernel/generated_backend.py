@@ -43,7 +43,7 @@ class GeneratedBackend(KernelBackend):
         self._begin(network, group)
         self._values = [{name: float(vector[i]) for name, vector in group.values.items()} for i in range(len(group))]
         self._rules = generated.rules_of(group.method, group.kind.gated)
-        self._kernel = generated.module_of(generated.source(group.method.name, self._rules))
+        self._name = group.method.name
         self._gated = _gated_tensors(network, self._plan, group.kind.gated)
         states = self._rules[0].state
         self._own = torch.zeros(len(group), max(1, len(states)), self._plan.parameter_count)
@@ -55,18 +55,26 @@ class GeneratedBackend(KernelBackend):
                 if begins_as == "parameter":
                     self._state[part][name].copy_(values)
 
+    def _step(self) -> int:
+        kernel = generated.module_of(generated.source(self._name, self._rules))
+        return int(kernel.take_step.address)
+
+    def _second_order(self) -> bool:
+        return generated.uses_curvature(self._rules)
+
     def _advance(self, i: int, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         steps = np.arange(chunk.start + 1, chunk.start + chunk.length + 1, dtype=np.float64)
-        tally.diverged_at[i] = self._kernel.advance(
-            self._plan.layers,
-            self._plan.slopes,
-            self._parameters[i].numpy(),
-            self._own[i].view(-1).numpy(),
-            generated.table(self._rules, self._values[i], steps),
-            self._gated,
-            np.zeros(max(1, len(self._rules[0].reductions)) * self._plan.rows, np.float32),
-            *self._common(i, chunk, loss, tally, generated.uses_curvature(self._rules)),
+        scalars = generated.table(self._rules, self._values[i], steps)
+        reduced = np.zeros(max(1, len(self._rules[0].reductions)) * self._plan.rows, np.float32)
+        own = (
+            self._own[i].data_ptr(),
+            self._plan.parameter_count,
+            scalars.ctypes.data,
+            scalars.shape[1],
+            self._gated.ctypes.data,
+            reduced.ctypes.data,
         )
+        self._learn(i, chunk, loss, tally, own)
 
 
 def _gated_tensors(network: nn.Module, layout: NetworkLayout, gated: str) -> Integers:

@@ -39,6 +39,7 @@ __all__ = [
     "curvature_back_through",
     "descend",
     "dot",
+    "make",
     "protect",
     "trace",
     "trace_norms",
@@ -167,11 +168,18 @@ def trace(
             u = skip(utility, tensor.begin + i * tensor.columns)
             h, h2 = skip(tensor.h, i * tensor.stride), skip(tensor.h2, i * tensor.stride)
             high, low = _f(-np.inf), _f(np.inf)
-            for j in range(tensor.columns):
-                value = _traced(u[j], w[j], h[j], h2[j], beta, slope, bend)
-                u[j] = value
-                high = larger(high, value)
-                low = smaller(low, value)
+            if bend == _f(0):
+                for j in range(tensor.columns):
+                    value = _flushed(fused(-slope * h[j], w[j], beta * u[j]))
+                    u[j] = value
+                    high = larger(high, value)
+                    low = smaller(low, value)
+            else:
+                for j in range(tensor.columns):
+                    value = _traced(u[j], w[j], h[j], h2[j], beta, slope, bend)
+                    u[j] = value
+                    high = larger(high, value)
+                    low = smaller(low, value)
             largest[row], smallest[row] = high, low
         top = max(top, largest[row])
     return top
@@ -202,17 +210,22 @@ def trace_norms(
 # ---------------------------------------------------------------------------------------------- the second pass
 
 
-@compiled
-def _make(noise: Noise, first: int, count: int) -> None:
+@inlined
+def make(noise: Noise, first: int, count: int) -> None:
     """Write the noise of the entries first, …, first + count − 1 to the buffer, starting at ``first % 2``."""
-    vectorised()
     if noise.kind:
         pairs = (first % 2 + count + 1) // 2
         fill_normals(noise.buffer, first // 2, pairs, noise.keys)
         if noise.kind == 2:
             fill_normals(noise.spare, first // 2, pairs, noise.before)
-            for j in range(2 * pairs):
-                noise.buffer[j] -= noise.spare[j]
+            _subtract(noise.buffer, noise.spare, 2 * pairs)
+
+
+@compiled
+def _subtract(x: Pointer, y: Pointer, count: int) -> None:
+    vectorised()
+    for j in range(count):
+        x[j] -= y[j]
 
 
 @compiled
@@ -252,20 +265,27 @@ def protect(
     for block in range((tensor.rows - 1) // at_once, -1, -1):
         begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
         first = tensor.begin + begin * columns
-        _make(noise, first, (end - begin) * columns)
+        make(noise, first, (end - begin) * columns)
         for i in range(begin, end):
             w = skip(parameters, tensor.begin + i * columns)
             u = skip(utility, tensor.begin + i * columns)
             z = skip(noise.buffer, first % 2 + (i - begin) * columns if noise.kind else 0)
             h = skip(tensor.h, i * tensor.stride)
-            if idle[tensor.row + i]:
-                for j in range(columns):
-                    u[j] = _flushed(beta * u[j])
             scale = inverse[tensor.row + i]
             slope = gradient[0] * tensor.d[i]
             slope_flat, slope_bent = slope * (_f(1) - _f(0.5) * gradient[1]), slope * gradient[1]
             near = smallest[tensor.row + i] * scale >= _f(-1)  # |û/scale| ≤ 1, the usual case
-            if near and both:
+            decays = idle[tensor.row + i]
+            if decays and not (near and both):
+                for j in range(columns):
+                    u[j] = _flushed(beta * u[j])
+            if near and both and decays:  # without a gradient
+                for j in range(columns):
+                    value = _flushed(beta * u[j])
+                    u[j] = value
+                    open_ = _f(0.5) - _sigmoid_above_half(value * scale)
+                    w[j] -= fused(search[0] * z[j], open_, decay * w[j])
+            elif near and both:
                 for j in range(columns):
                     open_ = _f(0.5) - _sigmoid_above_half(u[j] * scale)
                     w[j] -= fused(fused(slope, h[j], search[0] * z[j]), open_, decay * w[j])
@@ -331,7 +351,7 @@ def descend(
     for block in range((tensor.rows - 1) // at_once, -1, -1):
         begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
         first = tensor.begin + begin * columns
-        _make(noise, first, (end - begin) * columns)
+        make(noise, first, (end - begin) * columns)
         for i in range(begin, end):
             w = skip(parameters, tensor.begin + i * columns)
             h = skip(tensor.h, i * tensor.stride)

@@ -9,35 +9,81 @@ from typing import NamedTuple
 
 import numpy as np
 
-from upgd.kernels.machine import BytePointer, Bytes, Doubles, Floats, Integers, Pointer, compiled, skip
-from upgd.population.kernel.layers import BLOCK
+from upgd.kernels.machine import (
+    BytePointer,
+    Bytes,
+    Floats,
+    Integers,
+    Pointer,
+    bytes_at,
+    compiled,
+    floats_at,
+    inlined,
+    integers_at,
+    skip,
+)
+from upgd.kernels.normals import step_keys
+from upgd.population.kernel.layers import BLOCK, Noise
 
 __all__ = [
-    "ADAMW",
-    "PLAIN",
-    "UTILITY",
+    "AT",
+    "BACKWARD",
+    "CLASSES",
+    "CORRECT",
+    "DENSE",
+    "DIVERGED",
+    "FORWARD",
+    "IMAGE",
+    "LENGTH",
+    "LOOK_AHEAD",
+    "LOSS",
+    "NORMALIZER",
+    "OWN",
+    "PARAMETERS",
+    "PERMUTATION",
+    "RATE",
+    "ROWS",
+    "SCALED",
+    "SOURCE",
+    "START",
+    "STEP",
+    "TAKE_STEP",
+    "TASK",
+    "VALUES",
     "Layer",
-    "Learning",
-    "Memory",
+    "Network",
     "Recipe",
     "Samples",
     "Scratch",
     "aligned",
-    "carve",
     "layer_at",
+    "network_of",
+    "noise_of",
     "scratch",
+    "scratch_of",
 ]
 
-PLAIN, UTILITY, ADAMW = 0, 1, 2
+#: Entries of a *job*, the table of integers that describes a learner and its samples to the kernels: the addresses of layers
+#: and slopes, the number of layers, units and rows, the longest row or column of a layer; the addresses of scratch floats,
+#: scratch bytes and parameters; the kind of noise and the seed;
+LAYERS, SLOPES, DEPTH, UNITS, ROWS, LONGEST, FLOATS, BYTES, PARAMETERS, NOISE, SEED = range(11)
+#: the addresses of the fields of :class:`Samples`, 0 if empty; the number of samples and the step before the first;
+DENSE, SOURCE, IMAGE, PERMUTATION, TASK, SCALED, CLASSES, VALUES, LENGTH, START = range(11, 21)
+#: the addresses of the decay rate of the input normalization and of its running means and variances, 0 without it; of the
+#: learner's sum of losses and number of correct predictions, to be incremented; of the forward pass, the backward pass and
+#: the function that changes the parameters, given derivatives in the scratch;
+RATE, NORMALIZER, LOSS, CORRECT, FORWARD, BACKWARD, TAKE_STEP = range(21, 28)
+#: set by the kernels: the index of the current sample, the step, and whether to compute products with the next sample; the
+#: step whose loss was not finite, at which learning stopped, or −1; then the entries of one method only.
+AT, STEP, LOOK_AHEAD, DIVERGED, OWN = range(28, 33)
 
 
 class Recipe(NamedTuple):
-    """The specification of a learner: the fields of ``Kind`` as numbers, and its settings."""
+    """The specification of a learner: fields of ``Kind``, true if not zero, and its settings."""
 
-    rule: int
-    feature_wise: bool
-    local: bool
-    second_order: bool
+    feature_wise: float
+    local: float
+    second_order: float
     lr: float
     beta: float
     sigma: float
@@ -50,23 +96,8 @@ class Recipe(NamedTuple):
     eps: float
 
 
-class Learning(NamedTuple):
-    """The method-independent inputs of the loop over samples."""
-
-    units: int
-    rows: int
-    second_order: bool  #: whether the method uses curvature
-    noise: int  #: 0 none, 1 white, 2 anticorrelated
-    seed: int
-    start: int  #: the step of the stream that the first sample has
-    rate: float  #: decay rate of the input normalization
-    normalizer: Floats  #: running means and variances of the inputs, ``(2, inputs)``; empty without normalization
-    loss_sum: Doubles  #: one number, incremented in place
-    correct: Integers  #: one number, incremented in place
-
-
 class Samples(NamedTuple):
-    """The samples of a learner. Either ``dense`` or ``source`` is empty, as is one of the targets; ``permutation`` may be."""
+    """The samples of a learner: either ``dense`` or the next three, and one kind of target; the others are empty."""
 
     dense: Floats
     source: Bytes
@@ -78,8 +109,16 @@ class Samples(NamedTuple):
     values: Floats
 
 
+class Network(NamedTuple):
+    """The layers of a network."""
+
+    layers: Integers  #: all fields of every :class:`Layer` but the last
+    slopes: Pointer  #: the last field
+    depth: int  #: the number of layers
+
+
 class Layer(NamedTuple):
-    """A Linear layer or a convolution, and the layers that follow it. A network is an array with one row per layer.
+    """A Linear layer or a convolution, and the layers that follow it.
 
     A Linear layer has one position, and its inputs are the preceding outputs. The last eight fields are for convolutions.
     """
@@ -101,17 +140,6 @@ class Layer(NamedTuple):
     patches: int  #: offset of its patches in the workspace
     filters: int  #: offset of the gradients of its filters and biases, followed by their curvatures
     slope: float
-
-
-class Memory(NamedTuple):
-    """The state of a learner."""
-
-    parameters: Pointer
-    trace: Pointer  #: per parameter: the utility, or AdamW's first moment
-    second_moment: Pointer  #: per parameter: AdamW's second moment
-    features: Pointer  #: per unit: the utility of features
-    largest: Pointer  #: per row: the largest utility
-    smallest: Pointer  #: per row: the smallest utility
 
 
 class Scratch(NamedTuple):
@@ -143,7 +171,7 @@ LINE = 16
 
 
 def scratch(units: int, rows: int, longest: int, workspace: int) -> Floats:
-    """Return the temporary storage that :func:`carve` divides, aligned to cache lines: vectors that cross them are slower."""
+    """Return the storage that :func:`scratch_of` divides, aligned to cache lines: vectors that cross them are slower."""
     count = _PER_UNIT * aligned(units) + 2 * aligned(rows) + 2 * aligned(max(longest, BLOCK) + 2) + workspace
     floats = np.zeros(count + LINE, np.float32)
     return floats[-floats.ctypes.data % (4 * LINE) // 4 :][:count]
@@ -157,23 +185,35 @@ def aligned(count: int) -> int:
 _aligned = compiled(aligned)
 
 
-@compiled
-def carve(floats: Pointer, bytes_: BytePointer, units: int, rows: int, longest: int) -> Scratch:
-    units, rows = _aligned(units), _aligned(rows)
+@inlined
+def scratch_of(job: Integers) -> Scratch:
+    floats, units, rows = floats_at(job[FLOATS]), _aligned(job[UNITS]), _aligned(job[ROWS])
     rest = skip(floats, _PER_UNIT * units)
-    noise, buffer = skip(rest, 2 * rows), _aligned(max(longest, BLOCK) + 2)
+    noise, buffer = skip(rest, 2 * rows), _aligned(max(job[LONGEST], BLOCK) + 2)
     return Scratch(
         floats, skip(floats, units), skip(floats, 2 * units), skip(floats, 3 * units), skip(floats, 4 * units),
         skip(floats, 5 * units), skip(floats, 6 * units), skip(floats, 7 * units), skip(floats, 8 * units),
         skip(floats, 9 * units), skip(floats, 10 * units),
-        rest, skip(rest, rows), bytes_, noise, skip(noise, buffer), skip(noise, 2 * buffer),
+        rest, skip(rest, rows), bytes_at(job[BYTES]), noise, skip(noise, buffer), skip(noise, 2 * buffer),
     )  # fmt: skip
+
+
+@inlined
+def network_of(job: Integers) -> Network:
+    return Network(integers_at(job[LAYERS]), floats_at(job[SLOPES]), job[DEPTH])
 
 
 @compiled
-def layer_at(plan: Integers, slopes: Floats, at: int) -> Layer:
-    row = plan[at]
+def layer_at(network: Network, at: int) -> Layer:
+    row = skip(network.layers, 16 * at)
     return Layer(
         row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11], row[12],
-        row[13], row[14], row[15], slopes[at],
+        row[13], row[14], row[15], network.slopes[at],
     )  # fmt: skip
+
+
+@inlined
+def noise_of(job: Integers, scratch: Scratch) -> Noise:
+    step, seed = job[STEP], job[SEED]
+    kind = 1 if step == 1 and job[NOISE] == 2 else job[NOISE]  # ζ₀ = 0
+    return Noise(kind, step_keys(seed, step), step_keys(seed, step - 1), scratch.noise, scratch.spare)

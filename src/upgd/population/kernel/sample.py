@@ -1,11 +1,28 @@
-"""Derivatives for a sample: forward pass, loss and backward pass."""
+"""Derivatives for a sample: forward pass, loss and backward pass.
 
+The functions with a job become entry points; see :mod:`upgd.population.kernel.layout`.
+"""
+
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from upgd.kernels.machine import Floats, Integers, Pointer, compiled, fused, skip, start_of, vectorised
+from upgd.kernels.machine import (
+    Integers,
+    Pointer,
+    bytes_at,
+    compiled,
+    doubles_at,
+    floats_at,
+    fused,
+    inlined,
+    integers_at,
+    skip,
+    vectorised,
+)
 from upgd.population.kernel.convolution import (
     add_patches,
     convolve,
@@ -19,35 +36,50 @@ from upgd.population.kernel.convolution import (
     weighted_sums,
 )
 from upgd.population.kernel.layers import back_through, curvature_back_through, dot
-from upgd.population.kernel.layout import Layer, Learning, Samples, Scratch, layer_at
+from upgd.population.kernel.layout import (
+    CLASSES,
+    DENSE,
+    IMAGE,
+    NORMALIZER,
+    PARAMETERS,
+    PERMUTATION,
+    RATE,
+    SCALED,
+    SOURCE,
+    START,
+    TASK,
+    VALUES,
+    Layer,
+    Scratch,
+    layer_at,
+    network_of,
+    scratch_of,
+)
 
-__all__ = ["backward", "forward", "judge", "load", "normalize"]
+__all__ = ["backward_with", "forward_with", "judge", "load"]
 
 _f: Any = np.float32
 
 
 @compiled
-def load(samples: Samples, at: int, x: Pointer, count: int) -> None:
-    if samples.dense.size:
+def load(job: Integers, at: int, x: Pointer, count: int) -> None:
+    """Write a sample to x, normalized if the learner does that; see :mod:`upgd.normalization`."""
+    if job[DENSE]:
+        dense = skip(floats_at(job[DENSE]), at * count)
         for j in range(count):
-            x[j] = samples.dense[at, j]
-        return
-    image = samples.image[at]
-    if samples.permutation.size:
-        task = samples.task[at]
-        for j in range(count):
-            x[j] = samples.scaled[samples.source[image, samples.permutation[task, j]]]
+            x[j] = dense[j]
     else:
-        for j in range(count):
-            x[j] = samples.scaled[samples.source[image, j]]
-
-
-@compiled
-def normalize(learning: Learning, step: int, x: Pointer, count: int) -> None:
-    """Normalize a sample in place, if the learner does; see :mod:`upgd.normalization`."""
-    if learning.normalizer.size:
-        mean = start_of(learning.normalizer)
-        _normalize(x, mean, skip(mean, count), count, min(learning.rate, (step - 1) / step))
+        image, scaled = skip(bytes_at(job[SOURCE]), integers_at(job[IMAGE])[at] * count), floats_at(job[SCALED])
+        if job[PERMUTATION]:
+            order = skip(integers_at(job[PERMUTATION]), integers_at(job[TASK])[at] * count)
+            for j in range(count):
+                x[j] = scaled[image[order[j]]]
+        else:
+            for j in range(count):
+                x[j] = scaled[image[j]]
+    if job[NORMALIZER]:
+        mean, step = floats_at(job[NORMALIZER]), job[START] + at + 1
+        _normalize(x, mean, skip(mean, count), count, min(doubles_at(job[RATE])[0], (step - 1) / step))
 
 
 @compiled
@@ -64,11 +96,10 @@ def _normalize(x: Pointer, mean: Pointer, variance: Pointer, count: int, decay: 
 
 
 @compiled
-def _activate(out: Pointer, count: int, bias: float, layer: Layer) -> None:
+def _activate(activation: int, slope: float, count: int, bias: float, out: Pointer) -> None:
     """Apply the activation to pre-activations of one bias, in place."""
     vectorised()
-    slope = layer.slope
-    if layer.activation:
+    if activation:
         for i in range(count):
             out[i] = _f(math.tanh(out[i] + bias))
     else:
@@ -77,62 +108,92 @@ def _activate(out: Pointer, count: int, bias: float, layer: Layer) -> None:
             out[i] = a * slope if a <= _f(0) else a
 
 
-@compiled
-def _back_through_activation(
-    layer: Layer, second_order: bool, h: Pointer, gradient: Pointer, curvature: Pointer, d: Pointer, s: Pointer
-) -> None:
+@inlined
+def _back_through_activation(layer: Layer, second_order: bool, scratch: Scratch) -> None:
     """Compute derivatives with respect to pre-activations from those with respect to activations."""
+    count, units = layer.rows * layer.positions, layer.outputs
+    h, gradient, d = skip(scratch.h, units), skip(scratch.gradient, units), skip(scratch.d, units)
+    _gradient_back(layer.activation, layer.slope, count, h, gradient, d)
+    if second_order:
+        curvature, s = skip(scratch.curvature, units), skip(scratch.s, units)
+        _curvature_back(layer.activation, layer.slope, count, h, gradient, curvature, s)
+
+
+@compiled
+def _gradient_back(activation: int, slope: float, count: int, h: Pointer, gradient: Pointer, d: Pointer) -> None:
     vectorised()
-    count, slope = layer.rows * layer.positions, layer.slope
-    if layer.activation:
+    if activation:
         for i in range(count):
             d[i] = (_f(1) - h[i] * h[i]) * gradient[i]
     else:
         for i in range(count):
             d[i] = (slope if h[i] <= _f(0) else _f(1)) * gradient[i]
-    if second_order:
-        for i in range(count):
-            rise, bend = _f(1), _f(0)  # the activation's first and second derivative
-            if layer.activation:
-                rise = _f(1) - h[i] * h[i]
-                bend = _f(-2) * h[i] * rise
-            elif h[i] <= _f(0):
-                rise = slope
-            s[i] = rise * rise * curvature[i] + bend * gradient[i]
 
 
 @compiled
-def forward(plan: Integers, slopes: Floats, parameters: Pointer, scratch: Scratch) -> None:
-    """Compute the activations of all layers; the products of a first Linear layer with the inputs are already known."""
-    for at in range(len(plan)):
-        layer = layer_at(plan, slopes, at)
-        x, out = skip(scratch.h, layer.inputs), skip(scratch.h, layer.outputs)
-        weights, positions = skip(parameters, layer.weight), layer.positions
-        if layer.kernel:
-            patches = skip(scratch.workspace, layer.patches)
-            to_patches(x, layer.channels, layer.height, layer.width, layer.kernel, patches)
-            convolve(weights, layer.rows, layer.columns, patches, positions, out)
-        for i in range(layer.rows):
-            bias = parameters[layer.bias + i] if layer.bias >= 0 else _f(0)
-            if layer.kernel:
-                _activate(skip(out, i * positions), positions, bias, layer)
+def _curvature_back(
+    activation: int, slope: float, count: int, h: Pointer, gradient: Pointer, curvature: Pointer, s: Pointer
+) -> None:
+    vectorised()
+    for i in range(count):
+        rise, bend = _f(1), _f(0)  # the activation's first and second derivative
+        if activation:
+            rise = _f(1) - h[i] * h[i]
+            bend = _f(-2) * h[i] * rise
+        elif h[i] <= _f(0):
+            rise = slope
+        s[i] = rise * rise * curvature[i] + bend * gradient[i]
+
+
+@functools.cache
+def forward_with(convolutions: bool) -> Callable[[Integers], None]:
+    """Return the forward pass; what a network does not need is not compiled."""
+
+    def forward(job: Integers) -> None:
+        """Compute the activations of all layers; the products of a first Linear layer with the inputs are already known."""
+        network, scratch, parameters = network_of(job), scratch_of(job), floats_at(job[PARAMETERS])
+        for at in range(network.depth):
+            layer = layer_at(network, at)
+            if convolutions and layer.kernel:
+                _forward_convolution(layer, parameters, scratch)
             else:
-                a = scratch.first_dot[i] if at == 0 else dot(skip(weights, i * layer.columns), x, layer.columns)
-                out[i] = a + bias
-        if not layer.kernel:
-            _activate(out, layer.rows, _f(0), layer)
-        if layer.pool:
-            height, width = layer.height - layer.kernel + 1, layer.width - layer.kernel + 1
-            pool(out, layer.rows, height, width, layer.pool, skip(out, layer.rows * positions))
+                _forward_linear(layer, parameters, at == 0, scratch)
+
+    return forward
+
+
+@inlined
+def _forward_linear(layer: Layer, parameters: Pointer, first: bool, scratch: Scratch) -> None:
+    x, out, weights = skip(scratch.h, layer.inputs), skip(scratch.h, layer.outputs), skip(parameters, layer.weight)
+    for i in range(layer.rows):
+        bias = parameters[layer.bias + i] if layer.bias >= 0 else _f(0)
+        a = scratch.first_dot[i] if first else dot(skip(weights, i * layer.columns), x, layer.columns)
+        out[i] = a + bias
+    _activate(layer.activation, layer.slope, layer.rows, _f(0), out)
+
+
+@inlined
+def _forward_convolution(layer: Layer, parameters: Pointer, scratch: Scratch) -> None:
+    out, patches = skip(scratch.h, layer.outputs), skip(scratch.workspace, layer.patches)
+    positions = layer.positions
+    to_patches(skip(scratch.h, layer.inputs), layer.channels, layer.height, layer.width, layer.kernel, patches)
+    convolve(skip(parameters, layer.weight), layer.rows, layer.columns, patches, positions, out)
+    for i in range(layer.rows):
+        bias = parameters[layer.bias + i] if layer.bias >= 0 else _f(0)
+        _activate(layer.activation, layer.slope, positions, bias, skip(out, i * positions))
+    if layer.pool:
+        height, width = layer.height - layer.kernel + 1, layer.width - layer.kernel + 1
+        pool(out, layer.rows, height, width, layer.pool, skip(out, layer.rows * positions))
 
 
 @compiled
-def judge(samples: Samples, at: int, outputs: Pointer, count: int, d: Pointer, s: Pointer) -> tuple[float, bool]:
+def judge(job: Integers, at: int, outputs: Pointer, count: int, d: Pointer, s: Pointer) -> tuple[float, bool]:
     """Return the loss and whether the largest output is the target's; write the derivatives to d and s."""
-    if samples.values.size:
+    if job[VALUES]:
+        values = skip(floats_at(job[VALUES]), at * count)
         total, each = _f(0), _f(2 / count)
         for i in range(count):
-            error = outputs[i] - samples.values[at, i]
+            error = outputs[i] - values[i]
             total += error * error
             d[i], s[i] = each * error, each
         return _f(total / _f(count)), False
@@ -146,60 +207,70 @@ def judge(samples: Samples, at: int, outputs: Pointer, count: int, d: Pointer, s
     for i in range(count):
         q = math.exp(np.float64(outputs[i]) - np.float64(outputs[best])) / total_weight
         d[i], s[i] = _f(q), _f(q - q * q)
-    target = samples.classes[at]
+    target = integers_at(job[CLASSES])[at]
     d[target] -= _f(1)
     return _f(math.log(total_weight) + np.float64(outputs[best]) - np.float64(outputs[target])), best == target
 
 
-@compiled
-def _back_to_inputs(
-    layer: Layer, parameters: Pointer, squared: bool, d: Pointer, out: Pointer, scratch: Scratch
-) -> None:
-    """Propagate the gradient (``squared``: the curvature) from a layer's pre-activation to its inputs."""
-    weights, d, out = skip(parameters, layer.weight), skip(d, layer.outputs), skip(out, layer.inputs)
-    if layer.kernel:
-        patches = scratch.workspace
-        if squared:
-            square_weighted_sums(weights, layer.rows, layer.columns, d, layer.positions, patches)
-        else:
-            weighted_sums(weights, layer.rows, layer.columns, d, layer.positions, patches)
-        add_patches(patches, layer.channels, layer.height, layer.width, layer.kernel, out)
-    elif squared:
-        curvature_back_through(weights, layer.rows, layer.columns, d, out)
-    else:
-        back_through(weights, layer.rows, layer.columns, d, out)
+@functools.cache
+def backward_with(convolutions: bool, second_order: bool) -> Callable[[Integers], None]:
+    """Return the backward pass, without curvature unless it is used."""
+
+    def backward(job: Integers) -> None:
+        """Compute the derivatives of all units, starting at the outputs, and of filters."""
+        network, scratch, parameters = network_of(job), scratch_of(job), floats_at(job[PARAMETERS])
+        for at in range(network.depth - 1, -1, -1):
+            layer = layer_at(network, at)
+            if convolutions and layer.kernel:
+                _look_at_filters(layer, second_order, scratch)
+            if at > 0:
+                below = layer_at(network, at - 1)
+                if convolutions and layer.kernel:
+                    _back_to_patches(layer, parameters, second_order, scratch)
+                else:
+                    _back_to_inputs(layer, parameters, second_order, scratch)
+                if convolutions and below.pool:
+                    _back_through_pool(below, second_order, scratch)
+                _back_through_activation(below, second_order, scratch)
+
+    return backward
 
 
-@compiled
-def _back_through_pool(layer: Layer, derivative: Pointer, scratch: Scratch) -> None:
+@inlined
+def _back_to_inputs(layer: Layer, parameters: Pointer, second_order: bool, scratch: Scratch) -> None:
+    """Propagate gradient and curvature from the pre-activation of a Linear layer to its inputs."""
+    weights, rows, columns, units = skip(parameters, layer.weight), layer.rows, layer.columns, layer.outputs
+    back_through(weights, rows, columns, skip(scratch.d, units), skip(scratch.gradient, layer.inputs))
+    if second_order:
+        curvature_back_through(weights, rows, columns, skip(scratch.s, units), skip(scratch.curvature, layer.inputs))
+
+
+@inlined
+def _back_to_patches(layer: Layer, parameters: Pointer, second_order: bool, scratch: Scratch) -> None:
+    """Propagate gradient and curvature from the pre-activation of a convolution to its inputs."""
+    weights, patches, positions = skip(parameters, layer.weight), scratch.workspace, layer.positions
+    weighted_sums(weights, layer.rows, layer.columns, skip(scratch.d, layer.outputs), positions, patches)
+    _add_to_inputs(layer, patches, scratch.gradient)
+    if second_order:
+        square_weighted_sums(weights, layer.rows, layer.columns, skip(scratch.s, layer.outputs), positions, patches)
+        _add_to_inputs(layer, patches, scratch.curvature)
+
+
+@inlined
+def _add_to_inputs(layer: Layer, patches: Pointer, out: Pointer) -> None:
+    add_patches(patches, layer.channels, layer.height, layer.width, layer.kernel, skip(out, layer.inputs))
+
+
+@inlined
+def _back_through_pool(layer: Layer, second_order: bool, scratch: Scratch) -> None:
     height, width = layer.height - layer.kernel + 1, layer.width - layer.kernel + 1
-    maps, out = skip(scratch.h, layer.outputs), skip(derivative, layer.outputs)
-    unpool(skip(out, layer.rows * layer.positions), layer.rows, height, width, layer.pool, maps, out)
+    maps, pooled = skip(scratch.h, layer.outputs), layer.rows * layer.positions
+    for number in range(2 if second_order else 1):
+        out = skip(scratch.curvature if number else scratch.gradient, layer.outputs)
+        unpool(skip(out, pooled), layer.rows, height, width, layer.pool, maps, out)
 
 
-@compiled
-def backward(plan: Integers, slopes: Floats, parameters: Pointer, second_order: bool, scratch: Scratch) -> None:
-    """Compute the derivatives of all units, starting at the outputs, and of filters."""
-    for at in range(len(plan) - 1, -1, -1):
-        layer = layer_at(plan, slopes, at)
-        if at < len(plan) - 1:
-            above = layer_at(plan, slopes, at + 1)
-            _back_to_inputs(above, parameters, False, scratch.d, scratch.gradient, scratch)
-            if second_order:
-                _back_to_inputs(above, parameters, True, scratch.s, scratch.curvature, scratch)
-            if layer.pool:
-                _back_through_pool(layer, scratch.gradient, scratch)
-                if second_order:
-                    _back_through_pool(layer, scratch.curvature, scratch)
-            h, gradient = skip(scratch.h, layer.outputs), skip(scratch.gradient, layer.outputs)
-            curvature, d = skip(scratch.curvature, layer.outputs), skip(scratch.d, layer.outputs)
-            s = skip(scratch.s, layer.outputs)
-            _back_through_activation(layer, second_order, h, gradient, curvature, d, s)
-        if layer.kernel:
-            _look_at_filters(layer, second_order, scratch)
-
-
-@compiled
+@inlined
 def _look_at_filters(layer: Layer, second_order: bool, scratch: Scratch) -> None:
     """Compute gradient and curvature of a convolution's filters, followed by those of its biases."""
     rows, columns, positions = layer.rows, layer.columns, layer.positions
