@@ -73,7 +73,7 @@ except SystemExit as end:
     [
         (["--version"], 0, f"{upgd.__version__}\n", ""),
         (["--help"], 0, "Usage: upgd COMMAND\n", ""),
-        (["best"], 1, "", "upgd: the command line needs a few more packages: pip install 'upgd[run]'\n"),
+        (["best"], 1, "", "upgd: the command line needs more packages: pip install 'upgd[run]'\n"),
     ],
 )
 def test_the_command_with_only_torch_and_numpy(arguments: list[str], code: int, out: str, err: str) -> None:

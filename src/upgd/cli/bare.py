@@ -8,7 +8,7 @@ from upgd.cli.checkup import checkup
 
 __all__ = ["leave"]
 
-_REMEDY = "the command line needs a few more packages: pip install 'upgd[run]'"
+_REMEDY = "the command line needs more packages: pip install 'upgd[run]'"
 
 
 def leave(arguments: Sequence[str]) -> NoReturn:
@@ -17,7 +17,7 @@ def leave(arguments: Sequence[str]) -> NoReturn:
         print(__version__)
         raise SystemExit(0)
     if list(arguments) in ([], ["-h"], ["--help"]):
-        print(f"Usage: upgd COMMAND\n\nLearning from streams that never stop changing; {_REMEDY}")
+        print(f"Usage: upgd COMMAND\n\nIn this installation, only `upgd doctor` and `upgd --version` work; {_REMEDY}")
         raise SystemExit(0)
     if list(arguments) in (["doctor"], ["doctor", "--json"]):
         raise SystemExit(checkup(as_json="--json" in arguments))
