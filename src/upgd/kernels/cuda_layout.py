@@ -81,6 +81,7 @@ class Laid:
         self.block, self.warps = _BLOCK, _WARPS
         self.offset = start  #: the index of the first tensor among all that are reduced
         self.coded = bool(part.scales)
+        self.row_lengths: list[int] = []  #: if the states have 8 bits
         self.kernels = kernels(part.rule, part.noise, part.slots, self.coded)
         self.by_unit = any(over == "unit" for _, over in part.rule.reductions)
         self.signature = self._signature(part)
@@ -92,6 +93,7 @@ class Laid:
         first_entries = [*shard_starts, *(columns if self.coded else [])]  # of the rows, if the states have 8 bits
         self.sharded, self.odd = any(shard_starts), part.noise > 0 and any(first % 2 for first in first_entries)
         if self.coded:
+            self.row_lengths = columns
             blocks = [
                 -(-number * -(-size // CODED) // (self.block // CODED))
                 for number, size in zip(rows, columns, strict=True)
@@ -316,7 +318,7 @@ class Laid:
         return {
             "WT": kinds[self.part.params[0].dtype],
             "GT": kinds[self.part.grads[0].dtype],
-            "ALIGNED": not any(address % 16 for address in (*self.signature[0], *self.moving)),
+            "ALIGNED": not any(number % 16 for number in (*self.signature[0], *self.moving, *self.row_lengths)),
             "SHARDED": self.sharded,
         }
 

@@ -15,6 +15,7 @@ from upgd.methods.tracing import Node, Rule
 __all__ = ["noise", "observe_blocks", "observe_rows", "place", "pointers", "update"]
 
 _INDEX = "index = (start + i).to(tl.uint32)"
+_ALIGNED_ROWS = ["if ALIGNED:", "    columns = tl.multiple_of(columns, 16)"]
 _LANES = "lane = 2 * tl.arange(0, 128)[None, :, None] + tl.arange(0, 2)[None, None, :]"
 
 
@@ -55,6 +56,7 @@ def _coded_blocks() -> list[str]:
     return [
         f"rows = number_at(table, {ROWS_OF}, T, t)",
         "columns = entries // rows",
+        *_ALIGNED_ROWS,
         f"per_row = (columns + {CODED - 1}) // {CODED}",
         f"q = (b - number_at(table, {FIRST_BLOCK}, T, t)) * (BLOCK // {CODED}) + tl.arange(0, BLOCK // {CODED})",
         "inside = q < rows * per_row",
@@ -229,6 +231,7 @@ def observe_rows(narrow: Narrow) -> list[str]:
     loop = ["for c in range(0, columns, BLOCK):", "    j = c + tl.arange(0, BLOCK)", "    mask = j < columns"]
     if narrow.coded:
         text += [
+            *_ALIGNED_ROWS,
             f"per_row = (columns + {CODED - 1}) // {CODED}",
             f"first_block = (b - number_at(table, {FIRST_ROW}, T, t)) * per_row",
             _LANES,
