@@ -269,7 +269,7 @@ def parameter_keys(
 #: Number of normals that :func:`parameter_normals` generates at once: on the CPU, as many as stay in the cache; on other
 #: devices, a bound on the temporaries.
 _AT_ONCE = {"cpu": 1 << 16}
-_AT_ONCE_ELSEWHERE = 1 << 24
+_AT_ONCE_ELSEWHERE = 1 << 22
 
 
 def parameter_normals(

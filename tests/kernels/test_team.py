@@ -14,7 +14,7 @@ import upgd
 pytest.importorskip("numba", reason="the kernels need numba")
 
 from upgd.kernels import team
-from upgd.kernels.machine import entry_point, skip, taken
+from upgd.kernels.machine import entry_point, result_of, skip, taken
 
 
 @functools.cache
@@ -44,6 +44,23 @@ def threads_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_thread_calls_once(threads: int, threads_of: None) -> None:
     assert calls(threads) == [threads, threads, *[1] * threads, *[0] * (8 - threads)]
+
+
+@functools.cache
+def mark_numbers():
+    @entry_point(0)
+    def mark(numbers):
+        numbers[1 + result_of(numbers[0])] += 1
+
+    return mark
+
+
+@pytest.mark.skipif(not team.number_of_thread(), reason="torch has no OpenMP that can be called")
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_have_different_numbers(threads: int) -> None:
+    numbers = np.array([team.number_of_thread(), *[0] * 8], np.int64)
+    team.run_on_all(threads, mark_numbers().address, numbers.ctypes.data)
+    assert numbers[1:].tolist() == [1] * threads + [0] * (8 - threads)
 
 
 def trained(threads: int, **options: object) -> torch.Tensor:
