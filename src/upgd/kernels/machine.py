@@ -43,7 +43,9 @@ __all__ = [
     "inlined",
     "integers_at",
     "larger",
+    "least",
     "minus",
+    "most",
     "number",
     "result_of",
     "room_for",
@@ -209,6 +211,21 @@ def skip(_context: Any, pointer: Any, count: Any) -> Any:
         return builder.gep(arguments[0], [arguments[1]])
 
     return pointer(pointer, types.intp), code
+
+
+def _selection(comparison: str) -> Any:
+    """Return the function that selects one of two integers; numba compiles ``min`` and ``max`` anew for every use."""
+
+    def operation(_context: Any, a: Any, b: Any) -> Any:
+        def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return builder.select(builder.icmp_signed(comparison, *arguments), *arguments)
+
+        return types.int64(types.int64, types.int64), code
+
+    return _intrinsic(operation)
+
+
+least, most = _selection("<"), _selection(">")
 
 
 def room_for(count: int) -> Any:

@@ -16,6 +16,7 @@ from upgd.kernels.machine import (
     fused,
     inlined,
     larger,
+    least,
     minus,
     number,
     room_for,
@@ -100,7 +101,7 @@ def fill_normals(out: Pointer, first_pair: int, pairs: int, keys: tuple[int, int
     """
     radii, angles = _room_for_radii(), _room_for_angles()
     for begin in range(0, pairs, _PART):
-        count = min(_PART, pairs - begin)
+        count = least(_PART, pairs - begin)
         # Whole vectors, because the space is there and the remaining entries of a vector are slow one by one.
         whole = (count + 15) // 16 * 16
         _draw(radii, angles, whole, first_pair + begin, keys)

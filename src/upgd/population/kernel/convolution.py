@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from upgd.kernels.machine import Pointer, apart, compiled, compiled_sum, fused, inlined, skip, vectorised
+from upgd.kernels.machine import Pointer, apart, compiled, compiled_sum, fused, inlined, least, skip, vectorised
 from upgd.population.kernel.layers import dot
 
 __all__ = [
@@ -72,7 +72,7 @@ def convolve(filters: Pointer, count: int, columns: int, patches: Pointer, posit
         for f in range(count):
             weights = skip(filters, f * columns + c)
             _add_products(
-                weights, 1, min(5, columns - c), skip(patches, c * positions), positions, skip(out, f * positions)
+                weights, 1, least(5, columns - c), skip(patches, c * positions), positions, skip(out, f * positions)
             )
 
 

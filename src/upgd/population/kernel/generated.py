@@ -27,7 +27,7 @@ import numpy as np
 
 from upgd.kernels.functions import exp, flushed, sign, tanh
 from upgd.kernels.machine import (
-    apart, compiled, compiled_sum, entry_point, floats_at, fused, integers_at, larger, skip, smaller, vectorised,
+    apart, compiled, compiled_sum, entry_point, floats_at, fused, integers_at, larger, least, most, skip, smaller, vectorised,
 )
 from upgd.population.kernel.layers import BLOCK, dot, make
 from upgd.population.kernel.layout import (
@@ -74,9 +74,9 @@ def {name}(tensor, parameters, state, count, k, reduced, rows, noise, next_x, ne
     bound = _f(1 / math.sqrt(fan_in))
 {scalars}
     columns = tensor.columns
-    at_once = max(1, BLOCK // columns)
+    at_once = most(1, BLOCK // columns)
     for block in range((tensor.rows - 1) // at_once, -1, -1):
-        begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
+        begin, end = block * at_once, least(tensor.rows, (block + 1) * at_once)
         first = tensor.begin + begin * columns
 {noise}
         for i in range(begin, end):

@@ -22,6 +22,8 @@ from upgd.kernels.machine import (
     fused,
     inlined,
     larger,
+    least,
+    most,
     shifted_left,
     skip,
     smaller,
@@ -181,7 +183,7 @@ def trace(
                     high = larger(high, value)
                     low = smaller(low, value)
             largest[row], smallest[row] = high, low
-        top = max(top, largest[row])
+        top = largest[row] if largest[row] > top else top
     return top
 
 
@@ -257,13 +259,13 @@ def protect(
     """
     vectorised()
     columns = tensor.columns
-    at_once = max(1, BLOCK // columns)
+    at_once = most(1, BLOCK // columns)
     # With ū = ½ + y:  1 − p·ū = (1 − p/2) − p·y, and likewise for q.
     noise_flat, noise_bent = search[0] * (_f(1) - _f(0.5) * search[1]), search[0] * search[1]
     both = gradient[1] == _f(1) and search[1] == _f(1)  # UPGD: gradient and noise share the factor 1 − ū
     # From the end to the start, because the end is still in the cache after the first pass.
     for block in range((tensor.rows - 1) // at_once, -1, -1):
-        begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
+        begin, end = block * at_once, least(tensor.rows, (block + 1) * at_once)
         first = tensor.begin + begin * columns
         make(noise, first, (end - begin) * columns)
         for i in range(begin, end):
@@ -347,9 +349,9 @@ def descend(
     """Apply ``w ← w − slope[i]·h − scatter[i]·ξ − decay·w``, with factors per row; see :func:`protect` for the arguments."""
     vectorised()
     columns = tensor.columns
-    at_once = max(1, BLOCK // columns)
+    at_once = most(1, BLOCK // columns)
     for block in range((tensor.rows - 1) // at_once, -1, -1):
-        begin, end = block * at_once, min(tensor.rows, (block + 1) * at_once)
+        begin, end = block * at_once, least(tensor.rows, (block + 1) * at_once)
         first = tensor.begin + begin * columns
         make(noise, first, (end - begin) * columns)
         for i in range(begin, end):

@@ -20,6 +20,7 @@ from upgd.kernels.machine import (
     floats_at,
     inlined,
     integers_at,
+    most,
     skip,
 )
 from upgd.kernels.normals import step_keys
@@ -189,7 +190,7 @@ _aligned = compiled(aligned)
 def scratch_of(job: Integers) -> Scratch:
     floats, units, rows = floats_at(job[FLOATS]), _aligned(job[UNITS]), _aligned(job[ROWS])
     rest = skip(floats, _PER_UNIT * units)
-    noise, buffer = skip(rest, 2 * rows), _aligned(max(job[LONGEST], BLOCK) + 2)
+    noise, buffer = skip(rest, 2 * rows), _aligned(most(job[LONGEST], BLOCK) + 2)
     return Scratch(
         floats, skip(floats, units), skip(floats, 2 * units), skip(floats, 3 * units), skip(floats, 4 * units),
         skip(floats, 5 * units), skip(floats, 6 * units), skip(floats, 7 * units), skip(floats, 8 * units),

@@ -66,6 +66,13 @@ def _inverse(scale: float, smallest: float) -> float:
     return _f(min(1 / max(np.float64(scale), smallest), 3e38))
 
 
+@inlined
+def _higher(top: float, high: float) -> float:
+    """Return the larger maximum; one that is infinite or NaN counts as zero."""
+    value = high if np.isfinite(high) else _f(0)
+    return value if value > top else top
+
+
 def weight_wise_step(job: Integers) -> None:
     """Weight-wise UPGD and its variants."""
     network, scratch, recipe = network_of(job), scratch_of(job), _recipe(job)
@@ -85,7 +92,7 @@ def weight_wise_step(job: Integers) -> None:
             trace_norms(tensor, w, u, beta, first_order, second_order, largest)
         elif tensor.rows:
             high = trace(tensor, w, u, beta, first_order, second_order, scratch.idle, largest, smallest)
-            top = max(top, high if np.isfinite(high) else _f(0))
+            top = _higher(top, high)
     for i in range(job[ROWS]):
         if recipe.local:
             scratch.inverse[i] = _inverse(largest[i], _TINY_NORM * unbias)
@@ -119,9 +126,9 @@ def _feature_gates(network: Network, utility: Pointer, recipe: Recipe, step: int
                 instant += (second_order * scratch.curvature[p] * h - first_order * scratch.gradient[p]) * h
             u = beta * utility[layer.outputs + i] + instant
             utility[layer.outputs + i] = u
-            high = max(high, u)
+            high = u if u > high else high
             total += np.float64(u) * np.float64(u)
-        top = max(top, high if np.isfinite(high) else _f(0))
+        top = _higher(top, high)
         scratch.inverse[at] = _inverse(math.sqrt(total), _TINY_NORM * unbias)
     for at in range(network.depth - 1):
         layer = layer_at(network, at)
