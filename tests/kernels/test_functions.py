@@ -22,7 +22,7 @@ def exp(x):
 def test_exp(x: float) -> None:
     found, exact = float(exp(np.float32(x))), float(np.exp(np.float64(x)))
     # The error of the polynomial, and of the rounded product with log₂e.
-    assert abs(found / exact - 1) < 3e-6 + 1.2e-7 * abs(x)
+    assert abs(found / exact - 1) < 3.7e-6 + 1.2e-7 * abs(x)
 
 
 @pytest.mark.parametrize(
