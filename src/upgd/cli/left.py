@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from upgd.cli.options import Execution, store_path
 
 if TYPE_CHECKING:
-    from upgd.experiments.paper.reproduce import Plan
+    from upgd.experiments.paper.plans import Plan
 
 __all__ = ["facts", "text"]
 

@@ -18,7 +18,8 @@ from upgd.cli.options import Execution, Json, Steps, UsageError, load_torch, pla
 
 if TYPE_CHECKING:
     from upgd.experiments.paper.catalogue import Study
-    from upgd.experiments.paper.reproduce import Plan, Reproduction
+    from upgd.experiments.paper.plans import Plan
+    from upgd.experiments.paper.reproduce import Reproduction
 
 __all__ = ["reproduce"]
 
@@ -129,7 +130,7 @@ def reproduce(
     from upgd.data import DataError
     from upgd.experiments.analysis import figures
     from upgd.experiments.paper.catalogue import STUDIES, UTILITY_QUALITY
-    from upgd.experiments.paper.reproduce import plan, study_named
+    from upgd.experiments.paper.plans import plan, study_named
 
     check(execution, dry_run=dry_run)
     if as_json and not dry_run:
@@ -347,7 +348,7 @@ def _length(text: str) -> tuple[str, int]:
 
 
 def _by_problem(lengths: Mapping[str, int], study: "Study") -> dict[str, int]:
-    """Expand the key "" to all other problems, for :func:`upgd.experiments.paper.reproduce.plan`."""
+    """Expand the key "" to all other problems, for :func:`upgd.experiments.paper.plans.plan`."""
     all_of_them = dict.fromkeys(study.problems(), lengths[""]) if "" in lengths else {}
     return all_of_them | {name: steps for name, steps in lengths.items() if name}
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from upgd.experiments.execution.jobs import Job, whole
 from upgd.experiments.execution.running import pending
 from upgd.experiments.paper.catalogue import Arm, Panel
-from upgd.experiments.paper.reproduce import Plan, Reproduction, reproduce, stored
+from upgd.experiments.paper.plans import Plan
+from upgd.experiments.paper.reproduce import Reproduction, reproduce, stored
 from upgd.experiments.spec.declare import Experiment
 from upgd.store import Store
 

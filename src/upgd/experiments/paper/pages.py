@@ -17,7 +17,8 @@ from upgd.experiments.execution.progress import duration
 from upgd.experiments.paper.catalogue import GRIDS, Arm, Panel
 from upgd.experiments.paper.drawing import draw, draw_survival
 from upgd.experiments.paper.notes import filled
-from upgd.experiments.paper.reproduce import PAPERS, Plan, Reproduction
+from upgd.experiments.paper.plans import Plan
+from upgd.experiments.paper.reproduce import PAPERS, Reproduction
 from upgd.experiments.paper.statistics import LEVEL, Against, against_all, survivors
 from upgd.experiments.spec import defaults
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from upgd.experiments.analysis import portable
 from upgd.experiments.analysis.results import Results
 from upgd.experiments.execution.running import Options, Runner, TimeUp
-from upgd.experiments.paper.reproduce import Compute, Plan, Reproduction, reproduce, stored
+from upgd.experiments.paper.plans import Plan
+from upgd.experiments.paper.reproduce import Compute, Reproduction, reproduce, stored
 from upgd.experiments.spec.declare import Experiment
 from upgd.store import Record, Store
 
