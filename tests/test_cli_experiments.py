@@ -507,6 +507,9 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
         (["run", "bit-fliping"], 1, "there is no problem 'bit-fliping'; did you mean 'bit-flipping'?"),
         (["run", "bit-fliping", "--method", "sgd"], 1, "there is no problem 'bit-fliping'"),
         (["sweep", "bit-fliping"], 1, "there is no problem 'bit-fliping'"),
+        (["run", "output-permuted-digit"], 1, "there is no data set 'digit' (did you mean 'digits'?)"),
+        (["run", "output-permuted-digit", "--method", "upgd"], 1, "there is no data set 'digit'"),
+        (["sweep", "output-permuted-digit"], 1, "there is no data set 'digit'"),
         (
             ["sweep", "output-permuted-digits", "--methods", "sgd", "--lr", "1", "--dry-run", "--workers", "0"],
             *(2, "--workers must be"),

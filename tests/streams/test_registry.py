@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import upgd.data
 import upgd.streams
 from upgd.streams import registry
 
@@ -33,12 +34,17 @@ def test_streams_describe_themselves() -> None:
     )
 
 
-def test_any_data_set_in_the_cache_has_streams(monkeypatch) -> None:
-    digits = upgd.streams.make("stationary-digits").data
-    asked = []
-    monkeypatch.setattr("upgd.streams.images.load", lambda name: asked.append(name) or digits)
-    upgd.streams.make("input-permuted-leaves", task_length=5)
-    assert asked == ["leaves"]
+def test_any_data_set_in_the_cache_has_streams(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("UPGD_DATA", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="there is no data set 'leaves'; choose one of digits"):
+        registry.factory("input-permuted-leaves")
+    header = b"\0\0\x08"  # IDX: unsigned bytes; then the number of dimensions and the sizes
+    (tmp_path / "images").write_bytes(header + b"\3" + b"\0\0\0\2" * 3 + bytes(range(8)))
+    (tmp_path / "labels").write_bytes(header + b"\1" + b"\0\0\0\2" + b"\0\1")
+    upgd.data.adopt(tmp_path, "leaves")
+    assert upgd.streams.make("input-permuted-leaves", task_length=5).data.name == "leaves"
+    with pytest.raises(ValueError, match=r"there is no data set 'leafs' \(did you mean 'leaves'\?\)"):
+        registry.factory("input-permuted-leafs")
 
 
 def test_a_custom_stream() -> None:

@@ -59,16 +59,18 @@ def load(name: str, split: str = "train") -> Dataset:
         return registered
     found = cache.entry(name)
     if found is None:
-        raise DataError(_not_there(name))
+        check_name(name)
+        raise DataError(f"the data set {name!r} is not in {folder()}: download it with `upgd data fetch {name}`.")
     return cache.open_split(found, split)
 
 
-def _not_there(name: str) -> str:
-    if name in OFFICIAL:
-        return f"the data set {name!r} is not in {folder()}: download it with `upgd data fetch {name}`."
+def check_name(name: str) -> None:
+    """Raise DataError with a suggestion if there is no data set of that name. Official data sets need not be downloaded."""
     known = ["digits", *OFFICIAL, *(n for n in (*registry.names(), *cache.names()) if n not in OFFICIAL)]
-    near = "".join(f" (did you mean {match!r}?)" for match in get_close_matches(name, known, n=1))
-    return (
-        f"there is no data set {name!r}{near}; choose one of {', '.join(known)}, or add your own IDX files with "
-        f"`upgd data fetch --from FOLDER --as {name}`."
-    )
+    if name not in known:
+        cache.checked_name(name)
+        near = "".join(f" (did you mean {match!r}?)" for match in get_close_matches(name, known, n=1))
+        raise DataError(
+            f"there is no data set {name!r}{near}; choose one of {', '.join(known)}, or add your own IDX files with "
+            f"`upgd data fetch --from FOLDER --as {name}`."
+        )

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from upgd import plugins
+from upgd.data import check_name
 from upgd.streams.bits import BitFlipping
 from upgd.streams.contract import Stream
 from upgd.streams.features import LabelPermutedFeatures
@@ -75,7 +76,7 @@ def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
 
 
 def factory(name: str) -> Factory:
-    """Return what creates the stream of that name, or raise ValueError with a suggestion."""
+    """Return what creates the stream of that name, or raise ValueError with a suggestion if there is no such stream."""
     if not isinstance(name, str):
         raise TypeError(
             f"a problem is a name such as 'output-permuted-digits', not {name!r}; register your own stream with "
@@ -85,7 +86,9 @@ def factory(name: str) -> Factory:
         return found
     for family, create in FAMILIES.items():
         if name.startswith(f"{family}-"):
-            return partial(create, name.removeprefix(f"{family}-"))
+            data = name.removeprefix(f"{family}-")
+            check_name(data)
+            return partial(create, data)
     near = get_close_matches(name, _FACTORIES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}"
     raise ValueError(f"there is no problem {name!r}; {hint}")
