@@ -1,5 +1,6 @@
 """Pages: all numbers are generated, and they state how much of the paper was run, and how."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -234,6 +235,22 @@ def test_the_page_lists_values_at_the_edge():
     assert "weight-wise" not in everywhere
     assert in_one_panel.startswith("UPGD (σ), UPGD, non-protecting (σ)")
     assert "lr" not in at_edge
+
+
+def test_values_are_at_the_edge_only_of_a_complete_search():
+    def compute(experiment):  # lacks the settings of SGD with the largest learning rate
+        found = results(experiment, level=lambda one: 0.5 + one.lr).records
+        return Results([one for one in found if one.key.method != "sgd" or one.key.settings["lr"] < 0.1])
+
+    found = reproduce(plan("toy-changing-inputs", "smoke", grid="paper", panels=["weight-global"]), compute)
+    best = {arm.method: finding.best for arm, finding in found.findings.items()}
+    assert "lr" in best["sgd"].edges
+    assert "lr" in best["pgd"].edges
+    assert "PGD (lr" in _at_edge(found)
+    assert "SGD" not in _at_edge(found)
+    table = _panel(found, found.plan.panels[0])
+    assert re.search(r"\d\. PGD \| lr [\d.]+\\\*", table)
+    assert re.search(r"\d\. SGD \| lr [\d.]+ \|", table)
 
 
 def test_data_are_named_with_their_checksum():

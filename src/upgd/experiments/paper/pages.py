@@ -18,7 +18,7 @@ from upgd.experiments.paper.catalogue import GRIDS, Arm, Panel
 from upgd.experiments.paper.drawing import draw, draw_survival
 from upgd.experiments.paper.notes import filled
 from upgd.experiments.paper.plans import Plan
-from upgd.experiments.paper.reproduce import PAPERS, Reproduction
+from upgd.experiments.paper.reproduce import PAPERS, Finding, Reproduction
 from upgd.experiments.paper.statistics import LEVEL, Against, against_all, survivors
 from upgd.experiments.spec import defaults
 
@@ -89,7 +89,7 @@ def _panel(found: Reproduction, panel: Panel) -> str:
         return f"## {panel.title}\n\n{_search_alone(found, panel)}"
     head = ["method", "setting", "tried", "mean ± 95 % (n)", "first quarter", "last quarter", "diverged"]
     rows, tried = found.rows(panel), _tried(found, panel)
-    edges = {id(one.entry): one.best.edges for own in findings for one in (own, own.papers) if one is not None}
+    edges = {id(one.entry): _edges(found, one) for own in findings for one in (own, own.papers) if one is not None}
     lines = [_row(number, name, row, tried[name], edges[id(row.entry)]) for number, (name, row) in enumerate(rows, 1)]
     table = _table([head, ["---", "---", *["---:"] * 5], *lines])
     options = "".join(f", {name} {value}" for name, value in found.plan.study.options.items())
@@ -123,7 +123,7 @@ def _search_alone(found: Reproduction, panel: Panel) -> str:
     rows = [
         [
             finding.arm.name,
-            settings_text(finding.best.entry.settings, finding.best.edges).replace("*", "\\*"),
+            settings_text(finding.best.entry.settings, _edges(found, finding)).replace("*", "\\*"),
             _of(finding.best.tried, wanted[finding.arm]),
             _number(finding.best.score),
         ]
@@ -145,7 +145,7 @@ def _without_final_runs(found: Reproduction, panel: Panel) -> list[str]:
     waiting = [
         f"{one.arm.name} (best of {one.tried:,} settings in the search: {settings_text(one.best.entry.settings)})"
         for one in findings
-        if one is not None and one.entry is None and one.best.tried == len(found.plan.settings(one.arm))
+        if one is not None and one.entry is None and found.searched(one.arm)
     ]
     return [f"Not in the table, because their final runs are not computed: {'; '.join(waiting)}."] if waiting else []
 
@@ -317,11 +317,17 @@ def _at_edge(found: Reproduction) -> str:
     """Return the curves whose chosen setting is at the edge of the grid: first those of all panels, then those of some."""
     curves: dict[str, list[str]] = {}
     for finding in found.findings.values():
-        if finding.best.edges:
+        if edges := _edges(found, finding):
             panels = [_inside_a_sentence(panel.title) for panel in found.plan.panels if finding.arm in panel.arms]
             where = "" if len(panels) == len(found.plan.panels) else f"{' and '.join(panels)}: "
-            curves.setdefault(where, []).append(f"{finding.arm.name} ({short_names(finding.best.edges)})")
+            curves.setdefault(where, []).append(f"{finding.arm.name} ({short_names(edges)})")
     return "; ".join(where + ", ".join(curves[where]) for where in sorted(curves, key=bool))
+
+
+def _edges(found: Reproduction, finding: Finding) -> tuple[str, ...]:
+    """Return the hyperparameters at the edge of the grid; none before the whole grid has been tried, because the edge of the
+    values tried so far says nothing about the grid."""
+    return finding.best.edges if found.searched(finding.arm) else ()
 
 
 def _inside_a_sentence(title: str) -> str:

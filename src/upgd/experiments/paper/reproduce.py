@@ -87,11 +87,13 @@ class Reproduction:
     def unlisted(self) -> int:
         """The number of missing runs of the shortlist, of curves that have been searched completely."""
         plan = self.plan
-        searched = {
-            arm: own for arm, own in self.candidates.items() if self.findings[arm].best.tried == len(plan.settings(arm))
-        }
+        searched = {arm: own for arm, own in self.candidates.items() if self.searched(arm)}
         wanted = {digest for experiment in plan.again(searched) for digest in whole(experiment).digests}
         return len(wanted - {record.key.digest for record in self.records}) if plan.shortlist else 0
+
+    def searched(self, arm: Arm) -> bool:
+        """Return whether all settings of a curve have been tried."""
+        return arm in self.findings and self.findings[arm].best.tried == len(self.plan.settings(arm))
 
     def panel(self, panel: Panel) -> tuple[Comparison | None, list[Finding]]:
         """Return the contents of a panel; None if there are none, or only curves that all panels of the study share."""
