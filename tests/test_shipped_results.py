@@ -16,6 +16,7 @@ import pytest
 from upgd.experiments.paper.catalogue import settings_of
 from upgd.methods import METHODS
 from upgd.population import Learner
+from upgd.streams import registry
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 NOTES = sorted(RESULTS.glob("*.notes.md"))
@@ -358,6 +359,16 @@ def test_the_figures_can_be_drawn_from_the_files_alone(page, regenerated):
             pytest.skip(f"{name} is from matplotlib {version}, and this is {matplotlib.__version__}")
         remedy = f"draw it again: upgd {_command(page)} --write-only -o docs/results"
         assert (folder / name).read_text(encoding="utf-8") == figure, remedy
+
+
+@pytest.mark.parametrize("file", sorted((RESULTS / "data").glob("*.csv.gz")), ids=lambda file: file.name.split(".")[0])
+def test_keys_leave_out_default_options(file):
+    """So that equal runs are found under one key."""
+    with gzip.open(file, "rt", newline="") as opened:
+        found = {(row["problem"], row["options"]) for row in csv.DictReader(opened)}
+    for problem, options in found:
+        usual = registry.defaults(problem)
+        assert [name for name, value in json.loads(options).items() if value == usual.get(name)] == []
 
 
 def _from_its_tables(notes, page, titles):

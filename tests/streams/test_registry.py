@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 import upgd.data
 import upgd.streams
@@ -32,6 +33,25 @@ def test_streams_describe_themselves() -> None:
     assert repr(upgd.streams.make("output-permuted-digits")) == (
         "<output-permuted-digits: 8×8 → 10, cross_entropy, 1,000 steps per task>"
     )
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in upgd.streams.names() if name.startswith(("toy", "bit")) or "digits" in name]
+)
+def test_defaults_are_those_of_the_stream(name) -> None:
+    usual, given = upgd.streams.make(name), upgd.streams.make(name, **registry.defaults(name))
+    assert usual.task_length == given.task_length
+    one, other = (stream.chunk([3], 5, 40) for stream in (usual, given))
+    assert torch.equal(one.inputs(), other.inputs())
+    assert torch.equal(one.targets, other.targets)
+
+
+def test_defaults_are_known_without_the_data(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("UPGD_DATA", str(tmp_path))
+    assert registry.defaults("input-permuted-mnist") == {"task_length": 5_000, "drift": 0}
+    assert registry.defaults("output-permuted-cifar10") == {"task_length": 2_500, "drift": 0}
+    assert registry.defaults("output-permuted-leaves") == {"task_length": None, "drift": 0}
+    assert registry.defaults("nonsense") == {}
 
 
 def test_any_data_set_in_the_cache_has_streams(monkeypatch, tmp_path) -> None:

@@ -22,7 +22,7 @@ class Key:
 
     Attributes:
         problem: the name of the stream.
-        options: the options of the stream that were given.
+        options: the options of the stream that differ from its defaults.
         network: the name of the network.
         method: the name of the method.
         settings: all settings of the method, including defaults.

@@ -52,11 +52,16 @@ class ImageStream:
     def __init__(self, data: Data, *, task_length: int | None = None) -> None:
         self.data = _dataset(data)
         if task_length is None:
-            task_length = _DIGITS_TASK_LENGTH if self.data.name == "digits" else self.default_task_length
+            task_length = self.usual_task_length(self.data.name)
         self.name = f"{self.family}-{self.data.name}"
         self.input_shape: tuple[int, ...] = self.data.images.shape[1:]
         self.outputs = self.data.classes
         self.task_length = checked_task_length(task_length)
+
+    @classmethod
+    def usual_task_length(cls, data: str) -> int:
+        """Return the default task length for a data set."""
+        return _DIGITS_TASK_LENGTH if data == "digits" else cls.default_task_length
 
     def chunk(self, seeds: Sequence[int] | Tensor, start: int, length: int, device: Device = "cpu") -> Chunk:
         """Return the samples of ``seeds`` at steps ``start … start + length − 1``."""

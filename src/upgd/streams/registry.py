@@ -11,11 +11,11 @@ from upgd.data import check_name
 from upgd.streams.bits import BitFlipping
 from upgd.streams.contract import Stream
 from upgd.streams.features import LabelPermutedFeatures
-from upgd.streams.images import InputPermuted, OutputPermuted, Stationary
+from upgd.streams.images import ImageStream, InputPermuted, OutputPermuted, Stationary
 from upgd.streams.labels import ClassPairs, RandomLabels
 from upgd.streams.toy import ToyChangingInputs, ToyChangingOutputs, UtilityQuality
 
-__all__ = ["factory", "make", "names", "register"]
+__all__ = ["defaults", "factory", "make", "names", "register"]
 
 Factory = Callable[..., Stream]
 AnyFactory = TypeVar("AnyFactory", bound=Factory)
@@ -23,9 +23,11 @@ AnyFactory = TypeVar("AnyFactory", bound=Factory)
 #: Data sets whose streams :func:`names` lists; the problem families accept any other data set as well.
 _DATA_SETS = ("digits", "mnist", "emnist", "cifar10")
 #: Problem families that exist for every data set.
-FAMILIES: dict[str, Factory] = {
+FAMILIES: dict[str, type[ImageStream]] = {
     family.family: family for family in (Stationary, InputPermuted, OutputPermuted, RandomLabels, ClassPairs)
 }
+#: The family and the data set of the problems that :func:`names` lists.
+_OF_DATA_SETS = {f"{family}-{data}": (family, data) for family in FAMILIES for data in _DATA_SETS}
 _FACTORIES: dict[str, Factory] = {
     "toy-changing-inputs": ToyChangingInputs,
     "toy-changing-outputs": ToyChangingOutputs,
@@ -34,7 +36,7 @@ _FACTORIES: dict[str, Factory] = {
     "utility-quality": UtilityQuality,
     "utility-quality-weights": UtilityQuality,
     "utility-quality-features": UtilityQuality,
-    **{f"{name}-{data}": partial(family, data) for name, family in FAMILIES.items() for data in _DATA_SETS},
+    **{name: partial(FAMILIES[family], data) for name, (family, data) in _OF_DATA_SETS.items()},
 }
 
 
@@ -82,16 +84,37 @@ def factory(name: str) -> Factory:
             f"a problem is a name such as 'output-permuted-digits', not {name!r}; register your own stream with "
             "@upgd.streams.register"
         )
+    found = _find(name)
+    if found is None:
+        near = get_close_matches(name, _FACTORIES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}"
+        raise ValueError(f"there is no problem {name!r}; {hint}")
+    if name not in _FACTORIES and isinstance(found, partial):
+        check_name(*found.args)
+    return found
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Return the default values of a stream's options, without loading its data set; none for an unknown stream."""
+    found = _find(name)
+    if found is None:
+        return {}
+    parameters = inspect.signature(found).parameters.values()
+    values = {one.name: one.default for one in parameters if one.default is not one.empty}
+    if name in _OF_DATA_SETS and "task_length" in values:  # whose default is None: it depends on the data set
+        family, data = _OF_DATA_SETS[name]
+        values["task_length"] = FAMILIES[family].usual_task_length(data)
+    return values
+
+
+def _find(name: str) -> Factory | None:
+    """Return what creates the stream of that name, whether or not its data set exists."""
     if found := _FACTORIES.get(name) or FAMILIES.get(name) or plugins.find(_FACTORIES, name):
         return found
     for family, create in FAMILIES.items():
         if name.startswith(f"{family}-"):
-            data = name.removeprefix(f"{family}-")
-            check_name(data)
-            return partial(create, data)
-    near = get_close_matches(name, _FACTORIES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}"
-    raise ValueError(f"there is no problem {name!r}; {hint}")
+            return partial(create, name.removeprefix(f"{family}-"))
+    return None
 
 
 def names() -> list[str]:

@@ -143,6 +143,22 @@ def test_only_what_is_new_is_computed(tmp_path, expected):
     assert numbers(ex.run(SMALL, store=path, backend="torch")) == expected
 
 
+@pytest.mark.parametrize(
+    ("problem", "options"),
+    [
+        ("toy-changing-outputs", {"amplitude": 1}),
+        ("toy-changing-outputs", {"amplitude": np.float32(1), "task_length": 200}),
+        ("output-permuted-digits", {"task_length": 1_000, "drift": 0}),
+    ],
+)
+def test_options_with_their_default_values_do_not_make_another_run(tmp_path, problem, options):
+    path, plain = tmp_path / "r.db", {"seeds": 1, "steps": 5, "network": "4", "backend": "torch"}
+    for given in ({}, options):
+        ex.run(problem, {"sgd": {"lr": 0.01}}, store=path, options=given, **plain)
+    with Store.read(path) as store:
+        assert [one.key.options for one in store.records()] == [{}]
+
+
 @pytest.mark.parametrize("change", [{"steps": 61}, {"network": "9"}, {"options": {"task_length": 26}}, {"seeds": [5]}])
 def test_a_changed_experiment_is_another(tmp_path, change):
     path = tmp_path / "r.db"

@@ -406,3 +406,9 @@ def test_a_named_pipe_is_refused_as_toml(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(ValueError, match=r"pipe.toml is not a regular file; give a TOML file"):
         load(tmp_path / "pipe.toml")
+
+
+def test_options_that_only_equal_their_default_are_kept():
+    """The stream rejects them, or they mean something else."""
+    for problem, options in (("output-permuted-digits", {"drift": False}), ("bit-flipping", {"bits": 21, "length": 3})):
+        assert Experiment(problem, {"sgd": {"lr": 0.1}}, options=options).options == options

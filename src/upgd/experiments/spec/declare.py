@@ -68,7 +68,7 @@ class Experiment:
             "seeds": _seeds(usual.seeds if seeds is None else seeds),
             "steps": _steps(usual.steps if steps is None else steps),
             "network": architecture.check(usual.network if network is None else network),
-            "options": dict(options or {}),
+            "options": _different(problem, options or {}),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -128,11 +128,23 @@ class Listed(Experiment):
             "seeds": tuple(dict.fromkeys(learner.seed for learner in listed)),
             "steps": steps,
             "network": network,
-            "options": dict(options),
+            "options": _different(problem, options),
             "_learners": listed,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+
+def _different(problem: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that differ from the defaults, so that equal runs have equal keys in a store."""
+    defaults = registry.defaults(problem)
+    return {name: value for name, value in options.items() if not (name in defaults and _same(value, defaults[name]))}
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Return whether an option has its default value. True and 1 are equal but not the same option."""
+    scalar = isinstance(value, str | int | float | np.generic)
+    return scalar and isinstance(value, bool) == isinstance(default, bool) and bool(value == default)
 
 
 def _values(
