@@ -9,7 +9,8 @@ compared. Both devices train the same learners (method, settings, seed) on the s
 
 `compute` needs MNIST (`upgd data fetch mnist`, or the folder UPGD_DATA), or `--data digits`, which is part of the package.
 It writes the online accuracy and loss of every seed and window. Variants that are already in the file are skipped, so an
-interrupted command continues where it stopped. On a CPU, numba makes most variants about ten times faster.
+interrupted command continues where it stopped. On a CPU, numba makes most variants about ten times faster; methods that reset
+units have no CPU kernels and take fewer steps.
 
 `compare` prints the difference of the means for every variant, and exits with status 1 if a variant differs.
 """
@@ -108,11 +109,12 @@ CONVOLUTIONAL: dict[str, Settings] = {
 }
 #: Methods without CPU kernels, on input-permuted digits with the network 64-100-50-10.
 SMALL: dict[str, Settings] = {f"64-100-50-10: {name}": settings for name, settings in _RESETS.items()}
-#: The same with the large network. Fewer seeds and steps, because the torch backend takes about 100 learner-steps/s there.
+#: The same on the problem of ``DENSE``.
 SHORT: dict[str, Settings] = {f"Short: {name}": settings for name, settings in _RESETS.items()}
-SHORT_SEEDS, SHORT_STEPS = 5, 3_000
 
 KINDS = (DENSE, CONVOLUTIONAL, SMALL, SHORT)
+#: The most steps and seeds of the variants of some kinds: the torch backend takes 1,000 and 100 learner-steps/s on a CPU.
+LIMITS = {2: (10_000, 10), 3: (3_000, 5)}
 VARIANTS = {name: settings for kind in KINDS for name, settings in kind.items()}
 
 # ------------------------------------------------------------------------------------------------------------- compute
@@ -155,7 +157,8 @@ def kind_of(name: str) -> int:
 
 def runs_of(name: str, steps: int, seeds: int) -> tuple[int, int]:
     """Return the number of steps and seeds of a variant."""
-    return (min(steps, SHORT_STEPS), min(seeds, SHORT_SEEDS)) if name in SHORT else (steps, seeds)
+    most_steps, most_seeds = LIMITS.get(kind_of(name), (steps, seeds))
+    return min(steps, most_steps), min(seeds, most_seeds)
 
 
 def compute(

@@ -219,7 +219,12 @@ def test_every_method_has_long_runs() -> None:
     assert built_in - compared == {"sgd", "adam", "ups", "ups-even"}
 
 
-def test_short_runs() -> None:
-    short = next(iter(long_runs.SHORT))
-    assert long_runs.runs_of(short, 50_000, 10) == (3_000, 5)
-    assert long_runs.runs_of("UPGD", 50_000, 10) == (50_000, 10)
+def test_variants_without_cpu_kernels_have_shorter_runs() -> None:
+    runs = {name: long_runs.runs_of(name, 50_000, 12) for name in VARIANTS}
+    assert [runs[next(iter(kind))] for kind in long_runs.KINDS] == [
+        (50_000, 12),
+        (50_000, 12),
+        (10_000, 10),
+        (3_000, 5),
+    ]
+    assert long_runs.runs_of("Short: ReDo", 100, 2) == (100, 2)
