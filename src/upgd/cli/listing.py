@@ -3,6 +3,7 @@
 import inspect
 import json
 import textwrap
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from upgd.cli.options import Json, load_torch, option_name
@@ -34,11 +35,9 @@ def methods(name: str | None = None, /, *, as_json: Json = False) -> None:
     from upgd.methods import METHODS
 
     if as_json:
-        facts = [describe.method(one) for one in METHODS] if name is None else describe.method(name)
-        print(json.dumps(facts, indent=2))
+        _print_facts(describe.method, METHODS, name)
     elif name is None:
-        for one in METHODS:
-            print(_entry(one, describe.plain(describe.first_paragraph(METHODS[one]))))
+        _print_list((one, describe.first_paragraph(cls)) for one, cls in METHODS.items())
         print("\n`upgd methods NAME` shows the settings of a method.")
     else:
         print(_method_text(name))
@@ -65,21 +64,28 @@ def problems(name: str | None = None, /, *, as_json: Json = False) -> None:
     from upgd.streams import names
 
     if as_json:
-        facts = [describe.problem(one) for one in names()] if name is None else describe.problem(name)
-        print(json.dumps(facts, indent=2))
+        _print_facts(describe.problem, names(), name)
     elif name is None:
-        alike: dict[str, list[str]] = {}
-        for one in names():
-            alike.setdefault(describe.about_problem(one), []).append(one)
-        for about, those in alike.items():
-            print(_entry(", ".join(those), describe.plain(about)))
+        _print_list((one, describe.about_problem(one)) for one in names())
         print("\n`upgd problems NAME` shows the options of a problem.")
     else:
         print(_problem_text(name))
 
 
-def _entry(names: str, about: str) -> str:
-    return f"{_wrapped(names)}\n{_wrapped(about, 4)}"
+def _print_facts(of: Callable[[str], dict[str, Any]], names: Iterable[str], name: str | None) -> None:
+    """Print the facts about all names, or about one, as JSON."""
+    print(json.dumps([of(one) for one in names] if name is None else of(name), indent=2))
+
+
+def _print_list(described: Iterable[tuple[str, str]]) -> None:
+    """Print names with their descriptions; names with the same description share an entry."""
+    from upgd.experiments.spec.describe import plain
+
+    alike: dict[str, list[str]] = {}
+    for name, about in described:
+        alike.setdefault(about, []).append(name)
+    for about, names in alike.items():
+        print(f"{_wrapped(', '.join(names))}\n{_wrapped(plain(about), 4)}")
 
 
 def _method_text(name: str) -> str:

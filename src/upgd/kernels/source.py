@@ -1,14 +1,19 @@
 """Print a rule as assignments in a kernel language: numba's for the CPU, Triton's for a GPU."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from upgd.methods.reset_tracing import ResetRule
 from upgd.methods.tracing import Node, Rule
 
 __all__ = ["INPUTS", "NUMBA", "TRITON", "Dialect", "indented", "lines", "reached", "simplified"]
 
-#: Kinds of nodes that are not operations.
-INPUTS = ("w", "g", "curvature", "noise", "bound", "state", "reduced", "scalar", "constant")
+#: Kinds of nodes that are not operations: of a rule, and of hidden units and their resets.
+INPUTS = (
+    *("w", "g", "curvature", "noise", "bound", "state", "reduced", "scalar", "constant"),
+    *("gate_gradient", "gate_curvature", "unit_state", "unit_observed", "unit_reduced"),
+    *("activation", "draw", "outgoing", "outgoing_sum", "joined"),
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def lines(rule: Rule, wanted: list[int], read: Callable[[Node], str], dialect: D
     ]
 
 
-def reached(rule: Rule, wanted: list[int]) -> set[int]:
+def reached(rule: Rule | ResetRule, wanted: Iterable[int]) -> set[int]:
     """Return the indices of the wanted values and of everything that they are computed from."""
     needed: set[int] = set()
     waiting = list(wanted)
@@ -98,7 +103,7 @@ def reached(rule: Rule, wanted: list[int]) -> set[int]:
     return needed
 
 
-def _arguments(rule: Rule, place: int) -> list[int]:
+def _arguments(rule: Rule | ResetRule, place: int) -> list[int]:
     node = rule.nodes[place]
     return [] if node[0] in INPUTS else list(node[1:])
 

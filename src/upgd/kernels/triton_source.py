@@ -24,6 +24,7 @@ from upgd.kernels.source import indented
 from upgd.kernels.steps import scalars_of
 from upgd.kernels.triton_shared import Narrow, Slots
 from upgd.kernels.triton_text import (
+    AMP,
     BLOCKS,
     CODING,
     ENTRIES,
@@ -75,6 +76,8 @@ def source(rule: Rule, noise: int, slots: Slots = (), coded: bool = False) -> st
             scalars=indented(shared.scalars(rule, scalars_of(rule), f"k + t * {width.scalars}"), 8),
             keys=indented(shared.keys(narrow, width), 8),
             early=indented(shared.early(narrow, width), 4),
+            amp=indented(list(AMP), 8),
+            amp_of_update=indented(list(AMP), 4),
             pointers=indented(pointers, 12),
             pointers_of_update=indented(pointers, 8),
             shared_early=indented(early, 12),

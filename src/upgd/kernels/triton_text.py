@@ -1,6 +1,6 @@
 """The text of the Triton kernels for the step of an optimizer; ``triton_source.py`` fills in what depends on the rule."""
 
-__all__ = ["CODED", "CODING", "HEAD", "KERNELS", "NOTHING", "ROWS", "WRITE", "WRITTEN_AT_ONCE"]
+__all__ = ["AMP", "CODED", "CODING", "HEAD", "KERNELS", "NOTHING", "ROWS", "WRITE", "WRITTEN_AT_ONCE"]
 
 #: Rows of the table, which has a column per tensor; the addresses of the states follow, and then those of their scales, if
 #: the states have 8 bits.
@@ -144,6 +144,15 @@ def write(out, offset, count, {arguments}):
 {writes}
 '''
 
+#: The factor of gradients, and whether there is a step, as :class:`torch.amp.GradScaler` decides.
+AMP = (
+    "factor = sign",
+    "proceed = True",
+    "if AMP:",
+    "    factor = sign / tl.load(grad_scale)",
+    "    proceed = tl.load(found_inf) == 0",
+)
+
 KERNELS = '''
 
 @triton.jit
@@ -189,11 +198,7 @@ def observe(
     else:
         b = tl.program_id(0) - preparing + first
         t = tl.load(tensor_of + b)
-        factor = sign
-        proceed = True
-        if AMP:
-            factor = sign / tl.load(grad_scale)
-            proceed = tl.load(found_inf) == 0
+{amp}
         if proceed:
 {pointers}
 {shared_early}
@@ -231,11 +236,7 @@ def update(
     b = tl.num_programs(0) - 1 - tl.program_id(0)  # backwards, because the end may still be in the cache
     t = tl.load(tensor_of + b)
 {flip}
-    factor = sign
-    proceed = True
-    if AMP:
-        factor = sign / tl.load(grad_scale)
-        proceed = tl.load(found_inf) == 0
+{amp_of_update}
     if proceed:
 {pointers_of_update}
 {shared}

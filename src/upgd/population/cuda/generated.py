@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
+from upgd.kernels.source import INPUTS, reached
 from upgd.methods import Method
 from upgd.methods._scalars import Scalar
 from upgd.methods.reset_tracing import ResetRule, traced_reset
@@ -182,7 +183,7 @@ def program(method: Method) -> Program:
         reset = replace(reset, nodes=_shortened(reset.nodes))
         text += _resets(method, reset)
     places = [*_known(rule.stored_state), *rule.observed, rule.new_weight, *_known(rule.new_state)]
-    operations = sum(_COSTS.get(rule.nodes[place][0], 1) for place in _needed(rule, places) if _is_done(rule, place))
+    operations = sum(_COSTS.get(rule.nodes[place][0], 1) for place in reached(rule, places) if _is_done(rule, place))
     return Program(
         text,
         rule.state,
@@ -267,7 +268,8 @@ def _alike(rule: Rule) -> str:
 def _same(rule: Rule, kinds: set[str], *inputs: Node) -> set[int]:
     """Return the update's inputs of some kinds, some other inputs, and the operations on them alone."""
     same: set[int] = set()
-    for place in _needed(rule, [rule.new_weight, *_known(rule.new_state)]):  # the arguments of an operation precede it
+    # The arguments of an operation precede it.
+    for place in sorted(reached(rule, [rule.new_weight, *_known(rule.new_state)])):
         kind, *arguments = rule.nodes[place]
         if kind in kinds or rule.nodes[place] in inputs or (_is_done(rule, place) and same.issuperset(arguments)):
             same.add(place)
@@ -276,7 +278,7 @@ def _same(rule: Rule, kinds: set[str], *inputs: Node) -> set[int]:
 
 def _in_parts(rule: Rule, name: str, same: set[int]) -> str:
     """Return the update in two parts, the first of which does the operations that are the same for several entries."""
-    needed = _needed(rule, [rule.new_weight, *_known(rule.new_state)])
+    needed = sorted(reached(rule, [rule.new_weight, *_known(rule.new_state)]))
     kept: list[tuple[int, str]] = []  # results of the first part for the second: operations, and how they are passed
 
     def passed(place: int, form: str) -> str:
@@ -329,24 +331,15 @@ def _changes(places: Sequence[int | None]) -> list[str]:
 
 def _body(rule: Rule | ResetRule, wanted: list[int], ends: Sequence[str] = (), of_unit: bool = False) -> str:
     """Return the operations that the wanted ones depend on, as lines, and the lines that use them."""
-    lines = [f"const auto v{place} = {_expression(rule.nodes[place], of_unit)};" for place in _needed(rule, wanted)]
+    lines = [
+        f"const auto v{place} = {_expression(rule.nodes[place], of_unit)};" for place in sorted(reached(rule, wanted))
+    ]
     return "\n".join(f"  {line}" for line in (*lines, *ends))
-
-
-def _needed(rule: Rule | ResetRule, wanted: Iterable[int]) -> list[int]:
-    needed: set[int] = set()
-    waiting = list(wanted)
-    while waiting:
-        place = waiting.pop()
-        if place not in needed:
-            needed.add(place)
-            waiting += rule.nodes[place][1:] if _is_done(rule, place) else ()
-    return sorted(needed)
 
 
 def _is_done(rule: Rule | ResetRule, place: int) -> bool:
     """Return whether this is an operation rather than an input."""
-    return rule.nodes[place][0] in _FORMS
+    return rule.nodes[place][0] not in INPUTS
 
 
 def _expression(node: tuple[Any, ...], of_unit: bool) -> str:
