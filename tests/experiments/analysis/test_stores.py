@@ -283,3 +283,13 @@ def test_a_custom_method_is_compared_with_built_in_ones():
 
 def test_a_look_at_a_record_that_was_made_elsewhere():
     assert Results([made()]).columns(looks=True) == {}
+
+
+def test_default_options_are_left_out_as_in_runs():
+    plain = {"seeds": 1, "steps": 4, "network": "4", "backend": "torch"}
+    upgd.experiments.run("toy-changing-inputs", {"sgd": {"lr": 0.01}}, store="mine.db", **plain)
+    own = {"problem": "toy-changing-inputs", "method": "mine", "seed": 0, "network": "4", "loss": [1.0] * 4}
+    for options in ({"amplitude": 1.0}, {"task_length": 100}):
+        upgd.record("mine.db", **own, options=options)
+    found = [sorted(entry.method for entry in one.entries) for one in upgd.open("mine.db").comparisons()]
+    assert sorted(found) == [["mine"], ["mine", "sgd"]]

@@ -117,54 +117,68 @@ def record(
         >>> upgd.record(":memory:", problem="mine", method="sgd", seed=0, loss=[0.5, 0.25], settings={"lr": 0.1})
         True
     """
-
-    losses = _values("loss", loss)
-    if not np.isfinite(losses).any():
-        raise ValueError("loss has no finite value, not even at the first step; check the recorded values")
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise ValueError(f"seed must be an integer from 0 to 2⁶³ − 1, not {seed!r}")
-    steps = len(losses) if steps is None else steps
-    if window is None:
-        window = max(1, -(-steps // _MOST_WINDOWS)) if len(losses) == steps else -(-steps // len(losses))
-    if not (_is_whole(steps) and _is_whole(window)):
-        raise ValueError(f"steps and window must be integers of at least 1, not {steps!r} and {window!r}")
-    settings = {name: _plain(f"settings[{name!r}]", value) for name, value in (settings or {}).items()}
-    options = {name: _plain(f"options[{name!r}]", value) for name, value in (options or {}).items()}
-    curve = _windowed("loss", losses, steps, window)
-    broken = np.flatnonzero(~np.isfinite(losses))
-    diverged_at = None
-    if len(broken):
-        diverged_at = int(broken[0]) * (1 if len(losses) == steps else window)
-        curve[diverged_at // window :] = np.nan
-    accuracies = None
-    if accuracy is not None:
-        accuracies = _windowed("accuracy", _values("accuracy", accuracy), steps, window)
-        if diverged_at is not None:
-            accuracies[diverged_at // window :] = np.nan
+    losses = _values("loss", loss)
+    steps, window = _lengths(len(losses), steps, window)
+    curves = {"loss": losses} if accuracy is None else {"loss": losses, "accuracy": _values("accuracy", accuracy)}
     key = Key(
         problem=problem,
-        options=options,
+        options=_options(problem, options or {}),
         network=network,
         method=method,
-        settings=settings,
+        settings={name: _plain(f"settings[{name!r}]", value) for name, value in (settings or {}).items()},
         seed=int(seed),
-        steps=int(steps),
+        steps=steps,
         engine=ENGINE,  # so that it is compared with results of this version
     )
     one = Record(
         key,
-        window=int(window),
-        loss=curve,
-        accuracy=accuracies,
-        diverged_at=diverged_at,
+        window=window,
+        **_until_divergence(curves, steps, window),
         device=device,
         backend=OWN_LOOP,
         seconds=seconds,
         diagnostics=_looks(looks),
     )
     with Store.write(os.fspath(store)) as opened:
-        _check_alike(one, opened.records(problem=problem, network=network, steps=int(steps)))
+        _check_alike(one, opened.records(problem=problem, network=network, steps=steps))
         return opened.add([one]) == 1
+
+
+def _lengths(values: int, steps: int | None, window: int | None) -> tuple[int, int]:
+    """Return the number of steps of a run with this number of values, and of each window."""
+    steps = values if steps is None else steps
+    if window is None:
+        window = max(1, -(-steps // _MOST_WINDOWS)) if values == steps else -(-steps // values)
+    if not (_is_whole(steps) and _is_whole(window)):
+        raise ValueError(f"steps and window must be integers of at least 1, not {steps!r} and {window!r}")
+    return int(steps), int(window)
+
+
+def _options(problem: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as in the key of a result of ``upgd run``."""
+    plain = {name: _plain(f"options[{name!r}]", value) for name, value in options.items()}
+    if not plain:
+        return plain  # without importing torch
+    from upgd.experiments.spec.declare import different
+
+    return different(problem, plain)
+
+
+def _until_divergence(curves: Mapping[str, NDArray[np.float64]], steps: int, window: int) -> dict[str, Any]:
+    """Return means over windows, NaN from the first loss that is not finite, and the step of that loss."""
+    losses = curves["loss"]
+    broken = np.flatnonzero(~np.isfinite(losses))
+    if len(broken) == len(losses):
+        raise ValueError("loss has no finite value, not even at the first step; check the recorded values")
+    found: dict[str, Any] = {name: _windowed(name, values, steps, window) for name, values in curves.items()}
+    if len(broken):
+        diverged_at = int(broken[0]) * (1 if len(losses) == steps else window)
+        for means in found.values():
+            means[diverged_at // window :] = np.nan
+        found["diverged_at"] = diverged_at
+    return found
 
 
 def _values(name: str, values: ArrayLike) -> NDArray[np.float64]:

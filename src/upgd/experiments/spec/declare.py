@@ -15,7 +15,7 @@ from upgd.methods import METHODS
 from upgd.population import Learner
 from upgd.streams import Stream, make, registry
 
-__all__ = ["Experiment", "Listed", "listed", "placeholders", "which_it_has"]
+__all__ = ["Experiment", "Listed", "different", "listed", "placeholders", "which_it_has"]
 
 Values = tuple[Any, ...]
 Grid = Mapping[str, Any]
@@ -68,7 +68,7 @@ class Experiment:
             "seeds": _seeds(usual.seeds if seeds is None else seeds),
             "steps": _steps(usual.steps if steps is None else steps),
             "network": architecture.check(usual.network if network is None else network),
-            "options": _different(problem, options or {}),
+            "options": different(problem, options or {}),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -128,15 +128,20 @@ class Listed(Experiment):
             "seeds": tuple(dict.fromkeys(learner.seed for learner in listed)),
             "steps": steps,
             "network": network,
-            "options": _different(problem, options),
+            "options": different(problem, options),
             "_learners": listed,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
 
-def _different(problem: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that differ from the defaults, so that equal runs have equal keys in a store."""
+def different(problem: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a problem that differ from its defaults, so that equal runs have equal keys in a store.
+
+    Example:
+        >>> different("toy-changing-inputs", {"amplitude": 1, "task_length": 500})
+        {'task_length': 500}
+    """
     defaults = registry.defaults(problem)
     return {name: value for name, value in options.items() if not (name in defaults and _same(value, defaults[name]))}
 
