@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -127,7 +127,6 @@ def reproduce(
         return _list()
     load_torch()
 
-    from upgd.data import DataError
     from upgd.experiments.analysis import figures
     from upgd.experiments.paper.catalogue import STUDIES, UTILITY_QUALITY
     from upgd.experiments.paper.plans import plan, study_named
@@ -162,40 +161,59 @@ def reproduce(
         for study in studies
         if study.name != UTILITY_QUALITY
     }
+    folders, began = [*resume_from, output / "data"], time.monotonic()
     if as_json:
-        every = [left.facts(own, execution, [*resume_from, output / "data"]) for own in plans.values()]
-        print(json.dumps(every, indent=2))
+        print(json.dumps([left.facts(own, execution, folders) for own in plans.values()], indent=2))
         return 0
-    failed, began = 0, time.monotonic()
+
+    def carry_out(study: "Study") -> bool:
+        if study.name == UTILITY_QUALITY:
+            _utility_quality(scale, output, dry_run or write_only)
+            return True
+        if dry_run:
+            _say_what_is_left(plans[study.name], execution, folders)
+            return True
+        own = [f"{name}={one}" if name else one for name, one in lengths[study.name].items()]
+        command = _command(study.name, scale=scale, **of_sweeps | {"sweep_steps": own})
+        limited = execution
+        if execution.stop_after is not None:
+            limited = replace(execution, stop_after=max(0.0, began + execution.stop_after - time.monotonic()))
+        return _carry_out(plans[study.name], limited, output, command, write_only, resume_from)
+
+    status = _each(studies, scale, carry_out, store_path(execution.store))
+    return 0 if dry_run and status == 1 else status
+
+
+def _each(studies: Sequence["Study"], scale: str, carry_out: Callable[["Study"], bool], store: Path) -> int:
+    """Carry out one study after the other, and return the exit status; studies that cannot be carried out are skipped.
+
+    Args:
+        studies: the studies.
+        scale: their scale.
+        carry_out: carries out a study, and returns whether it was finished within the time limit.
+        store: the store of the results.
+    """
+    from upgd.data import DataError
+
+    failed = False
     for study in studies:
         print(f"\n{study.title} ({study.name}, {scale})" if len(studies) > 1 else f"{study.title} ({scale})")
         try:
-            if study.name == UTILITY_QUALITY:
-                _utility_quality(scale, output, dry_run or write_only)
-            elif dry_run:
-                _say_what_is_left(plans[study.name], execution, [*resume_from, output / "data"])
-            else:
-                own = [f"{name}={one}" if name else one for name, one in lengths[study.name].items()]
-                command = _command(study.name, scale=scale, **of_sweeps | {"sweep_steps": own})
-                limited = execution
-                if execution.stop_after is not None:
-                    limited = replace(execution, stop_after=max(0.0, began + execution.stop_after - time.monotonic()))
-                if not _carry_out(plans[study.name], limited, output, command, write_only, resume_from):
-                    print("  stopped at the time limit; repeat the command to continue")
-                    break
+            if not carry_out(study):
+                print("  stopped at the time limit; repeat the command to continue")
+                break
         except (DataError, _Nothing) as error:
             if len(studies) == 1:
                 raise
-            failed += 1
+            failed = True
             print(f"  left out: {error}", file=sys.stderr)
         except KeyboardInterrupt:
             print(
-                f"upgd: stopped; finished runs are in {store_path(execution.store)}, and unfinished ones are saved; repeat "
-                "the command to continue",
+                f"upgd: stopped; finished runs are in {store}, and unfinished ones are saved; repeat the command to continue",
                 file=sys.stderr,
             )
             return 130
-    return 1 if failed and not dry_run else 0
+    return 1 if failed else 0
 
 
 class _Nothing(ValueError):

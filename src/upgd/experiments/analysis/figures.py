@@ -15,6 +15,7 @@ from upgd.experiments.analysis.bands import interval, of_seeds
 from upgd.experiments.analysis.compare import Comparison, Entry
 from upgd.experiments.analysis.metrics import METRICS, Metric
 from upgd.experiments.analysis.variants import best_of_variants, dashes, variant
+from upgd.experiments.analysis.wording import settings_text
 from upgd.methods import colours as of_methods
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ _HOUSE: dict[str, Any] = {
 _POINTS = 80
 #: Minimum distance between two labels, as a fraction of the panel's height.
 _LABEL_DISTANCE = 0.062
-#: Distance from the end of a curve to its name.
+#: The line from the end of a curve to its name.
 _LEADER: dict[str, Any] = {
     "arrowstyle": "-",
     "linewidth": 0.8,
@@ -130,11 +131,7 @@ def curves(
         _, ax = plt.subplots(figsize=style["figure.figsize"], layout="constrained")
     fresh = False
     if entries is None:
-        chosen = best_of_variants(comparison).values()
-        entries = [one.shown for one in chosen]
-        fresh = all(one.fresh_seeds or not one.search_seeds for one in chosen) and any(
-            one.fresh_seeds for one in chosen
-        )
+        entries, fresh = _best_entries(comparison)
     styles = looks or _looks(entries)
     drawn = [(look, *of_seeds(entry, comparison.metric, points)) for look, entry in zip(styles, entries, strict=True)]
     drawn = [(look, steps, values) for look, steps, values in drawn if len(values)]
@@ -156,12 +153,25 @@ def curves(
         pad=22,
     )
     seeds = max((len(values) for *_, values in drawn), default=0)
-    shown = ", " if seeds == 1 else ", mean of " if seeds < _LEAST_FOR_A_BAND else f", {_BAND_WORDS[band]} of "
-    subtitle = f"{comparison.noun}{shown}{seeds} {'fresh ' * fresh}seed{'s' * (seeds != 1)}"
-    if any(record.diverged_at is not None for entry in entries for record in entry.records.values()):
-        subtitle += ", without those that diverged"
+    subtitle = _subtitle(comparison, entries, seeds, band, fresh=fresh)
     ax.text(0, 1.02, subtitle, transform=ax.transAxes, fontsize=_size(9.5), color=style["text.color"])
     return ax
+
+
+def _best_entries(comparison: Comparison) -> tuple[list[Entry], bool]:
+    """Return every method and variant at its best setting, and whether all of them are shown on fresh seeds."""
+    chosen = best_of_variants(comparison).values()
+    fresh = all(one.fresh_seeds or not one.search_seeds for one in chosen) and any(one.fresh_seeds for one in chosen)
+    return [one.shown for one in chosen], fresh
+
+
+def _subtitle(comparison: Comparison, entries: Sequence[Entry], seeds: int, band: Band, *, fresh: bool) -> str:
+    """Describe what the curves show: the metric, the band, and the seeds."""
+    shown = ", " if seeds == 1 else ", mean of " if seeds < _LEAST_FOR_A_BAND else f", {_BAND_WORDS[band]} of "
+    text = f"{comparison.noun}{shown}{seeds} {'fresh ' * fresh}seed{'s' * (seeds != 1)}"
+    if any(record.diverged_at is not None for entry in entries for record in entry.records.values()):
+        text += ", without those that diverged"
+    return text
 
 
 def panels(
@@ -429,14 +439,8 @@ def _name(entry: Entry, others: Sequence[Entry]) -> str:
     own = variant(entry)
     same = [other for other in others if variant(other) == own]
     differing = [key for key in entry.settings if any(_differs(entry, other, key) for other in same)]
-    return own.label + (f" ({_differing_text(entry.settings, differing)})" if differing else "")
+    return own.label + (f" ({settings_text({key: entry.settings[key] for key in differing})})" if differing else "")
 
 
 def _differs(entry: Entry, other: Entry, name: str) -> bool:
     return bool(entry.settings[name] != other.settings.get(name))
-
-
-def _differing_text(settings: Mapping[str, Any], names: Sequence[str]) -> str:
-    from upgd.experiments.analysis.wording import settings_text
-
-    return settings_text({name: settings[name] for name in names})

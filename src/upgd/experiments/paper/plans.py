@@ -232,18 +232,10 @@ def plan(
     }
     numbers = {what: _number(what, number) for what, number in given.items() if number is not None}
     size = SCALES[scale]
-    known = {panel.key: panel for panel in study.panels}
-    for key in panels:
-        if key not in known:
-            raise ValueError(f"{name} has no panel {key!r}; choose among {', '.join(known)}")
-    shown = {arm.method: None for key in panels or known for arm in known[key].arms}
-    for method in methods:
-        if method not in shown:
-            raise ValueError(f"{name} has no method {method!r}; choose among {', '.join(shown)}")
     return Plan(
         study=study,
         scale=size,
-        panels=tuple(known[key] for key in panels or known),
+        panels=_panels(study, panels, methods),
         grid=grid or size.grid,
         only={hyperparameter: tuple(values) for hyperparameter, values in (only or {}).items()},
         sweep_seeds=numbers.get("sweep_seeds", size.sweep_seeds),
@@ -255,6 +247,20 @@ def plan(
         shortlist_seeds=numbers.get("shortlist_seeds", size.shortlist_seeds),
         methods=tuple(methods),
     )
+
+
+def _panels(study: Study, keys: Sequence[str], methods: Sequence[str]) -> tuple[Panel, ...]:
+    """Return some panels of a study, or all, after checking that they have these methods."""
+    known = {panel.key: panel for panel in study.panels}
+    for key in keys:
+        if key not in known:
+            raise ValueError(f"{study.name} has no panel {key!r}; choose among {', '.join(known)}")
+    chosen = tuple(known[key] for key in keys or known)
+    shown = dict.fromkeys(arm.method for panel in chosen for arm in panel.arms)
+    for method in methods:
+        if method not in shown:
+            raise ValueError(f"{study.name} has no method {method!r}; choose among {', '.join(shown)}")
+    return chosen
 
 
 def _search_lengths(study: Study, sweep_steps: int | Mapping[str, int] | None) -> dict[str, int]:
