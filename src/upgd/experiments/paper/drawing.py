@@ -8,6 +8,7 @@ import numpy as np
 from upgd.experiments.analysis import figures
 from upgd.experiments.analysis.bands import band, of_seeds
 from upgd.experiments.analysis.compare import Comparison
+from upgd.experiments.analysis.metrics import METRICS
 from upgd.experiments.paper.catalogue import Arm
 from upgd.experiments.paper.reproduce import Finding, Reproduction
 from upgd.experiments.paper.statistics import survival, survivors
@@ -83,14 +84,16 @@ def _look(arm: Arm) -> figures.Look:
 def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str, tuple[float, float] | None]:
     """Return the limits of the vertical axis, the same for all panels of a problem."""
     ranges: dict[str, list[float]] = {}
+    tops: dict[str, float] = {}
     for comparison, own in panels:
         heights = ranges.setdefault(comparison.problem, [])
+        tops[comparison.problem] = METRICS[comparison.metric].bounds[1]
         for entry in (finding.entry for finding in own if finding.entry):
             _, values = of_seeds(entry, comparison.metric, 80)
             if len(values):
                 mean, _ = band(values)
                 heights += [float(mean.min()), float(mean.max())]
     return {
-        problem: (min(heights) * 0.9, max(heights) * 1.06 + 1e-9) if heights else None
+        problem: (min(heights) * 0.9, min(max(heights) * 1.06 + 1e-9, tops[problem])) if heights else None
         for problem, heights in ranges.items()
     }
