@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import upgd
@@ -174,6 +176,28 @@ def test_the_maximum_is_found_in_any_page(modified: bool) -> None:
             optimizer.step()
         trained.append(params)
     checks.assert_close(*trained, ulps=20, dtype=torch.float32)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 70_000), min_size=1, max_size=3),
+    seed=st.integers(0, 2**32),
+    beta=st.sampled_from([0.3, 0.9, 0.999]),
+)
+def test_pages_that_are_not_read_change_nothing(sizes: list[int], seed: int, beta: float) -> None:
+    trained = []
+    for every_page in (False, True):
+        generator = torch.Generator().manual_seed(seed)
+        params = [nn.Parameter(torch.randn(size, generator=generator)) for size in sizes]
+        optimizer = upgd.UPGD(params, 0.1, sigma=0.0, beta_utility=beta, fused=True)
+        for _ in range(6):
+            for param in params:
+                param.grad = torch.randn(param.shape, generator=generator)
+                if every_page and param in optimizer.state:
+                    optimizer.state[param]["utility"].mul_(1)  # modified elsewhere, so its largest entries are unknown
+            optimizer.step()
+        trained.append([tensor for param in params for tensor in (param, optimizer.state[param]["utility"])])
+    assert all(map(torch.equal, *trained))
 
 
 def test_a_modified_step_count_is_used(engine: str) -> None:

@@ -11,6 +11,7 @@ a value that was found before, then the page is not read; see :func:`_bounding_s
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -52,26 +53,13 @@ import numpy as np
 
 from upgd.kernels.functions import exp, flushed, sign, tanh
 from upgd.kernels.machine import (
-    apart, compiled, compiled_sum, entry_point, floats_at, fused, integers_at, larger, result_of, skip, smaller, taken,
+    add, compiled, compiled_sum, entry_point, floats_at, fused, integers_at, larger, result_of, skip, smaller, taken,
     vectorised,
 )
 from upgd.kernels.normals import fill_normals, parameter_keys
 
-_f = np.float32
+_f, _u = np.float32, np.uint32
 SOURCES = {sources}
-
-
-@compiled_sum
-def observe_all(w, g, c, {states}count, k, out):
-    """Compute the values to reduce."""
-    apart()
-    vectorised()
-{scalars}
-{begin}
-    for page in range(0, count, {page}):
-        for j in range(page, min(page + {page}, count)):
-{observed}
-{end}
 
 
 {observe_block}
@@ -79,20 +67,13 @@ def observe_all(w, g, c, {states}count, k, out):
 
 @compiled
 def update_piece(w, g, c, {states}z, r, count, k):
-    """Compute the new parameters and state."""
+    """Compute the new parameters and state; return the largest entry of the state that bounds the maximum."""
     vectorised()
 {scalars}
 {reduced}
-    for j in range(count):
-{updated}
-
-
-@compiled_sum
-def largest(s, count):
-    vectorised()
     found = _f(-np.inf)
     for j in range(count):
-        found = larger(found, s[j])  # no entry is NaN, because they have just been flushed
+{updated}
     return found
 
 
@@ -107,7 +88,7 @@ def take_away(z, previous, count):
 def observe(job):
     table, blocks, k, out = integers_at(job[3]), integers_at(job[5]), floats_at(job[6]), floats_at(job[8])
     arrival, threads, counters, highest = taken(job), job[1], integers_at(job[13]), floats_at(job[15])
-    buffer, own = skip(floats_at(job[12]), arrival * {buffer}), result_of(job[14]) if job[14] else arrival
+    own = result_of(job[14]) if job[14] else arrival
     tensor, best = -1, _f(0)
     for turn in range(threads):
         share = (own + turn) % threads
@@ -121,7 +102,7 @@ def observe(job):
                     tensor, best = t, _f(-np.inf)
                 best = observe_block(
                     {tensors_from_start}
-                    count, skip(k, t * job[7]), skip(out, b * job[9]), skip(highest, b * {pages}), buffer, best,
+                    count, skip(k, t * job[7]), skip(out, b * job[9]), skip(highest, b * {pages}), best,
                 )
             first = begin + taken(skip(counters, {apart} * share)) * job[10]
 
@@ -149,35 +130,42 @@ def update(job):
                     if {noise} > 1 and row[4] > 1:
                         fill_normals(previous, start // 2, (count + odd + 1) // 2, before)
                         take_away(z, previous, count + odd)
-                    update_piece(
+                    found = update_piece(
                         {tensors_from_start}
                         skip(z, odd), skip(reduced, b * job[9]), count, skip(k, t * job[7]),
                     )
-{record}
+                    if {is_bounded}:
+                        highest[b * {pages} + (start - first) // {page}] = found
             last = end - taken(skip(counters, {apart} * share)) * job[10]
 '''
 
+_OBSERVE = '''@{compiled}
+def {name}(w, g, c, {states}count, k, out):
+    """Compute the values to reduce."""
+    vectorised()
+{scalars}
+{begin}
+    for page in range(0, count, {page}):
+        for j in range(page, min(page + {page}, count)):
+{observed}
+{end}
+
+
+'''
+
 _OBSERVE_BLOCK = '''@compiled
-def observe_block(w, g, c, {states}count, k, out, highest, buffer, best):
+def observe_block(w, g, c, {states}count, k, out, highest, best):
     """Observe a block; ``best`` is the largest value of earlier blocks of the same tensor in this thread."""
     observe_all(w, g, c, {states}count, k, out)
     return best'''
 
 _OBSERVE_BOUNDED_BLOCK = '''@compiled
-def fill(buffer, value, count):
-    vectorised()
-    for j in range(count):
-        buffer[j] = value
-
-
-@compiled
-def observe_block(w, g, c, {states}count, k, out, highest, buffer, best):
+def observe_block(w, g, c, {states}count, k, out, highest, best):
     """Observe a block; ``best`` is the largest value of earlier blocks of the same tensor in this thread."""
     found, wrong = _f(-np.inf), False
     for page in range(0, count, {page}):
         some = min({page}, count - page)
-        fill(buffer, highest[page // {page}], some)
-        observe_all({bound}some, k, out)
+        bound_page({bound}some, k, out)
         if not out[0] <= best:
             observe_all({exact}some, k, out)
             wrong = wrong or out[0] != out[0]
@@ -199,46 +187,28 @@ def source(rule: Rule, noise: int, scaled: bool) -> str:
     """
     read = functools.partial(_read, scaled=scaled)
     used = states_of(rule)
-    begin, adds, end = [], [], []
-    for n, ((operation, _), place) in enumerate(zip(rule.reductions, rule.observed, strict=True)):
-        begin.append(f"a{n} = _f(-np.inf)" if operation == "max" else f"a{n} = _f(0)")
-        if operation == "max":
-            # The maximum ignores NaN, so NaNs are counted.
-            begin.append(f"b{n} = _f(0)")
-            adds += [f"a{n} = larger(a{n}, v{place})", f"b{n} += _f(0) if v{place} == v{place} else _f(1)"]
-            end.append(f"out[{n}] = a{n} if b{n} == 0 else _f(np.nan)")
-        else:
-            adds.append(f"a{n} += v{place} * v{place}" if operation == "norm" else f"a{n} += v{place}")
-            end.append(f"out[{n}] = a{n}")
     changed = {n: new for n, new in enumerate(rule.new_state) if new is not None}
     updated = lines(rule, [rule.new_weight, *changed.values()], read, NUMBA)
-    updated += [f"s{n}[j] = flushed(v{new})" for n, new in changed.items()]
-    tensors = ["w", "g", "c", *(f"s{n}" for n in used)]
+    updated += [f"t{n} = flushed(v{new})" for n, new in changed.items()]
+    updated += [f"s{n}[j] = t{n}" for n in changed]
     bounding = _bounding_state(rule)
-    scalars = [f"k{n} = k[{n}]" for n in scalars_of(rule)]
+    if bounding:
+        updated.append(f"found = larger(found, t{bounding[0]})")  # which is not NaN, because it has been flushed
+    scalars = indented([*(f"k{n} = k[{n}]" for n in scalars_of(rule)), f"factor = k[{len(rule.scalars)}]"], 4)
+    states = "".join(f"s{n}, " for n in used)
     return _TEXT.format(
         sources=digest_of_sources(),
-        states="".join(f"s{n}, " for n in used),
+        states=states,
         tensors_from_start=" ".join(
             f"skip(floats_at(row[{column}]), start),"
             for column in (_W, _G, _C, *range(_FIRST_STATE, _FIRST_STATE + len(used)))
         ),
-        scalars=indented([*scalars, f"factor = k[{len(rule.scalars)}]"], 4),
-        begin=indented(begin, 4),
-        observed=indented([*lines(rule, list(rule.observed), read, NUMBA), *adds], 12),
-        end=indented(end, 4),
+        scalars=scalars,
         reduced=indented([f"r{n} = r[{n}]" for n in range(len(rule.reductions))], 4),
         updated=indented([*updated, f"w[j] = v{rule.new_weight}"], 8),
         noise=noise,
-        observe_block=(_OBSERVE_BOUNDED_BLOCK if bounding else _OBSERVE_BLOCK).format(
-            states="".join(f"s{n}, " for n in used),
-            page=_PAGE,
-            exact="".join(f"skip({name}, page), " for name in tensors),
-            bound="".join(
-                "buffer, " if bounding and name == f"s{bounding[0]}" else f"skip({name}, page), " for name in tensors
-            ),
-        ),
-        record=indented(_record(used.index(bounding[0])) if bounding else [], 20),
+        observe_block=_observe_block(rule, read, scalars, None if bounding is None else bounding[0]),
+        is_bounded=bounding is not None,
         apart=_APART,
         page=_PAGE,
         pages=_PAGES,
@@ -246,10 +216,46 @@ def source(rule: Rule, noise: int, scaled: bool) -> str:
     )
 
 
-def _record(place: int) -> list[str]:
-    """Return code that records the largest entry of a page of a state, given its place in the table."""
-    page = f"b * {_PAGES} + (start - first) // {_PAGE}"
-    return [f"highest[{page}] = largest(skip(floats_at(row[{_FIRST_STATE + place}]), start), count)"]
+def _observe_block(rule: Rule, read: Callable[[Node], str], scalars: str, bounding: int | None) -> str:
+    """Return the functions that observe a block, given the number of the state that bounds the maximum."""
+    begin, adds, end = [], [], []
+    for n, ((operation, _), place) in enumerate(zip(rule.reductions, rule.observed, strict=True)):
+        begin.append(f"a{n} = _f(-np.inf)" if operation == "max" else f"a{n} = _f(0)")
+        if operation == "max":
+            # The maximum ignores NaN, so NaNs are counted.
+            begin.append(f"b{n} = _u(0)")
+            adds += [f"a{n} = larger(a{n}, v{place})", f"b{n} = add(b{n}, _u(0) if v{place} == v{place} else _u(1))"]
+            end.append(f"out[{n}] = a{n} if b{n} == 0 else _f(np.nan)")
+        else:
+            adds.append(f"a{n} += v{place} * v{place}" if operation == "norm" else f"a{n} += v{place}")
+            end.append(f"out[{n}] = a{n}")
+    used = states_of(rule)
+    states = "".join(f"s{n}, " for n in used)
+
+    def function(name: str, read: Callable[[Node], str]) -> str:
+        observed = lines(rule, list(rule.observed), read, NUMBA)
+        return _OBSERVE.format(
+            compiled="compiled_sum" if bounding is None else "compiled",
+            name=name,
+            states=states,
+            scalars=scalars,
+            begin=indented(begin, 4),
+            page=_PAGE,
+            observed=indented([*observed, *adds], 12),
+            end=indented(end, 4),
+        )
+
+    def read_bound(node: Node) -> str:
+        return f"s{bounding}" if node == ("state", bounding) else read(node)
+
+    exact = function("observe_all", read)
+    if bounding is None:
+        return exact + _OBSERVE_BLOCK.format(states=states)
+    tensors = [f"skip({name}, page), " for name in ("w", "g", "c", *(f"s{n}" for n in used))]
+    bound = [*tensors]
+    bound[3 + used.index(bounding)] = f"highest[page // {_PAGE}], "
+    text = _OBSERVE_BOUNDED_BLOCK.format(states=states, page=_PAGE, exact="".join(tensors), bound="".join(bound))
+    return exact + function("bound_page", read_bound) + text
 
 
 def _bounding_state(rule: Rule) -> tuple[int, list[int]] | None:
@@ -323,12 +329,15 @@ class _Layout:
         shapes = tuple((param.numel(), param.shape[0] if param.ndim > 1 else 1) for param in part.params)
         self.blocks, self.first = _blocks(shapes, by_unit)
         self.entries = np.array([entries for entries, _ in shapes])
-        self.is_small = self.entries.sum() <= _ALONE
+        self.size = int(self.entries.sum())
+        self.is_small = self.size <= _ALONE
         self.table = np.zeros((len(shapes), _FIRST_STATE + len(part.states)), np.int64)
         self.table[:, _W] = _addresses(part.params)
         self.table[:, _NUMBER] = part.numbers
         for i, tensors in enumerate(part.states):
             self.table[:, _FIRST_STATE + i] = _addresses(tensors)
+        #: The step counts, in their own memory; torch takes longer to increment them.
+        self.steps = [step.numpy().reshape(1).data for step in part.steps]
         self.k = np.zeros((len(shapes), len(part.rule.scalars) + 1), np.float32)
         self.scalars = {n: part.rule.scalars[n] for n in scalars_of(part.rule)}
         self.changing = {n: scalar for n, scalar in self.scalars.items() if scalar.changes}
@@ -350,7 +359,7 @@ class _Layout:
         """Return the argument of a kernel."""
         table, blocks, k, numbers = (one.ctypes.data for one in (self.table, self.blocks, self.k, values))
         widths = self.table.shape[1], self.k.shape[1], values.shape[1]
-        at_once = max(1, _BLOCK * len(self.blocks) // int(self.entries.sum()))
+        at_once = max(1, _BLOCK * len(self.blocks) // self.size)
         job = [0, 0, len(self.blocks), table, widths[0], blocks, k, widths[1], numbers, widths[2], at_once, 0, 0, 0]
         return np.array([*job, number_of_thread(), self.highest.ctypes.data], np.uint64)
 
@@ -361,9 +370,9 @@ class _Layout:
             self.moving = moving
             self.table[:, _G] = moving[: len(part.grads)]
             self.table[:, _C] = moving[len(part.grads) :] or self.table[:, _W]
-        if part.steps:
-            torch._foreach_add_(part.steps, 1)
-        steps = [int(step.item()) for step in part.steps] or [0]
+        for count in self.steps:
+            count[0] += 1
+        steps = [int(count[0]) for count in self.steps] or [0]
         self.table[:, _STEP] = steps
         values = {name: float(value) for name, value in part.values.items()}
         scalars = self.changing if values == self.values else self.scalars
@@ -432,7 +441,8 @@ def _reduce(laid: list[_Layout], reductions: Reductions, everywhere: Callable[[T
     """Reduce the values of the blocks to those that the second pass uses."""
     laid = [one for one in laid if one.rule.reductions]
     for n, (_, operation, over) in enumerate(reductions):
-        values, entries = [], 0
+        values: list[float] = []
+        entries = 0
         for one in laid:
             found = one.out[:, n] if operation == "max" else one.out[:, n].astype(np.float64)
             if over == "unit":
@@ -442,15 +452,14 @@ def _reduce(laid: list[_Layout], reductions: Reductions, everywhere: Callable[[T
             if over == "layer":
                 one.reduced[:, n] = _finished(operation, combined, one.entries)[one.blocks[:, 0]]
             elif operation == "max":  # a tensor with an infinite or NaN maximum is excluded
-                values.append(np.where(np.isfinite(combined), combined, 0.0))
+                values += [value if math.isfinite(value) else 0.0 for value in combined.tolist()]
             else:
-                values.append(combined)
-            entries += int(one.entries.sum())
+                values += combined.tolist()
+            entries += one.size
         if over == "learner" and values:
-            every = np.concatenate(values)
-            overall = every.max() if operation == "max" else every.sum()
+            overall = max(values) if operation == "max" else np.sum(values)
             if everywhere is not None:
-                overall = everywhere(torch.tensor(overall)).item()
+                overall = everywhere(torch.tensor(overall, dtype=torch.float32)).item()
             for one in laid:
                 one.reduced[:, n] = _finished(operation, overall, entries)
 
