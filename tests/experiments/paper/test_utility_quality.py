@@ -180,12 +180,3 @@ def test_the_page_is_written_from_the_numbers(tmp_path):
 def test_mistakes_are_explained(arguments, says):
     with pytest.raises(ValueError, match=says):
         utility_quality.run(**arguments)
-
-
-def test_granularity_has_a_former_name():
-    few = {"activations": ["tanh"], "seeds": [0], "steps": 2}
-    result = utility_quality.run(wise="feature", **few)
-    assert (result.granularity, result.wise) == ("feature", "feature")
-    assert utility_quality.run(**few).granularity == "weight"
-    with pytest.raises(ValueError, match="granularity must be 'weight' or 'feature', not 'unit'"):
-        utility_quality.run("unit", **few)

@@ -39,14 +39,13 @@ _CHUNK = 100
 
 
 def run(
-    granularity: Granularity | None = None,
+    granularity: Granularity = "weight",
     *,
     activations: Sequence[str] = ("relu", "tanh", "leaky_relu"),
     seeds: Sequence[int] = range(20),
     steps: int = 2_000,
     lr: float = 0.01,
     progress: Callable[[int, int], None] | None = None,
-    wise: Granularity | None = None,
 ) -> "UtilityQuality":
     """Measure the rank correlation of approximate utilities with the true utility at every step of online learning.
 
@@ -58,12 +57,10 @@ def run(
         steps: Number of samples per run.
         lr: SGD's step size. The paper does not state it; the default is that of the authors' public code.
         progress: Called from time to time with the number of steps done and their total, over all activations.
-        wise: the former name of ``granularity``.
 
     Returns:
         The correlations, with ``table()`` and ``plot()``.
     """
-    granularity = granularity or wise or "weight"
     if granularity not in _SIZES:
         raise ValueError(f"granularity must be 'weight' or 'feature', not {granularity!r}")
     for activation in activations:
@@ -106,11 +103,6 @@ class UtilityQuality:
     curves: dict[str, dict[str, dict[str, Tensor]]]
     losses: dict[str, Tensor]
     by_argsort: dict[str, dict[str, dict[str, Tensor]]]
-
-    @property
-    def wise(self) -> Granularity:
-        """The former name of ``granularity``."""
-        return self.granularity
 
     def means(self, activation: str, scope: str, measure: str, last: int | None = None) -> Tensor:
         """Return the mean correlation of each seed (seeds,), over all steps or the ``last`` ones."""
