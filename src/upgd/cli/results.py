@@ -1,7 +1,6 @@
 """`upgd best`, `upgd table`, `upgd export`, `upgd import`, `upgd runs`."""
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from upgd.cli.options import DEFAULTS, Json, Shown, Steps, StorePath, UsageError
 
 if TYPE_CHECKING:
     from upgd.experiments import Results
+    from upgd.experiments.analysis.compare import Best, Comparison
     from upgd.store import Record
 
-__all__ = ["best", "export", "import_", "runs", "table"]
+__all__ = ["Filter", "best", "export", "import_", "runs", "table"]
 
 
 @Parameter(name="*")
@@ -251,16 +251,10 @@ def import_(*files: Path, store: StorePath = None) -> None:
         The store to add to, created if necessary. Default: UPGD_STORE, or upgd.db in this folder.
     """
     from upgd.experiments.analysis.portable import read
-    from upgd.experiments.analysis.wording import plural
-    from upgd.store import Store
 
     if not files:
         raise UsageError("give the files to add: upgd import results.csv.gz")
-    found = {file: read(file) for file in files}
-    path = store_path(store)
-    with Store.write(path) as own:
-        for file, records in found.items():
-            print(f"{plural(own.add(records), 'learner')} of {len(records):,} in {file} added to {path}")
+    _add([(file, read(file)) for file in files], store_path(store))
 
 
 def _format(file: Path | None) -> Literal["csv", "parquet"]:
@@ -316,7 +310,6 @@ def merge(*files: Path, store: StorePath = None) -> None:
     store
         The store to add to, created if necessary. Default: UPGD_STORE, or upgd.db in this folder.
     """
-    from upgd.experiments.analysis.wording import plural
     from upgd.store import Store
 
     if not files:
@@ -324,12 +317,18 @@ def merge(*files: Path, store: StorePath = None) -> None:
     found = []
     for file in files:
         with Store.read(file) as other:
-            found.append(other.records())
-    path = store_path(store)
-    with Store.write(path) as own:
-        for file, records in zip(files, found, strict=True):
-            added = own.add(records)
-            print(f"{plural(added, 'learner')} of {len(records):,} in {file} added to {path}")
+            found.append((file, other.records()))
+    _add(found, store_path(store))
+
+
+def _add(found: "Sequence[tuple[Path, Sequence[Record]]]", path: Path) -> None:
+    """Add the records of each file to a store, and print how many are new."""
+    from upgd.experiments.analysis.wording import plural
+    from upgd.store import Store
+
+    with Store.write(path) as store:
+        for file, records in found:
+            print(f"{plural(store.add(records), 'learner')} of {len(records):,} in {file} added to {path}")
 
 
 @runs.command
@@ -371,7 +370,9 @@ def _confirmed(question: str) -> bool:
     return input(question).strip().lower() in ("y", "yes")
 
 
-def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
+def _best_facts(comparison: "Comparison", chosen: "Best") -> dict[str, Any]:
+    from upgd.experiments.analysis.wording import finite
+
     return {
         "problem": comparison.problem,
         "options": dict(comparison.options),
@@ -380,7 +381,7 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
         "method": chosen.entry.method,
         "settings": dict(chosen.entry.settings),
         "metric": comparison.chosen_by,
-        "score": _finite(chosen.score),
+        "score": finite(chosen.score),
         **_shown(comparison, chosen),
         "seeds": list(chosen.seeds),
         "diverged": chosen.diverged,
@@ -389,7 +390,7 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
         "diverged_settings": chosen.diverged_settings,
         "within_1_percent": chosen.flat,
         "neighbours": {
-            name: [{"value": value, "score": _finite(score)} for value, score in near.items()]
+            name: [{"value": value, "score": finite(score)} for value, score in near.items()]
             for name, near in chosen.neighbours.items()
         },
         "edges": list(chosen.edges),
@@ -398,7 +399,7 @@ def _best_facts(comparison: Any, chosen: Any) -> dict[str, Any]:
     }
 
 
-def _shown(comparison: Any, chosen: Any) -> dict[str, Any]:
+def _shown(comparison: "Comparison", chosen: "Best") -> dict[str, Any]:
     """Return the requested metric, if it differs from the one that chose the settings."""
     from upgd.experiments.analysis.wording import mean_score
 
@@ -409,6 +410,7 @@ def _shown(comparison: Any, chosen: Any) -> dict[str, Any]:
 
 def _run_facts(record: "Record") -> dict[str, Any]:
     from upgd.experiments.analysis.metrics import area, usual
+    from upgd.experiments.analysis.wording import finite
 
     key, metric = record.key, usual(record)
     return {
@@ -421,15 +423,10 @@ def _run_facts(record: "Record") -> dict[str, Any]:
         "seed": key.seed,
         "steps": key.steps,
         "metric": metric,
-        "score": _finite(area(record, metric)),
+        "score": finite(area(record, metric)),
         "diverged_at": record.diverged_at,
         "device": record.device,
         "backend": record.backend,
         "seconds": record.seconds,
         "finished": record.finished,
     }
-
-
-def _finite(score: float) -> float | None:
-    """Return None for NaN, which JSON cannot represent."""
-    return None if math.isnan(score) else score

@@ -31,7 +31,7 @@ def overview(records: Sequence[Record], found: Sequence[Section], title: str) ->
     ]
     numbers = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles)
     return (
-        f'<p class="brand">upgd</p><h1>{escape(title)}</h1><p class="lead">{escape(_lead(records, found))}</p>'
+        f'<p class="brand">upgd</p><h1>{escape(title)}</h1><p class="lead">{escape(_lead(records))}</p>'
         f'<p id="news" class="note" role="status" aria-live="polite"></p><dl class="tiles">{numbers}</dl>'
     )
 
@@ -53,27 +53,25 @@ def section(one: Section, anchor: str, store: str) -> str:
     return f'<section id="{anchor}" aria-labelledby="{anchor}-title">{"".join(parts)}</section>'
 
 
-def _lead(records: Sequence[Record], found: Sequence[Section]) -> str:
+def _lead(records: Sequence[Record]) -> str:
     if not records:
         return "No learner has finished yet."
-    methods = len({record.key.method for record in records})
-    problems = len({record.key.problem for record in records})
+    methods = plural(len({record.key.method for record in records}), "method")
+    problems = plural(len({record.key.problem for record in records}), "problem")
     devices = " and ".join(sorted({record.device for record in records}))
     first, last = min(r.finished for r in records), max(r.finished for r in records)
     when = _day(first) if _day(first) == _day(last) else f"{_day(first)} to {_day(last)}"
     return (
-        f"{methods} method{'s' * (methods != 1)} on {problems} problem{'s' * (problems != 1)}, run on {devices}, {when}. "
-        "Every sample is evaluated before it is used for learning."
+        f"{methods} on {problems}, run on {devices}, {when}. Every sample is evaluated before it is used for learning."
     )
 
 
 def _subtitle(one: Section) -> str:
     comparison = one.comparison
     options = "".join(f"{name} {value}, " for name, value in comparison.options.items())
-    records = one.records
     return (
-        f"{options}network {comparison.network}, {comparison.steps:,} steps; {len(one.settings):,} "
-        f"setting{'s' * (len(one.settings) != 1)}, {len(records):,} learner{'s' * (len(records) != 1)}"
+        f"{options}network {comparison.network}, {comparison.steps:,} steps; {plural(len(one.settings), 'setting')}, "
+        f"{plural(len(one.records), 'learner')}"
     )
 
 
