@@ -205,8 +205,10 @@ def _drawing(title: str, results: Results) -> str:
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     text = drawn.getvalue()
     text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text[text.index("<svg ") :], count=1)
-    label = html.escape(f"Chart: {title}. The table below contains the numbers.")
-    text = text.replace("<svg ", f'<svg role="img" aria-label="{label}" xmlns:xlink="http://www.w3.org/1999/xlink" ', 1)
+    described = html.escape(f"Chart: {title}. The table below contains the numbers.")
+    text = text.replace(
+        "<svg ", f'<svg role="img" aria-label="{described}" xmlns:xlink="http://www.w3.org/1999/xlink" ', 1
+    )
     colours = sorted(set(re.findall(r"#[0-9a-f]{6}\b", text)))
     for colour in colours:
         text = text.replace(colour, f"var(--of-{colour[1:]}, {colour})")

@@ -29,6 +29,7 @@ _COLUMNS = {
 
 
 def summary_of(record: Record) -> dict[str, Any]:
+    """Return the row of a learner."""
     quarters = {
         f"{metric}_{which}_quarter": quarter(record, metric, which)
         for metric in ("loss", "accuracy")
@@ -52,6 +53,7 @@ def summary_of(record: Record) -> dict[str, Any]:
 
 
 def windows_of(record: Record) -> list[dict[str, Any]]:
+    """Return one row per window of a learner's curves."""
     identity = _identity(record)
     accuracies = [None] * len(record.loss) if record.accuracy is None else record.accuracy.tolist()
     return [
@@ -96,11 +98,13 @@ def _identity(record: Record) -> dict[str, Any]:
 
 
 def columns_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows as columns; None where a row lacks a column."""
     names = dict.fromkeys(name for line in lines for name in line)
     return {name: [line.get(name) for line in lines] for name in names}
 
 
 def framed(columns: dict[str, list[Any]]) -> Any:
+    """Return columns as a pandas DataFrame if pandas is installed, otherwise unchanged."""
     try:
         import pandas as pd
     except ModuleNotFoundError:

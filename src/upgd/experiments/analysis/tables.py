@@ -99,10 +99,6 @@ CAVEAT = (
 )
 
 
-#: Names of the column of differences: from a reference, from the best method.
-_DIFFERENCE = ("vs. reference", "vs. best")
-
-
 _ON: dict[Evaluation, str] = {None: "", "fresh": ", on fresh seeds", "search": ", on the seeds of the search"}
 
 
@@ -112,13 +108,14 @@ def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     def number(value: float | None, sign: str = "") -> str:
         return "–" if value is None else format(value, sign + spec)
 
+    difference = "vs. best" if lines[0]["against"] is None else "vs. reference"
     columns: dict[str, list[str]] = {
         "method": [line["method"] + (f" ({line['source']})" if line["source"] else "") for line in lines],
         "settings": [settings_text(line["settings"], line.get("edges") or ()) for line in lines],
         "mean ± s.e.": [f"{number(line['mean'])} ± {number(line['standard_error'])}" for line in lines],
         "first quarter": [number(line["first_quarter"]) for line in lines],
         "last quarter": [number(line["last_quarter"]) for line in lines],
-        _DIFFERENCE[lines[0]["against"] is None]: [number(line["difference"], "+").replace("-", "−") for line in lines],
+        difference: [number(line["difference"], "+").replace("-", "−") for line in lines],
         "p (Holm)": [p_text(line["p_holm"]) for line in lines],
         "tried": [value_text(line.get("tried")) for line in lines],
         "seeds": [value_text(line["seeds"]) for line in lines],
@@ -132,7 +129,7 @@ def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     if len(lines) == 1 or all(line["p_holm"] is None for line in lines):
         del columns["p (Holm)"]
     if len(lines) == 1:
-        del columns[_DIFFERENCE[lines[0]["against"] is None]]
+        del columns[difference]
     return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
 
 
@@ -160,6 +157,7 @@ def _where(comparison: Comparison, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def pair_line(comparison: Comparison, pair: Pair, evaluation: Evaluation) -> dict[str, Any]:
+    """Return a line of a table of pairs."""
     return {
         **_where(comparison, evaluation),
         "method": variant(pair.first).label,

@@ -49,13 +49,13 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
     parts: dict[str, list[str]] = {}
     for comparison, one in chosen:
         seeds = plural(len(one.seeds), "seed")
-        score = f"{comparison.chosen_by} {one.score:.4f}, mean of {seeds}"
+        result = f"{comparison.chosen_by} {one.score:.4f}, mean of {seeds}"
         if math.isnan(one.score):
-            score = f"diverged with {seeds}"
+            result = f"diverged with {seeds}"
         source = f" ({one.entry.source})" if one.entry.source else ""
         lines = [
             f"  {one.entry.method}{source}: {settings_text(one.entry.settings)}",
-            f"    {score}; {plural(one.tried, 'setting')} tried, {one.flat:.0%} of them within 1% of the best",
+            f"    {result}; {plural(one.tried, 'setting')} tried, {one.flat:.0%} of them within 1% of the best",
         ]
         if one.diverged_settings:
             lines[-1] += f", {one.diverged_settings} with diverged learners"
@@ -70,7 +70,8 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
             lines.append(f"    {comparison.metric} {value_text(mean_score(one.shown, comparison.metric))}")
         for name, near in one.neighbours.items():
             scores = ", ".join(
-                f"{value_text(value)} → {'diverged' if s != s else f'{s:.4f}'}" for value, s in near.items()
+                f"{value_text(value)} → {'diverged' if math.isnan(score) else f'{score:.4f}'}"
+                for value, score in near.items()
             )
             lines.append(f"    neighbours: {symbol(name)} {scores}")
         if one.edges:
@@ -93,14 +94,17 @@ def plugins_text(plugins: Mapping[str, str]) -> str:
 
 
 def plural(count: int, what: str) -> str:
+    """Format a count with its noun: 1 seed, 2,000 seeds."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def finite(value: float) -> float | None:
+    """Return None for NaN, which JSON cannot represent."""
     return None if math.isnan(value) else value
 
 
 def value_text(value: Any, digits: int = 4) -> str:
+    """Format the value of a setting, or a count; – if there is none."""
     if value is None:
         return "–"
     if isinstance(value, list | tuple):

@@ -150,10 +150,10 @@ def _connected(address: str, insecure: bool) -> Any:
 
 
 def _asks_for_a_token(version: str) -> bool:
-    """Return whether this version of Ray supports token authentication, which requires 2.52."""
+    """Return whether clusters of this version of Ray, with the settings of this environment, require a token."""
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < (2, 52):
-        return False
+        return False  # it does not know tokens
     mode = os.environ.get("RAY_AUTH_MODE")
     if mode is not None:
         return mode.lower() == "token"
@@ -177,9 +177,9 @@ def _refuse_or_warn(address: str) -> None:
 
 def _check_reachable(address: str) -> None:
     """Raise ValueError if nothing responds at an address; Ray itself would end the whole process."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if address == "auto" or address == "local":
+    if address in ("auto", "local"):
         return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not host or not port.isdigit():
         raise ValueError(f"the address of a Ray cluster is HOST:PORT, such as 10.0.0.5:6379, or auto; not {address!r}")
     try:

@@ -23,7 +23,7 @@ from upgd.population import Learner
 from upgd.store import Key
 from upgd.streams import Stream, make
 
-__all__ = ["Checkpoints", "Job", "Snapshot", "plan"]
+__all__ = ["Checkpoints", "Job", "Snapshot", "plan", "whole"]
 
 log = logging.getLogger("upgd.experiments")
 

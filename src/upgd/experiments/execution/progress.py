@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # jobs need torch, but durations are also used when only read
 
 __all__ = ["Display", "Progress", "ProgressFile", "display", "duration", "published"]
 
-#: Initial seconds between plain lines; the interval grows during the run, to keep logs short.
+#: Minimum seconds between plain lines, and as a fraction of the time so far, which keeps logs of long runs short.
 _FIRST_LINE_S, _LATER_LINES = 10.0, 0.1
 
 #: Seconds after which a rate is shown, even if little has been done.
@@ -36,7 +36,8 @@ class Progress:
         total: learner-steps of all jobs.
         jobs: number of jobs.
         already: number of learners in the store at the start.
-        done: learner-steps of each running job.
+        done: learner-steps of each running job, by the name of the job.
+        names: description and total learner-steps of each job that has begun.
         finished: number of finished jobs; ``finished_steps`` is the number of their learner-steps.
         learners: number of finished learners.
         wanted: number of learners at the end, including those already in the store.
@@ -234,17 +235,17 @@ def display(mode: Literal["auto", "plain", "none"] = "auto", stream: TextIO | No
 
 def duration(seconds: float) -> str:
     """Format seconds for people: 42 s, 3 min 10 s, 2 h 5 min, 3 d 4 h."""
-    for size, job, smaller, rest in ((86_400, "d", "h", 3600), (3600, "h", "min", 60), (60, "min", "s", 1)):
+    for size, unit, smaller, rest in ((86_400, "d", "h", 3600), (3600, "h", "min", 60), (60, "min", "s", 1)):
         if seconds >= size:
-            return f"{int(seconds // size)} {job} {int(seconds % size // rest)} {smaller}"
+            return f"{int(seconds // size)} {unit} {int(seconds % size // rest)} {smaller}"
     return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
 
 
 def count(number: float) -> str:
-    """Format a number with three digits: 1.2 M."""
-    for size, job in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+    """Format a number with three digits and a metric prefix: 1.2 M."""
+    for size, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= size:
-            return f"{number / size:.3g}{job}"
+            return f"{number / size:.3g}{prefix}"
     return f"{number:.3g}"
 
 

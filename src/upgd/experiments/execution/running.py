@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -283,8 +283,9 @@ def execute(
             if limit is not None:
                 limit.check()
 
-        lost_if_late = limit is not None and checkpoints is None and workers == 1
-        batches = limit.fitting(jobs) if limit is not None and lost_if_late else [jobs] if jobs else []
+        batches: Iterable[Sequence[Job]] = [jobs] if jobs else []
+        if limit is not None and checkpoints is None and workers == 1:  # a job that does not end in time is lost
+            batches = limit.fitting(jobs)
         for batch in batches:
             # Closing the executor's generator, also on Ctrl-C, makes it save its work.
             with closing(executor(batch, watcher)) as finished:  # type: ignore[type-var]

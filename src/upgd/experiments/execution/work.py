@@ -14,7 +14,7 @@ from upgd.population import Diagnostics, Population, Result, diagnostics
 from upgd.population.choose import BackendChoice
 from upgd.store import Record
 
-__all__ = ["Watch", "compute", "device_named", "most_learners", "uses"]
+__all__ = ["Pause", "Watch", "compute", "device_named", "most_learners", "uses"]
 
 #: Called from time to time with the number of learner-steps done, the number of diverged learners, and a function that takes
 #: a snapshot. It may raise :class:`Pause`.
@@ -23,6 +23,8 @@ Watch: TypeAlias = Callable[[int, int, Callable[[], Snapshot]], None]
 #: Maximum number of learners that one device computes together. A GPU has room for many; on a CPU, more learners are not
 #: faster and make the work harder to distribute.
 _MOST_LEARNERS = {"cuda": 1024, "cpu": 32}
+#: Seconds between counts of diverged learners.
+_COUNTING_S = 2.0
 
 
 class Pause(Exception):
@@ -64,7 +66,7 @@ def compute(
 
     def progress(_done: int, _total: int) -> None:
         nonlocal diverged, looked
-        if time.monotonic() - looked > 2:
+        if time.monotonic() - looked > _COUNTING_S:  # counting waits for the GPU
             diverged, looked = int((population.diverged_at >= 0).sum()), time.monotonic()
         watch(population.step * len(job.learners), diverged, snapshot)
 
@@ -95,9 +97,8 @@ def device_named(name: str) -> str:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # fails for "meta", which has no data
     except (RuntimeError, AssertionError) as error:
-        reason = (
-            f" ({str(error).splitlines()[0]})" if name.startswith("cuda") else ""
-        )  # otherwise, it lists all devices
+        # For other names, torch's message lists all kinds of devices.
+        reason = f" ({str(error).splitlines()[0]})" if name.startswith("cuda") else ""
         names = "'auto', 'cpu', 'cuda' or 'cuda:1'" if torch.cuda.is_available() else "'auto' or 'cpu'"
         raise ValueError(f"device={name!r} cannot be used{reason}; use {names}") from error
     return str(device)

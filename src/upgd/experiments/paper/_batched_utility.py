@@ -142,9 +142,8 @@ class Pass:
             The increases, of the shape of ``change``.
         """
         weight = self.layers[place + 1][..., :-1]
-        change = change.unsqueeze(-1) * weight.transpose(-1, -2).unsqueeze(
-            -2
-        )  # (seeds, units, alternatives, next units)
+        # (seeds, units, alternatives, units of the next layer)
+        change = change.unsqueeze(-1) * weight.transpose(-1, -2).unsqueeze(-2)
         for layer, a in zip(self.layers[place + 2 :], self.preactivations[place + 1 :], strict=False):
             a = a[:, None, None]
             change = self.activation.function(a + change) - self.activation.function(a)

@@ -65,9 +65,8 @@ def _curve(panel: "Axes", correlations: Tensor, colour: str, *, dotted: bool = F
     """Draw one measure and return its last value."""
     steps = correlations.shape[-1]
     windows = correlations.split(max(1, -(-steps // _POINTS)), -1)  # type: ignore[no-untyped-call]
-    middles = torch.cumsum(torch.tensor([w.shape[-1] for w in windows]), 0) - torch.tensor(
-        [w.shape[-1] / 2 for w in windows]
-    )
+    lengths = torch.tensor([window.shape[-1] for window in windows])
+    middles = lengths.cumsum(0) - lengths / 2
     of_seeds = torch.stack([window.nanmean(-1) for window in windows], -1)
     mean, spread = of_seeds.nanmean(0), of_seeds.std(0, correction=0)
     if not dotted:

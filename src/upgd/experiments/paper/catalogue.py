@@ -1,6 +1,6 @@
 """Every experiment of the paper as data: the curves of each figure, and three scales to run them at."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
@@ -212,21 +212,25 @@ _COARSE_OF: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def _half_decades(values: tuple[float, ...]) -> tuple[float, ...]:
-    """Three times every value but the largest: 0.003 between 0.001 and 0.01."""
+    """Return three times every value but the largest: 0.003 between 0.001 and 0.01."""
     return tuple(float(f"{3 * value:.1g}") for value in values if 0 < value < max(values))
 
 
-def _star(values: Mapping[str, tuple[Any, ...]], known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _star(values: Mapping[str, tuple[Any, ...]], known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a known setting, completed from the grid, and all settings that differ from it in one hyperparameter."""
     centre = {name: known.get(name, choices[0]) for name, choices in values.items()}
     if "eps" in centre:
         centre["eps"] = known.get("eps", 1e-8)
     for name, choices in values.items():
         if centre[name] not in choices and name not in ("beta_utility", "sigma"):
             centre[name] = choices[0]  # the figure fixes another value, for example no weight decay
-    seen = [centre]
-    for name, choices in values.items():
-        seen += [centre | {name: choice} for choice in listed(name, choices) if choice != centre[name]]
-    yield from seen
+    others = (
+        centre | {name: choice}
+        for name, choices in values.items()
+        for choice in listed(name, choices)
+        if choice != centre[name]
+    )
+    return [centre, *others]
 
 
 def _arm(problem: str, method: str, *, network: str | None = None, label: str = "", **fixed: Any) -> Arm:
