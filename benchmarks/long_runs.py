@@ -93,7 +93,7 @@ DENSE: dict[str, Settings] = {
     "Streaming EWC": {"method": "s-ewc", "lr": 0.01, "kappa": 100.0},
     "Streaming MAS": {"method": "s-mas", "lr": 0.01, "kappa": 10.0},
     "Streaming SI": {"method": "s-si", "lr": 0.01, "kappa": 100.0},
-    "Streaming RWalk": {"method": "s-rwalk", "lr": 0.01, "kappa": 100.0},
+    "Streaming RWalk": {"method": "s-rwalk", "lr": 0.01, "kappa": 30.0},
 }
 _SMALL_NOISE: Settings = {**_UPGD, "sigma": 0.01, "beta_utility": 0.999, "weight_decay": 0.001}
 #: Variants on an output-permuted problem with the paper's ConvNet.
@@ -267,6 +267,10 @@ def _append(path: str, rows: list[dict[str, Any]]) -> None:
 
 def _check_same_runs(path: str, known: "dict[str, Runs]", steps: int, seeds: int) -> None:
     for name, runs in known.items():
+        if name in VARIANTS and runs.what[-1] != json.dumps(VARIANTS[name]):
+            raise ValueError(
+                f"{path} has other settings of {name!r}: {runs.what[-1]}; remove its rows to compute them again"
+            )
         wanted = runs_of(name, steps, seeds)
         if (runs.ends[-1], len(runs.seeds)) != wanted:
             raise ValueError(

@@ -175,7 +175,7 @@ def computed(output: Path, *more: str) -> int:
     return command([*arguments, "--seeds", "2", *more])
 
 
-def test_computed_variants_are_kept(tmp_path, capsys) -> None:
+def test_computed_variants_are_kept(tmp_path, capsys, monkeypatch) -> None:
     path = tmp_path / "cpu.csv"
     assert computed(path, "--steps", "12", "--names", RESETTING[0]) == 0
     before = path.read_text()
@@ -189,6 +189,9 @@ def test_computed_variants_are_kept(tmp_path, capsys) -> None:
     assert command(["compare", str(path), str(tmp_path / "together.csv")]) == 0
     assert computed(path, "--steps", "13", "--names", *RESETTING) == 2
     assert "has 2 seeds × 12 steps of '64-100-50-10: ReDo', not 2 × 13" in capsys.readouterr().err
+    monkeypatch.setitem(VARIANTS, RESETTING[0], {"method": "redo", "lr": 1.0})
+    assert computed(path, "--steps", "12", "--names", *RESETTING) == 2
+    assert "cpu.csv has other settings of '64-100-50-10: ReDo': " in capsys.readouterr().err
 
 
 def test_a_variant_that_fails_does_not_stop_the_others(tmp_path, capsys, monkeypatch) -> None:
