@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from upgd.cli import left
+from upgd.cli import remaining
 from upgd.cli.executing import check, check_folder, given_options, option_names, options_of, terminable
 from upgd.cli.options import Execution, Json, Steps, UsageError, load_torch, plain_digits, read_steps, store_path
 
@@ -105,7 +105,7 @@ def reproduce(
     write_only
         Only write the pages from the results in the store.
     """
-    of_sweeps = {
+    of_sweeps: dict[str, Any] = {  # arguments of plan
         "panels": panels,
         "methods": methods,
         "grid": grid,
@@ -141,29 +141,20 @@ def reproduce(
         figures.check()
         check_folder(output, f"--output {output}")
     lengths = _lengths(sweep_steps, studies)
-    instead = _stand_ins(data, studies)
+    parsed = of_sweeps | {
+        "panels": _names(panels),
+        "methods": _names(methods),
+        "only": dict(_values(text) for text in only),
+        "data": _stand_ins(data, studies),
+    }
     plans = {
-        study.name: plan(
-            study.name,
-            scale,
-            panels=[key.strip() for key in panels.split(",")] if panels else [],
-            grid=grid,
-            only=dict(_values(text) for text in only),
-            sweep_seeds=sweep_seeds,
-            shortlist=shortlist,
-            shortlist_seeds=shortlist_seeds,
-            final_seeds=final_seeds,
-            steps=steps,
-            sweep_steps=_by_problem(lengths[study.name], study),
-            data=instead,
-            methods=[name.strip() for name in methods.split(",")] if methods else [],
-        )
+        study.name: plan(study.name, scale, **parsed | {"sweep_steps": _by_problem(lengths[study.name], study)})
         for study in studies
         if study.name != UTILITY_QUALITY
     }
     folders, began = [*resume_from, output / "data"], time.monotonic()
     if as_json:
-        print(json.dumps([left.facts(own, execution, folders) for own in plans.values()], indent=2))
+        print(json.dumps([remaining.facts(own, execution, folders) for own in plans.values()], indent=2))
         return 0
 
     def carry_out(study: "Study") -> bool:
@@ -297,7 +288,7 @@ def _say_what_came_out(found: "Reproduction") -> None:
 
 def _say_what_is_left(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> None:
     places = [str(place) for place in (store_path(execution.store), *folders) if place.exists()]
-    print(left.text(left.facts(plan, execution, folders), plan, " and ".join(places)))
+    print(remaining.text(remaining.facts(plan, execution, folders), plan, " and ".join(places)))
 
 
 def _utility_quality(scale: str, output: Path, nothing: bool) -> None:
@@ -309,6 +300,11 @@ def _utility_quality(scale: str, output: Path, nothing: bool) -> None:
         print(f"  no sweep: {seeds} runs of {steps:,} steps, computed anew each time")
     else:
         main(["--out", str(output), "--steps", str(steps), "--seeds", str(seeds)])
+
+
+def _names(text: str | None) -> list[str]:
+    """Parse names that are separated by commas."""
+    return [name.strip() for name in text.split(",")] if text else []
 
 
 def _stand_ins(data: Sequence[str], studies: Sequence["Study"]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from upgd.experiments import run
 from upgd.experiments.execution.jobs import whole
 from upgd.experiments.paper import best_known
 from upgd.experiments.paper.catalogue import SCALES, STUDIES, Arm, settings_of
-from upgd.experiments.paper.left import STAGES, Left
+from upgd.experiments.paper.remaining import STAGES, Remaining
 from upgd.experiments.paper.reproduce import plan, reproduce, stored
 from upgd.experiments.spec import defaults
 from upgd.store import Store
@@ -211,9 +211,9 @@ class TestClimb:
             store.add(first[:-1])
             # The direction of the climb is known after the first star.
             assert reproduce(self.PLAN, stored(store)).plan == self.PLAN
-            assert sum(len(job.learners) for job in Left(self.PLAN, store).stage("search").missing) == 1
+            assert sum(len(job.learners) for job in Remaining(self.PLAN, store).stage("search").missing) == 1
             store.add(first)
-            assert sum(len(job.learners) for job in Left(self.PLAN, store).stage("search").missing) > 1
+            assert sum(len(job.learners) for job in Remaining(self.PLAN, store).stage("search").missing) > 1
             store.add(found.records)
             assert _left(self.PLAN, store) == [0, 0]
             assert reproduce(self.PLAN, stored(store)).plan == found.plan
@@ -314,7 +314,7 @@ def test_an_extended_grid_shows_the_best_inside_the_papers_too():
 
 def _left(chosen, store):
     """The learner-steps that are left of the search, and of the other stages."""
-    search, *others = (Left(chosen, store).stage(name).learner_steps for name in STAGES)
+    search, *others = (Remaining(chosen, store).stage(name).learner_steps for name in STAGES)
     return [search, sum(others)]
 
 

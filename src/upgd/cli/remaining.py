@@ -17,17 +17,17 @@ def facts(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> dict[s
     from upgd.data import DataError
     from upgd.experiments.execution.work import device_named
     from upgd.experiments.execution.workers import processes_that_help
-    from upgd.experiments.paper.left import STAGES, Left
     from upgd.experiments.paper.pieces import together
+    from upgd.experiments.paper.remaining import STAGES, Remaining
 
     device = device_named(execution.device)
     workers = execution.workers or processes_that_help(device)
     with together(plan, store_path(execution.store), folders) as store:
-        left = Left(plan, store)
-        stages = {name: left.stage(name) for name in STAGES}
+        rest = Remaining(plan, store)
+        stages = {name: rest.stage(name) for name in STAGES}
         seconds, reason, jobs = None, None, 0
         try:
-            planned = left.planned(STAGES, store, workers, device)
+            planned = rest.planned(STAGES, store, workers, device)
             jobs, seconds = len(planned), _seconds(planned, workers, device, execution)
         except DataError as error:
             reason = str(error)
@@ -36,7 +36,7 @@ def facts(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> dict[s
         "panels": {
             panel.key: {
                 name: {"computed": stage.computed, "wanted": stage.wanted}
-                for name, stage in ((name, left.stage(name, panel)) for name in STAGES)
+                for name, stage in ((name, rest.stage(name, panel)) for name in STAGES)
                 if stage.wanted
             }
             for panel in plan.panels

@@ -11,7 +11,7 @@ from upgd.experiments.paper.reproduce import Reproduction, reproduce, stored
 from upgd.experiments.spec.declare import Experiment
 from upgd.store import Store
 
-__all__ = ["STAGES", "Left", "Stage"]
+__all__ = ["STAGES", "Remaining", "Stage"]
 
 STAGES = ("search", "shortlist", "final runs")
 
@@ -44,7 +44,7 @@ class Stage:
         return self.wanted - self.learners
 
 
-class Left:
+class Remaining:
     """What is left of a plan in a store.
 
     While the search of a curve is unfinished, its first settings stand for the best ones, which take equally long.
