@@ -20,11 +20,11 @@ from upgd.optim.unit_method import UnitMethodOptimizer
 from upgd.population import Learner, Population
 from upgd.streams import make
 
-STREAM = make("output-permuted-digits", task_length=15)
+STREAM = make("output-permuted-digits", task_length=10)
 NETWORK = MLP((64, 7, 6, 10), "leaky_relu")
 #: Not supported by the compiled loops: two outputs per unit, and weights that do not belong to a unit.
 OTHER_NETWORK = MLP((64, 7, 6, 10), "crelu", layer_norm=True)
-STEPS = 25
+STEPS = 16
 #: Values for settings that would otherwise have almost no effect within so few steps.
 VALUES = {"lr": 0.02, "sigma": 0.05, "weight_decay": 0.1, "beta_utility": 0.8, "betas": (0.5, 0.9)}
 
@@ -215,7 +215,7 @@ def test_results_are_independent_of_other_learners(name):
 def test_results_do_not_depend_on_chunks():
     parts = Population(NETWORK, list(LEARNERS.values()), backend="torch")
     parts._pace.STEPS = parts._pace.steps = 7
-    for steps in (1, 22, STEPS - 23):
+    for steps in (1, 13, STEPS - 14):
         parts.run(STREAM, steps, window=1)
     for i in range(len(LEARNERS)):
         assert_same(parts.parameters(i), crowd(torch.float32).parameters(i))
@@ -224,10 +224,10 @@ def test_results_do_not_depend_on_chunks():
 def test_a_saved_state_can_be_resumed():
     learners = list(LEARNERS.values())
     first = Population(NETWORK, learners, backend="torch")
-    first.run(STREAM, 17, window=1)
+    first.run(STREAM, 11, window=1)
     second = Population(NETWORK, learners, backend="torch")
     second.restore(first.state())
-    second.run(STREAM, STEPS - 17, window=1)
+    second.run(STREAM, STEPS - 11, window=1)
     for i in range(len(LEARNERS)):
         assert_same(second.parameters(i), crowd(torch.float32).parameters(i))
 

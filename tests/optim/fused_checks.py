@@ -1,5 +1,6 @@
 """Checks of fused steps on any device: plain functions, so that they also run without pytest."""
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,11 +10,19 @@ from torch import Tensor, nn
 
 import upgd
 from upgd.methods import METHODS
+from upgd.optim import _fused
 from upgd.optim.from_method import MethodOptimizer
 
-SHAPES = [(7, 33), (33,), (), (5, 3, 3, 3), (1,), (130, 70)]
+SHAPES = [(7, 33), (33,), (), (5, 3, 3, 3), (1,)]
+#: The largest tensor: several blocks. Triton's interpreter needs milliseconds for each row.
+LARGEST = {"cpu": (3, 1100), "cuda": (130, 70)}
 
 Build = Callable[..., torch.optim.Optimizer]
+
+
+def interpreted() -> bool:
+    """Whether kernels for GPUs run in Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1" and _fused._installed("triton")
 
 
 def of_method(method: Any) -> Build:
@@ -55,7 +64,7 @@ CASES: dict[str, tuple[Build, dict[str, Any]]] = {
 def parameters(device: str, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     """Return tensors of many shapes, some of them not contiguous."""
     generator = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    tensors = [torch.randn(shape, generator=generator) for shape in (*SHAPES, LARGEST[torch.device(device).type])]
     tensors.append(torch.randn(6, 4, generator=generator).t())
     tensors.append(torch.randn(2, 3, 4, 4, generator=generator).to(memory_format=torch.channels_last))
     return [nn.Parameter(tensor.to(device, dtype)) for tensor in tensors]
@@ -134,14 +143,18 @@ CODED: dict[str, tuple[Build, dict[str, Any]]] = {
 }
 
 
-def check_coded_state(case: str, device: str, dtype: torch.dtype, steps: int) -> None:
+CODED_SHAPES = [(70, 77), (9, 300, 2), (5, 7), (30,), (2, 2500), (20, 512)]
+
+
+def check_coded_state(
+    case: str, device: str, dtype: torch.dtype, steps: int, shapes: list[tuple[int, ...]] = CODED_SHAPES
+) -> None:
     """Equal to the for-loop, except where the last bit determines the rounding. Some rows have an odd number of entries, and
     some end within a block of 256; small parameters keep 32 bits."""
     build, options = CODED[case]
     finals = []
     for fused in (True, False):
         generator = torch.Generator().manual_seed(0)
-        shapes = [(70, 77), (9, 300, 2), (5, 7), (30,), (2, 2500), (20, 512)]
         params = [nn.Parameter(torch.randn(shape, generator=generator).to(device, dtype)) for shape in shapes]
         more = {"state_dtype": torch.uint8, "stochastic_rounding": dtype == torch.bfloat16, "seed": 4}
         optimizer = build(params, lr=0.01, **({"fused": True} if fused else {"foreach": False}), **options, **more)

@@ -10,6 +10,13 @@ import torch.distributed
 import torch.multiprocessing
 
 WORLD = 2
+IMPORTED = [
+    "pytest",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "upgd.optim.from_method",
+]
 
 
 def in_processes(check: Callable[..., None], *args: Any, world: int = WORLD) -> None:
@@ -18,7 +25,7 @@ def in_processes(check: Callable[..., None], *args: Any, world: int = WORLD) -> 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # A fork server with all imports starts processes much faster.
-    multiprocessing.set_forkserver_preload(["pytest", "torch.distributed.fsdp", "torch.distributed.checkpoint", "upgd"])
+    multiprocessing.set_forkserver_preload(IMPORTED)
     torch.multiprocessing.start_processes(_join, (check, args, port, world), nprocs=world, start_method="forkserver")
 
 

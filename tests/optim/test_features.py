@@ -685,7 +685,7 @@ def test_the_error_mentions_code_compiled_for_another_model():
     optimizer, monitor = upgd.FeatureUPGD(models[1]), upgd.Monitor(models[1])
     torch.compile(models[1], backend="eager")(torch.ones(1, 4)).sum().backward()
     if optimizer.features[0].grad is not None:
-        pytest.skip("this torch guards hooks")
+        pytest.skip("this torch compiles a model with other hooks anew")
     with pytest.raises(RuntimeError, match=r"call torch\._dynamo\.reset\(\)"):
         optimizer.step()
     with pytest.warns(UserWarning, match=r"recorded no forward pass.*torch\._dynamo\.reset\(\)"):

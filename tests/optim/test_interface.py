@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
 from torch.utils._python_dispatch import TorchDispatchMode
 
-every_optimizer = pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+
+def each(without: str | None = None) -> pytest.MarkDecorator:
+    """Run a test with every optimizer, or with those whose names do not start like this."""
+    chosen = [name for name in OPTIMIZERS if not (without and name.startswith(without))]
+    return pytest.mark.parametrize("build", [OPTIMIZERS[name] for name in chosen], ids=chosen)
+
+
+every_optimizer = each()
+every_optimizer_with_foreach = each(without="MethodOptimizer")
+every_optimizer_of_parameters = each(without="Feature")  # the others need a model
 
 
 def assert_same(first: nn.Module, second: nn.Module, **tolerance: float) -> None:
@@ -57,11 +66,9 @@ def test_maximizing_the_negative_is_minimizing(build: Build) -> None:
     assert_same(first, second, rtol=1e-12, atol=1e-14)
 
 
-@every_optimizer
+@every_optimizer_with_foreach
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_foreach_equals_the_plain_loop_in_parameters_and_state(build: Build, dtype: torch.dtype) -> None:
-    if not has_foreach(build):
-        pytest.skip("has one implementation")
     models = network(dtype), network(dtype)
     optimizers = build(models[0], foreach=False), build(models[1], foreach=True)
     for step in range(20):
@@ -80,10 +87,8 @@ def test_foreach_equals_the_plain_loop_in_parameters_and_state(build: Build, dty
             torch.testing.assert_close(ours[key], theirs[key], rtol=tolerance, atol=tolerance / 10)
 
 
-@every_optimizer
+@every_optimizer_with_foreach
 def test_foreach_in_many_small_blocks_is_foreach_in_one(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not has_foreach(build):
-        pytest.skip("has one implementation")
     from upgd.optim import _foreach
 
     models = [network(torch.float64) for _ in range(3)]
@@ -170,11 +175,9 @@ def test_lr_may_be_a_tensor(build: Build) -> None:
     assert_same(*models, rtol=1e-12, atol=1e-14)
 
 
-@every_optimizer
+@every_optimizer_with_foreach
 @pytest.mark.parametrize("foreach", [False, True])
 def test_a_tensor_lr_may_have_a_dimension(build: Build, foreach: bool) -> None:
-    if not has_foreach(build):
-        pytest.skip("has one implementation")
     models = network(), network()
     for model, lr in zip(models, (torch.tensor(0.02), torch.tensor([0.02])), strict=True):
         torch.manual_seed(7)
@@ -182,11 +185,9 @@ def test_a_tensor_lr_may_have_a_dimension(build: Build, foreach: bool) -> None:
     assert_same(*models)
 
 
-@every_optimizer
+@every_optimizer_with_foreach
 @pytest.mark.parametrize("foreach", [False, True])
 def test_a_tensor_lr_changed_in_place_takes_effect(build: Build, foreach: bool) -> None:
-    if not has_foreach(build):
-        pytest.skip("has one implementation")
     model, untouched = network(), network()
     lr = torch.tensor(0.5)
     optimizer = build(model, lr=lr, foreach=foreach)
@@ -433,7 +434,7 @@ def test_a_capturable_step_reads_nothing_back_and_equals_the_ordinary_one(build:
     assert_same(*models, rtol=1e-5, atol=1e-6)
 
 
-@every_optimizer
+@every_optimizer_of_parameters
 def test_parameters_of_any_layout(build: Build) -> None:
     """0-dim, empty, transposed, channels-last and sliced parameters are updated like contiguous ones."""
 
@@ -454,10 +455,7 @@ def test_parameters_of_any_layout(build: Build) -> None:
     models[1].readout.load_state_dict(models[0].readout.state_dict())
     assert not models[0].params[1].is_contiguous()
     for model in models:
-        try:
-            optimizer = build(model, sigma=0.0)
-        except ValueError:
-            pytest.skip("works on layers, not on loose parameters")
+        optimizer = build(model, sigma=0.0)
         for _ in range(5):
             optimizer.zero_grad()
             sum((p.sin() ** 2).sum() for p in model.parameters()).backward()
@@ -474,38 +472,43 @@ def test_sparse_gradients_are_refused(build: Build) -> None:
         optimizer.step()
 
 
-@every_optimizer
+#: The options that an optimizer does not have.
+MISSING = {
+    "UPS": ("weight_decay",),
+    "FeatureUPS": ("weight_decay",),
+    "PGD": ("beta_utility", "scaling"),
+    "Anti-PGD": ("beta_utility", "scaling"),
+    "ShrinkAndPerturb": ("beta_utility", "scaling", "noise"),
+    "MethodOptimizer": ("weight_decay", "beta_utility"),
+    "MethodOptimizer-local-anticorrelated": ("weight_decay", "beta_utility"),
+    "MethodOptimizer of Shrink & Perturb": ("beta_utility", "scaling", "noise"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("option", "values"),
     [
-        ("lr", -0.1),
-        ("lr", "fast"),
-        ("lr", math.nan),
-        ("lr", True),
-        ("sigma", np.bool_(True)),
-        ("lr", torch.ones(2)),
-        ("sigma", -1.0),
-        ("weight_decay", -1.0),
-        ("beta_utility", 1.0),
-        ("beta_utility", -0.1),
-        ("scaling", "galactic"),
-        ("noise", "pink"),
+        ("lr", [-0.1, "fast", math.nan, True, torch.ones(2)]),
+        ("sigma", [np.bool_(True), -1.0]),
+        ("weight_decay", [-1.0]),
+        ("beta_utility", [1.0, -0.1]),
+        ("scaling", ["galactic"]),
+        ("noise", ["pink"]),
     ],
 )
-def test_bad_options_are_refused_by_name_and_value(build: Build, option: str, value: Any) -> None:
-    if option not in build(network()).defaults:
-        pytest.skip("does not have this option")
-    try:
-        build(network(), **{option: 0.5})
-    except TypeError:
-        pytest.skip("does not take this option")
-    except ValueError:
-        pass
-    with pytest.raises(ValueError, match=option) as error:
-        build(network(), **{option: value})
-    shown = "2 elements" if isinstance(value, Tensor) else repr(value)
-    assert shown in str(error.value)
-    assert "\n" not in str(error.value)
+def test_bad_options_are_refused_by_name_and_value(name: str, option: str, values: list[Any]) -> None:
+    unknown = f"unexpected keyword argument '{option}'|{option} is not an option of an optimizer"
+    for value in values:
+        if option in MISSING.get(name, ()):
+            with pytest.raises((TypeError, ValueError), match=unknown):
+                OPTIMIZERS[name](network(), **{option: value})
+            continue
+        with pytest.raises(ValueError, match=option) as error:
+            OPTIMIZERS[name](network(), **{option: value})
+        shown = "2 elements" if isinstance(value, Tensor) else repr(value)
+        assert shown in str(error.value)
+        assert "\n" not in str(error.value)
 
 
 @every_optimizer
@@ -540,16 +543,13 @@ def test_reading_gates_creates_no_state(build: Build) -> None:
     assert all(optimizer.state.values())
 
 
-@every_optimizer
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+@every_optimizer_of_parameters  # for the others, torch would fill the state by a step without a backward pass
 def test_distributed_checkpoints(build: Build) -> None:
-    if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
     models = network(), network()
     optimizers = build(models[0]), build(models[1])
-    if hasattr(optimizers[0], "features"):
-        pytest.skip("torch fills the state by a step without a backward pass, which features refuse")
     train(models[0], optimizers[0], 2)
     optimizers[1].gates()
     saved = get_optimizer_state_dict(models[0], optimizers[0])
@@ -571,16 +571,28 @@ def test_complex_parameters_are_refused(build: Build) -> None:
         build(model)
 
 
-@every_optimizer
-@pytest.mark.parametrize("foreach", [False, True])
-def test_compiled_step_equals_the_eager_one(build: Build, foreach: bool) -> None:
-    """With dynamo and AOT autograd, which are fast enough for every optimizer."""
-    if foreach and not has_foreach(build):
-        pytest.skip("has one implementation")
+#: Each of these uses code that the others do not use.
+COMPILED = (
+    *("UPGD", "UPGD-local", "AdaUPGD-W-local-anticorrelated", "UPS", "PGD", "ShrinkAndPerturb"),
+    *("FeatureUPGD-W-local", "FeatureUPS", "MethodOptimizer"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "foreach"),
+    [
+        pytest.param(name, foreach, marks=() if name in COMPILED else pytest.mark.slow)
+        for name in OPTIMIZERS
+        for foreach in ([None] if name.startswith("MethodOptimizer") else [False, True])
+    ],
+)
+def test_compiled_step_equals_the_eager_one(name: str, foreach: bool | None) -> None:
+    """With dynamo and AOT autograd, for a network with few parameters."""
     torch._dynamo.reset()
-    models = network(torch.float64), network(torch.float64)
-    options = {"sigma": 0.0} | ({"foreach": foreach} if has_foreach(build) else {})
-    eager, optimizer = build(models[0], **options), build(models[1], **options)
+    layers = nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 4, bias=False)
+    models = [copy.deepcopy(nn.Sequential(*layers).double()) for _ in range(2)]
+    options = {"sigma": 0.0} if foreach is None else {"sigma": 0.0, "foreach": foreach}
+    eager, optimizer = (OPTIMIZERS[name](model, **options) for model in models)
     compiled = torch.compile(optimizer.step, backend="aot_eager")
     for step in range(4):
         for model, advance in ((models[0], eager.step), (models[1], compiled)):
@@ -636,11 +648,9 @@ def test_a_checkpoint_may_have_steps_that_are_numbers(build: Build) -> None:
     assert_same(*models)
 
 
-@every_optimizer
+@every_optimizer_of_parameters
 def test_invalid_defaults_are_refused_even_if_every_group_overrides_them(build: Build) -> None:
     model = network()
-    if hasattr(build(model), "features"):
-        pytest.skip("takes a model, not groups")
     good = nn.Module()
     good.parameters = lambda: [{"params": [param], "lr": 0.1} for param in model.parameters()]
     build(good, lr=0.2)

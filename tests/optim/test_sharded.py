@@ -6,7 +6,6 @@ import contextlib
 import copy
 import itertools
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from fused_checks import interpreted
 from optimizer_cases import Example
 from processes import WORLD, in_processes
 from torch import Tensor, nn
@@ -232,9 +232,8 @@ def check_fused_shards(rank: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's FSDP2 needs a GPU")
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
+@pytest.mark.skipif(not interpreted(), reason="needs Triton's interpreter")
 def test_fused_steps_of_shards() -> None:
-    pytest.importorskip("triton")
     in_processes(check_fused_shards, world=4)
 
 

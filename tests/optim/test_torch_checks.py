@@ -5,16 +5,14 @@ test cases; the behaviours that torch tests with them are re-created here in our
 """
 
 import copy
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from fused_checks import interpreted
 from torch import nn
-
-pytest.importorskip("expecttest", reason="torch's own test helpers import expecttest")
 from torch.testing._internal import common_optimizers as torchs
 from torch.testing._internal.common_optimizers import (
     ErrorOptimizerInput,
@@ -200,7 +198,10 @@ def test_foreach_matches_forloop(info: OptimizerInfo, case: OptimizerInput) -> N
 
 @pytest.mark.parametrize(
     ("package", "steps"),
-    [pytest.param("numba", 7, marks=pytest.mark.slow), ("triton", 2)],  # numba compiles a dozen kernels
+    [
+        pytest.param("numba", 7, marks=pytest.mark.slow),  # it compiles a dozen kernels
+        pytest.param("triton", 2, marks=pytest.mark.skipif(not interpreted(), reason="needs Triton's interpreter")),
+    ],
     ids=["numba", "triton"],
 )
 @every_configuration
@@ -208,10 +209,7 @@ def test_fused_matches_forloop(
     info: OptimizerInfo, case: OptimizerInput, package: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With numba's kernels, and with those for GPUs in Triton's interpreter."""
-    pytest.importorskip(package)
     if package == "triton":
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            pytest.skip("needs Triton's interpreter")
         monkeypatch.setitem(_fused._KINDS, "cpu", _fused._KINDS["cuda"])
     finals = []
     for options in ({"foreach": False}, {"fused": True}):

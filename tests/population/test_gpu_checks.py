@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import convolutions_on_gpu
 import general_on_gpu
@@ -19,11 +18,12 @@ from gpu_cases import CHECKS, NETWORKS, Problem, Run, Samples, both, compared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpu_main
 from upgd.networks import MLP
 from upgd.population import Learner, Population
 from upgd.population.cuda import backend as on_chip
 
-MAIN = Path(__file__).parents[1] / "gpu_main.py"
+MAIN = gpu_main.__file__
 LONG = [name for name in CHECKS if name.startswith("long_runs")]
 
 
@@ -58,23 +58,34 @@ def test_the_long_checks_run(monkeypatch, name: str) -> None:
     assert "means within 2 standard errors" in CHECKS[name].run("cpu")
 
 
+SOME = ["kernels_compile", "a_diverged_convnet_stays_alone", "test_curvature_gpu"]
+
+
+@pytest.mark.slow
 def test_all_at_once() -> None:
-    names = ["kernels_compile", "a_diverged_convnet_stays_alone", "test_curvature_gpu"]
-    command = [sys.executable, MAIN, "--device", "cpu", "--jobs", "2", *names]
+    """Several checks at once, in processes of their own."""
+    command = [sys.executable, MAIN, "--device", "cpu", "--jobs", "2", *SOME]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert all(name in done.stdout for name in names)
+    assert all(name in done.stdout for name in SOME)
     assert "3 passed, 0 failed" in done.stdout
 
 
-def test_a_failed_check_fails_the_run() -> None:
+def test_one_after_the_other(capsys) -> None:
+    assert gpu_main.main(["--device", "cpu", "--jobs", "1", *SOME]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in SOME)
+    assert "3 passed, 0 failed" in printed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_failed_check_fails_the_run(capsys, monkeypatch) -> None:
     """Without a GPU, every check that needs one fails."""
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    program = "import gpu_main; print(gpu_main.outcome('state_goes_on', 'cuda'))"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=MAIN.parent)
-    assert done.stdout.startswith("(False, 'state_goes_on"), done.stdout + done.stderr
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "none")
+    assert gpu_main.main(["state_goes_on"]) == 1
+    printed = capsys.readouterr().out
+    assert "state_goes_on" in printed
+    assert "0 passed, 1 failed" in printed
 
 
 def test_the_kernels_to_come_can_be_planned(monkeypatch) -> None:

@@ -101,7 +101,7 @@ def assert_equals_plain_loop(monkeypatch, network, stream, learners, steps=STEPS
 def test_equals_the_optimizers(monkeypatch, name):
     network, stream = NETWORKS[name]
     settings = PLAIN + COVERING if name in ("relu", "convolution") else [*PLAIN[2:3], *COVERING[1:8:2]]
-    assert_equals_plain_loop(monkeypatch, network, stream, learners_of(settings), steps=STEPS if name == "relu" else 40)
+    assert_equals_plain_loop(monkeypatch, network, stream, learners_of(settings), steps=60 if name == "relu" else 25)
 
 
 @pytest.mark.slow
@@ -113,13 +113,13 @@ def test_equals_the_optimizers_in_every_variant(monkeypatch, name):
 
 def test_a_single_layer_has_no_features_to_look_at(monkeypatch):
     weight_wise = [setting for setting in COVERING if setting["wise"] == "weight"]
-    assert_equals_plain_loop(monkeypatch, Linear(6, 3), Counters((6,), 3), learners_of(PLAIN + weight_wise), steps=40)
+    assert_equals_plain_loop(monkeypatch, Linear(6, 3), Counters((6,), 3), learners_of(PLAIN + weight_wise), steps=25)
 
 
 def test_any_module_runs(monkeypatch):
     first_order = [s for s in UTILITY if s["wise"] == "weight" and s["order"] == 1]
     learners = learners_of(PLAIN + first_order)
-    assert_equals_plain_loop(monkeypatch, Residual(6, 3), Counters((6,), 3), learners, steps=40)
+    assert_equals_plain_loop(monkeypatch, Residual(6, 3), Counters((6,), 3), learners, steps=25)
     assert_equals_plain_loop(monkeypatch, Residual(6, 3), Counters((6,), 3, "mse"), learners[:3], steps=20)
 
 
