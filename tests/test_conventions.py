@@ -6,8 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-yaml = pytest.importorskip("yaml", reason="PyYAML comes with zensical")
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -82,7 +81,6 @@ def test_the_address_of_the_repository_is_in_one_place_only():
 
 
 def test_links_of_the_readme_work_on_pypi():
-    pytest.importorskip("hatchling", reason="hatchling is not installed")
     for_pypi = runpy.run_path(str(ROOT / "hatch_build.py"))["for_pypi"]
     text = "[a](b.md#c) ![d](e.svg) [f](https://g) ![h](https://i)"
     assert for_pypi(text, "https://host/me") == (

@@ -240,7 +240,9 @@ def test_problems_methods_and_commands_are_listed():
 
 @pytest.mark.slow
 def test_the_figures_of_the_landing_page_are_drawn(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib").use("svg")
+    import matplotlib
+
+    matplotlib.use("svg")
     monkeypatch.chdir(tmp_path)
     figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
     monkeypatch.setitem(figures["_save"].__globals__, "IMAGES", tmp_path)

@@ -10,7 +10,8 @@ every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def read(path):
-    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    import nbformat
+
     return nbformat.read(path, as_version=4)
 
 
@@ -31,8 +32,8 @@ def check(notebook, name):
 @pytest.mark.slow
 @every
 def test_the_notebook_runs(path, monkeypatch, tmp_path):
-    client = pytest.importorskip("nbclient", reason="nbclient is not installed")
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    import nbclient
+
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = read(path)
     limits = {"seeds": 2, "steps": 500, "look_every": 100}
@@ -42,7 +43,7 @@ def test_the_notebook_runs(path, monkeypatch, tmp_path):
             lambda found: f"{found[1]}={min(int(found[2]), limits[found[1]])}",
             cell.source.replace("TASK, TASKS = 500, 20", "TASK, TASKS = 20, 6"),
         )
-    client.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     check(notebook, path.stem)
 
 

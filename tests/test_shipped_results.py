@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from upgd.experiments.paper.catalogue import settings_of
 from upgd.methods import METHODS
@@ -55,8 +56,6 @@ class Panel:
 @pytest.fixture(scope="module")
 def regenerated(tmp_path_factory):
     """A function of a page: the folder in which its command wrote it again from the files alone, and its plan."""
-    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
     from upgd.cli import main
     from upgd.experiments.paper import pages
 
@@ -190,7 +189,6 @@ def _quarter(row, which, metric):
 
 
 def _interval(values):
-    stats = pytest.importorskip("scipy.stats", reason="an independent t distribution")
     return stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
 
 
@@ -240,7 +238,6 @@ def test_every_number_of_a_table_follows_from_the_rows(page, panels):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_bold_is_significant_and_what_is_level_is_within_the_grid(page, panels):
-    stats = pytest.importorskip("scipy.stats", reason="an independent t-test")
     for panel in panels(page):
         lines, sign = panel.lines, 1 if panel.metric == "accuracy" else -1
         promised = [_promised(panel.searches[one.arm], one, panel.metric) for one in lines]
@@ -348,7 +345,8 @@ def test_the_page_can_be_written_from_the_files_alone(page, regenerated):
 @pytest.mark.parametrize("page", PAGES)
 def test_the_figures_can_be_drawn_from_the_files_alone(page, regenerated):
     """Curves and survival curves, byte for byte."""
-    matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    import matplotlib
+
     folder, _ = regenerated(page)
     shown = re.findall(r"^!\[.*\]\((.*\.svg)\)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(shown) == sorted(path.name for path in folder.glob("*.svg"))

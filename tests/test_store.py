@@ -280,7 +280,7 @@ def test_a_disk_that_is_really_full(tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", small], capture_output=True).returncode:
-        pytest.skip("this machine does not let us mount")
+        pytest.skip("this machine does not allow mounting a file system")
     try:
         with Store.write(small / "r.db") as store:
             store.add([record(seed=0)])

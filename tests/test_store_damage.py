@@ -129,7 +129,7 @@ def test_a_store_cut_off_anywhere_is_reported(sound, tmp_path):
         assert reported(tmp_path / "cut.db")[0], length
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks Linux which files are open")
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc/self/fd")
 def test_a_store_that_cannot_be_opened_is_closed_at_once(sound, tmp_path):
     path = tmp_path / "r.db"
     path.write_bytes(damaged_by([35], sound.read_bytes()))
@@ -247,7 +247,6 @@ def test_repair_reads_around_pages_that_cannot_be_read(sound, tmp_path):
     ids=" ".join,
 )
 def test_commands_report_it_with_their_exit_status(sound, tmp_path, monkeypatch, upgd, command):
-    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
     number = damaged_row(sound, Path("r.db"))
@@ -262,7 +261,6 @@ def test_commands_report_it_with_their_exit_status(sound, tmp_path, monkeypatch,
 
 
 def test_the_commands_check_and_repair(sound, tmp_path, monkeypatch, upgd):
-    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     monkeypatch.chdir(tmp_path)
     whole = everything(sound)[0]
     assert upgd("store", "check", str(sound)) == (0, f"{whole} learners in {sound} are intact\n", "")
@@ -292,14 +290,12 @@ def check_commands(sound, upgd, count, seed):
 
 
 def test_commands_on_flipped_bits(sound, tmp_path, monkeypatch, upgd):
-    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     monkeypatch.chdir(tmp_path)
     check_commands(sound, upgd, 24, 7)
 
 
 @pytest.mark.slow
 def test_commands_on_many_flipped_bits(sound, tmp_path, monkeypatch, upgd):
-    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     monkeypatch.chdir(tmp_path)
     check_commands(sound, upgd, 1_000, 8)
 

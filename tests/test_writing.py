@@ -137,7 +137,7 @@ def test_a_device_is_written_to(folder, through_a_link):
         os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 3))
         node.open("wb").close()
     except (AttributeError, OSError):
-        pytest.skip("this machine does not let us make a device")
+        pytest.skip("this machine does not allow creating a device")
     name = folder / "link"
     name.symlink_to(node)
     write(name if through_a_link else node)
@@ -176,7 +176,7 @@ def test_folders_get_a_sentence(folder):
         write(folder / "nowhere" / "page.html")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a disk that is full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_named_by_the_file_that_the_user_knows(folder, monkeypatch):
     def full(*_):
         os.write(device, b"x")
@@ -190,7 +190,7 @@ def test_a_full_disk_is_named_by_the_file_that_the_user_knows(folder, monkeypatc
     assert not list(folder.iterdir())
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everything")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write to read-only files")
 def test_a_read_only_file_is_kept(folder):
     path = folder / "page.html"
     path.write_bytes(b"old")

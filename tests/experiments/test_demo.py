@@ -4,13 +4,11 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from made_records import seeds
 
 from upgd.experiments import Results
 from upgd.experiments.demo import Show, _drawing, _page, _words
-
-pytest.importorskip("matplotlib", reason="figures need matplotlib")
+from upgd.report import colours
 
 
 def learners(method: str, curve: list[float], *, regression: bool = False) -> list:
@@ -42,7 +40,6 @@ def test_a_single_method_has_no_summary():
 
 
 def test_on_a_dark_page_every_line_and_letter_is_visible():
-    colours = pytest.importorskip("upgd.report.colours")
     drawing = _drawing("A title", Results([*learners("upgd", [0.5] * 4), *learners("sgd", [0.4] * 4)]))
     used = set(re.findall(r"var\(--of-([0-9a-f]{6}), #\1\)", drawing))
     on_dark = dict(re.findall(r"--of-([0-9a-f]{6}): (#[0-9a-f]{6})", drawing))

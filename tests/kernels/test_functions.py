@@ -1,13 +1,10 @@
 """Functions that rules may call."""
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("numba", reason="the kernels need numba")
-
-import numba
 
 from upgd.kernels import functions
 

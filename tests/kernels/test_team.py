@@ -10,9 +10,6 @@ import torch
 from torch import nn
 
 import upgd
-
-pytest.importorskip("numba", reason="the kernels need numba")
-
 from upgd.kernels import team
 from upgd.kernels.machine import entry_point, result_of, skip, taken
 
@@ -38,7 +35,7 @@ def threads_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "a pool":
         monkeypatch.setattr(team, "_openmp", lambda: None)
     elif team._openmp() is None:
-        pytest.skip("torch has no OpenMP that can be called")
+        pytest.skip("the OpenMP of this torch cannot be called")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -55,7 +52,7 @@ def mark_numbers():
     return mark
 
 
-@pytest.mark.skipif(not team.number_of_thread(), reason="torch has no OpenMP that can be called")
+@pytest.mark.skipif(not team.number_of_thread(), reason="the OpenMP of this torch cannot be called")
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_have_different_numbers(threads: int) -> None:
     numbers = np.array([team.number_of_thread(), *[0] * 8], np.int64)

@@ -15,12 +15,9 @@ from upgd.networks import MLP, ConvNet
 from upgd.noise import Purpose, normals, words
 from upgd.population import Learner, Population
 from upgd.population.choose import choose
+from upgd.population.kernel import GeneratedBackend, KernelBackend, generated
 from upgd.population.spec import groups
 from upgd.streams import Chunk, make
-
-numba = pytest.importorskip("numba", reason="kernels need numba")
-
-from upgd.population.kernel import GeneratedBackend, KernelBackend, generated  # noqa: E402
 
 DIGITS = make("output-permuted-digits", task_length=50)
 NETWORK = MLP((64, 20, 12, 10))

@@ -168,7 +168,6 @@ def test_no_results_is_no_error():
 
 def test_the_commands_run_the_same_learners():
     """A command of the page has the same keys as the records that it was generated from."""
-    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     from upgd.cli import app
 
     records = [

@@ -338,7 +338,6 @@ def test_the_open_page_keeps_unfolded_tables_and_focus(watch, open_page):
 
 
 def test_ctrl_c_ends_the_command_without_a_trace(tmp_path):
-    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     with Store.write(tmp_path / "r.db") as store:
         store.add(seeds(1, "sgd"))
     command = [sys.executable, "-c", "from upgd.cli import main; main()", "watch", "r.db", "--no-browser"]
@@ -357,7 +356,6 @@ def test_ctrl_c_ends_the_command_without_a_trace(tmp_path):
 
 
 def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     from upgd.cli import main
 
     monkeypatch.chdir(tmp_path)

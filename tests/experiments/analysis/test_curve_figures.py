@@ -2,11 +2,13 @@
 
 from itertools import pairwise
 
+import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_records import record, seeds
+from scipy import stats
 
 from upgd.experiments import Results
 from upgd.experiments.analysis import figures
@@ -18,18 +20,15 @@ from upgd.methods import METHODS
 from upgd.methods.colours import colours
 from upgd.store import Store
 
-matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
 matplotlib.use("agg")
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 10, 20, 31, 32, 50, 1000])
 def test_the_t_distribution_is_students(count):
-    t = pytest.importorskip("scipy.stats").t
-    assert quantile(count - 1) == pytest.approx(t.ppf(0.975, count - 1), rel=1e-9)
+    assert quantile(count - 1) == pytest.approx(stats.t.ppf(0.975, count - 1), rel=1e-9)
 
 
 def test_the_band_is_the_confidence_interval_of_the_mean():
-    stats = pytest.importorskip("scipy.stats")
     values = np.random.default_rng(0).normal(size=(7, 5))
     mean, reach = band(values)
     low, high = stats.t.interval(0.95, 6, loc=values.mean(0), scale=stats.sem(values))

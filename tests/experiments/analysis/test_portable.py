@@ -167,7 +167,6 @@ def test_curves_of_different_windows_are_drawn_together():
 
 
 def test_commands(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
     from upgd.cli import main
     from upgd.store import Store
 

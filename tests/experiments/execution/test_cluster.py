@@ -63,7 +63,6 @@ def test_slices_give_the_whole_result(look_every):
     ],
 )
 def test_without_a_cluster_there_is_one_sentence(address, words):
-    pytest.importorskip("ray", reason="ray is not installed")
     with pytest.raises(ValueError, match=words):
         on_ray(address)
 
@@ -244,7 +243,6 @@ def _session(leader: int) -> list[int]:
 
 @pytest.fixture
 def cluster():
-    pytest.importorskip("ray", reason="ray is not installed")
     if not Path("/proc/self/stat").exists():
         pytest.skip("needs /proc to find the processes of a node")
     folder = Path(f"/tmp/upgd-ray-{os.getpid()}")  # Ray's sockets need a short path

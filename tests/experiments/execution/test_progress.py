@@ -6,6 +6,7 @@ import os
 import time
 
 import pytest
+from rich.console import Console
 
 from upgd.experiments.execution import progress as module
 from upgd.experiments.execution.jobs import Job
@@ -236,7 +237,7 @@ def test_the_bar_of_final_runs_is_not_that_of_the_search(monkeypatch):
     ],
 )
 def test_a_narrow_terminal_keeps_bars_and_the_time_that_is_left(clock, width, note):
-    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=True, width=width)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
     progress, first, second = started(clock)
     progress.update(first, 0, 0)
     clock.now += 20
@@ -252,7 +253,7 @@ def test_a_narrow_terminal_keeps_bars_and_the_time_that_is_left(clock, width, no
 
 @pytest.mark.parametrize(("width", "said"), [(80, True), (60, False)])
 def test_a_narrow_terminal_shows_the_reason_if_it_fits(clock, width, said):
-    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=True, width=width)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
     with module._Bars(console) as bars:
         bars(started(clock)[0])
     assert ("starting (compiles the first time)" in _last_line(console, " 0%")) == said

@@ -28,7 +28,6 @@ from upgd.experiments.paper.statistics import against_all
 
 
 def test_numbers_are_the_records(tmp_path):
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
     found = reproduce(plan("toy-changing-outputs", "smoke", panels=["weight-global"]), run)
     (tmp_path / "toy-changing-outputs.notes.md").write_text("We agree.\n", encoding="utf-8")
     page = write_page(found, tmp_path, "upgd reproduce toy-changing-outputs --scale smoke").read_text(encoding="utf-8")
@@ -208,7 +207,6 @@ def test_the_page_compares_its_scale_with_the_paper():
 
 
 def test_learners_that_all_diverged_have_no_numbers(tmp_path):
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
 
     def compute(experiment):
         return results(experiment, diverged_at=lambda one: 30 if one.method == "pgd" else None)

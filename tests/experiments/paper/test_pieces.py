@@ -75,8 +75,6 @@ def test_after_the_time_limit_the_same_call_resumes(tmp_path):
 
 
 def test_a_killed_piece_loses_nothing(tmp_path):
-    pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
     words = (
         "reproduce ups-stationary-mnist --scale smoke --panels weight-white --steps 1000 --final-seeds 99 --job-size 1"
     )

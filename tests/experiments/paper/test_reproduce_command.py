@@ -11,8 +11,6 @@ from upgd.experiments.execution.progress import duration
 from upgd.experiments.paper.catalogue import STUDIES
 from upgd.store import Store
 
-pytest.importorskip("cyclopts", reason="the command line needs cyclopts")
-
 
 @pytest.fixture
 def upgd(tmp_path, monkeypatch, capsys):
@@ -31,7 +29,6 @@ def upgd(tmp_path, monkeypatch, capsys):
 
 
 def test_it_runs_reports_progress_and_rewrites_the_page(upgd, tmp_path):
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
     what = "reproduce ups-stationary-mnist --scale smoke --panels weight-white --sweep-steps 20 --steps 40"
     code, said = upgd(f"{what} --dry-run")
     assert code == 0
@@ -53,7 +50,6 @@ def test_it_runs_reports_progress_and_rewrites_the_page(upgd, tmp_path):
 
 
 def test_what_is_computed_and_left_by_panel(upgd, tmp_path):
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
     small = "--scale smoke --steps 20"
     code, said = upgd(f"reproduce ups-stationary-mnist {small} --panels weight-white --quiet --workers 1")
     assert code == 0, said.err
@@ -89,7 +85,6 @@ def test_what_is_left_is_counted_without_the_data(upgd):
 
 
 def test_only_some_values(upgd, tmp_path):
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
     what = "reproduce ups-stationary-mnist --scale smoke --grid paper --panels weight-white --steps 20"
     code, said = upgd(f"{what} --only sigma=0.1,0.01 --only beta-utility=0.9 --quiet --workers 1")
     assert code == 0, said.err
@@ -133,7 +128,6 @@ def test_data_that_an_experiment_does_not_have_have_no_stand_in(upgd, study, say
 
 
 def test_of_several_studies_those_without_results_are_left_out(upgd, tmp_path):
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
     small = "--scale smoke --panels weight-white --steps 20"
     assert upgd(f"reproduce ups-stationary-mnist {small} --quiet --workers 1")[0] == 0
     page = tmp_path / "reproduced" / "ups-stationary-mnist.md"
