@@ -57,9 +57,10 @@ class Panel:
 def regenerated(tmp_path_factory):
     """A function of a page: the folder in which its command wrote it again from the files alone, and its plan."""
     from upgd.cli import main
+    from upgd.experiments.analysis import figures
     from upgd.experiments.paper import pages
 
-    written, done = pages.write_page, {}
+    written, saved, done = pages.write_page, figures.write, {}
 
     def again(page):
         if page in done:
@@ -73,6 +74,8 @@ def regenerated(tmp_path_factory):
             patch.delenv("UPGD_STORE", raising=False)
             patch.setenv("UPGD_DATA", str(folder / "no-data"))
             patch.setattr(pages, "write_page", lambda *args: [found.append(args[0]), written(*args)][1])
+            # Only SVGs are shipped.
+            patch.setattr(figures, "write", lambda *args: saved(*args) if args[-1] == "svg" else None)
             with pytest.raises(SystemExit) as exit_:
                 main([*shlex.split(_command(page)), "--write-only", "--output", "out"])
         assert exit_.value.code == 0

@@ -157,7 +157,7 @@ def test_saved_figures_are_the_same_byte_for_byte(tmp_path):
         return figures.save(figure, tmp_path / name)
 
     first, second = drawn("a"), drawn("b")
-    assert [path.name for path in first] == ["a.png", "a.svg", "a.pdf"]
+    assert [path.name for path in first] == ["a.svg", "a.png", "a.pdf"]
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
         assert len(one.read_bytes()) > 2_000

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Band", "Look", "curves", "panels", "save", "write"]
+__all__ = ["Band", "Look", "curves", "panels", "save", "survival", "write"]
 
 #: The band around a mean: its 95 % confidence interval, one standard deviation of the seeds, their range, or none.
 Band = Literal["ci", "sd", "range"] | None
@@ -137,25 +137,66 @@ def curves(
     drawn = [(look, steps, values) for look, steps, values in drawn if len(values)]
     for look, steps, values in drawn:
         _draw(ax, look, steps, values, comparison.metric, band, style)
-    _furnish(ax, comparison, [values for *_, values in drawn], style)
+    _furnish(ax, style)
+    ax.set_xlim(0, comparison.steps)
+    if comparison.metric == "loss" and _spans_decades(values for *_, values in drawn):
+        ax.set_yscale("log")
+        ax.minorticks_off()
     if limits is not None:
         ax.set_ylim(limits)
     if legend:
         ax.legend()
     elif legend is None:
         _label(ax, [(look, values[:, -1].mean()) for look, _, values in drawn])
+    seeds = max((len(values) for *_, values in drawn), default=0)
+    _title(ax, title or comparison.problem, _subtitle(comparison, entries, seeds, band, fresh=fresh), style)
+    return ax
+
+
+def survival(
+    runs: Iterable[tuple[Look, NDArray[Any], NDArray[Any]]], *, ax: "Axes", title: str, subtitle: str
+) -> "Axes":
+    """Draw the fraction of runs that have not diverged over time.
+
+    Args:
+        runs: for each curve its look, and the steps and fractions of its corners.
+        ax: the axes.
+        title: the title.
+        subtitle: the line below it.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    style, runs = _style(), list(runs)
+    for look, steps, share in runs:
+        ax.step(
+            *(np.maximum(steps, 1), share),
+            where="post",
+            color=look.colour,
+            linewidth=style["lines.linewidth"],
+            linestyle=STYLES[look.dash],
+        )
+    ax.set_xscale("log")
+    ax.minorticks_off()
+    _furnish(ax, style)
+    ax.set_xlim(1, max(steps[-1] for _, steps, _ in runs))
+    lost = 1 - min(share[-1] for *_, share in runs)
+    ax.set_ylim(max(0.0, 1 - 1.3 * lost), 1)
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+    _label(ax, [(look, share[-1]) for look, _, share in runs])
+    _title(ax, title, subtitle, style)
+    return ax
+
+
+def _title(ax: "Axes", title: str, subtitle: str, style: Mapping[str, Any]) -> None:
     ax.set_title(
-        title or comparison.problem,
+        title,
         loc=style["axes.titlelocation"],
         fontsize=style["axes.titlesize"],
         fontweight=style["axes.titleweight"],
         color=None if style["axes.titlecolor"] == "auto" else style["axes.titlecolor"],
         pad=22,
     )
-    seeds = max((len(values) for *_, values in drawn), default=0)
-    subtitle = _subtitle(comparison, entries, seeds, band, fresh=fresh)
     ax.text(0, 1.02, subtitle, transform=ax.transAxes, fontsize=_size(9.5), color=style["text.color"])
-    return ax
 
 
 def _best_entries(comparison: Comparison) -> tuple[list[Entry], bool]:
@@ -214,7 +255,7 @@ def save(figure: "Figure | Axes", path: str | os.PathLike[str]) -> list[Path]:
     drawn = figure if isinstance(figure, Figure) else cast("Figure", figure.figure)
     stem = Path(path)
     stem = stem.with_suffix("") if stem.suffix in (".png", ".svg", ".pdf") else stem
-    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg", "pdf")]
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("svg", "png", "pdf")]
     for path in paths:
         write(drawn, path, path.suffix[1:])
     return paths
@@ -305,7 +346,7 @@ def _draw(
     )
 
 
-def _furnish(ax: "Axes", comparison: Comparison, values: Iterable[NDArray[Any]], style: Mapping[str, Any]) -> None:
+def _furnish(ax: "Axes", style: Mapping[str, Any]) -> None:
     from matplotlib.ticker import FuncFormatter
 
     for side in ("top", "right", "left"):
@@ -324,10 +365,6 @@ def _furnish(ax: "Axes", comparison: Comparison, values: Iterable[NDArray[Any]],
         )
     ax.xaxis.set_major_formatter(FuncFormatter(lambda step, _: _steps(step)))
     ax.set_xlabel("step", color=style["axes.labelcolor"], fontsize=style["axes.labelsize"])
-    ax.set_xlim(0, comparison.steps)
-    if comparison.metric == "loss" and _spans_decades(values):
-        ax.set_yscale("log")
-        ax.minorticks_off()
 
 
 def _spans_decades(values: Iterable[NDArray[Any]]) -> bool:

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from upgd.experiments.analysis import figures
 from upgd.experiments.analysis.bands import band, of_seeds
 from upgd.experiments.analysis.compare import Comparison
@@ -48,7 +46,6 @@ def draw_survival(found: Reproduction) -> "dict[str, Figure]":
     """Return a figure of the fraction of runs that have not diverged over time, for panels with diverged runs, by key."""
     figures.check()
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
 
     drawn = {}
     for panel in found.plan.panels:
@@ -56,21 +53,19 @@ def draw_survival(found: Reproduction) -> "dict[str, Figure]":
         if found.panel(panel)[0] is None or not any((own >= 0).any() for own in runs.values()):
             continue
         drawn[f"{panel.key}-survival"] = figure = Figure(figsize=(8, 3.4), layout="constrained")
-        ax = figure.subplots()
-        for arm, own in runs.items():
-            look = _look(arm)
-            steps, share = survival(own, found.plan.place(arm, searching=True).steps)
-            style = figures.STYLES[look.dash]
-            label = f"{look.name} ({len(own):,} runs)"
-            ax.step(np.maximum(steps, 1), share, where="post", color=look.colour, linestyle=style, label=label)
-        ax.set_xscale("log")
-        least = min(float((own < 0).mean()) for own in runs.values())
-        ax.set_ylim(max(0.0, 1 - 1.5 * (1 - least)), 1 + 0.05 * (1 - least))
-        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-        ax.set_title(f"{panel.title}: runs of the search that have not diverged", loc="left", fontsize=11)
-        ax.set_xlabel("step")
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(1.01, 0))
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr, call-arg]
+        figures.survival(
+            [
+                (
+                    _look(arm)._replace(name=f"{arm.name} ({len(own):,} run{'s' * (len(own) != 1)})"),
+                    *survival(own, found.plan.place(arm, searching=True).steps),
+                )
+                for arm, own in runs.items()
+            ],
+            ax=figure.subplots(),
+            title=panel.title,
+            subtitle="runs of the search that have not diverged",
+        )
     return drawn
 
 
