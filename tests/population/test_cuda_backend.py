@@ -15,6 +15,7 @@ from upgd.streams.contract import Chunk
 
 CPU = torch.device("cpu")
 LEARNERS, STEPS, CLUSTERS = 7, 5, 3
+CHUNK = Chunk(start=0, targets=torch.zeros(1, STEPS, 1), dense=torch.zeros(1, STEPS, 4), white=255)
 
 
 @pytest.fixture
@@ -45,8 +46,7 @@ def _backend() -> on_chip.CudaBackend:
 def _advanced(diverged: list[int]) -> None:
     tally = Tally.empty(LEARNERS)
     tally.diverged_at[diverged] = 2
-    chunk = Chunk(start=0, targets=torch.zeros(1, STEPS, 1), dense=torch.zeros(1, STEPS, 4), white=255)
-    _backend().advance(chunk, "mse", tally)
+    _backend().advance(CHUNK, "mse", tally)
 
 
 def test_the_kernel_gets_the_schedule_of_all_learners(launches: list[np.ndarray]) -> None:
@@ -61,6 +61,15 @@ def test_diverged_learners_are_left_out_of_the_schedule(launches: list[np.ndarra
     wanted = schedule(4, STEPS, CLUSTERS)[0]
     assert segments[:, 0].tolist() == [[1, 2, 4, 5][learner] for learner in wanted[:, 0]]
     assert np.array_equal(segments[:, 1:], wanted[:, 1:])
+
+
+def test_learners_that_are_known_to_have_diverged_are_not_looked_up(launches: list[np.ndarray]) -> None:
+    backend, tally = _backend(), Tally.empty(LEARNERS)
+    backend.alive = torch.tensor([False, True, True, False, True, True, False])
+    tally.diverged_at = None  # on a GPU, reading it would wait
+    backend.advance(CHUNK, "mse", tally)
+    (segments,) = launches
+    assert set(segments[:, 0].tolist()) == {1, 2, 4, 5}
 
 
 def test_nothing_is_launched_if_all_have_diverged(launches: list[np.ndarray]) -> None:

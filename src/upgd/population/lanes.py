@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from upgd.population.backend import Backend, Loss, Tally
 from upgd.streams.contract import Chunk
@@ -27,6 +28,7 @@ class Sharing(Protocol):
     """A backend that uses a limited number of clusters of multiprocessors, so that other backends can run concurrently."""
 
     clusters: int | None  #: the number of clusters that it may use; None for all
+    alive: Tensor | None  #: which learners have not diverged, on the host; None if unknown
     room: int  #: the number of clusters available to it alone
     cost: float  #: the cost of a step of one learner in one cluster, relative to other backends
     size: int  #: the number of multiprocessors per cluster
@@ -60,14 +62,16 @@ class Lanes:
     def advance(self, chunk: Chunk, loss: Loss) -> None:
         """Advance every group with a learner that has not diverged, and wait for all."""
         every = [tally.diverged_at for _, tally in self._groups]
-        counts = [int(own.sum()) for own in torch.split((torch.cat(every) < 0).cpu(), [len(own) for own in every])]
-        alive = {number: count for number, count in enumerate(counts) if count}
+        masks = torch.split((torch.cat(every) < 0).cpu(), [len(own) for own in every])
+        alive = {number: count for number, own in enumerate(masks) if (count := int(own.sum()))}
         if self._device.type != "cuda":
             self._one_by_one(list(alive), chunk, loss)
             return
         greedy = [number for number in alive if self._groups[number][0].fills_device]
         modest = [number for number in alive if number not in greedy]
         sharing = {n: backend for n in greedy if isinstance(backend := self._groups[n][0], Sharing)}
+        for number, backend in sharing.items():
+            backend.alive = masks[number]
         if len(sharing) > 1:
             self._share(sharing, alive, chunk, loss)
             greedy = [number for number in greedy if number not in sharing]

@@ -144,6 +144,8 @@ class CudaBackend:
     fills_device = True
     #: Number of clusters that it may use; None for all.
     clusters: int | None = None
+    #: Which learners have not diverged, on the host; None to ask the tally, which waits for the GPU.
+    alive: Tensor | None = None
 
     def __init__(
         self,
@@ -199,12 +201,11 @@ class CudaBackend:
             kernel = _kernel(self._plan, loss, chunk.index is not None, self._device)
             clusters = kernel.active if self.clusters is None else self.clusters
             # The kernel skips diverged learners, but in the schedule they would keep clusters from the others.
-            rows = (tally.diverged_at < 0).nonzero().squeeze(1).int()
+            alive = (tally.diverged_at < 0).cpu() if self.alive is None else self.alive
+            rows = alive.nonzero().squeeze(1).int().numpy()
             if not len(rows):
                 return
-            segments, begins = _schedule(len(rows), chunk.length, clusters, self._device)
-            if len(rows) < len(tally.diverged_at):
-                segments = torch.cat([rows[segments[:, :1].long()], segments[:, 1:]], 1)
+            segments, begins = _schedule(rows.tobytes(), chunk.length, clusters, self._device)
             self._telling += 1
             self._input_shape = _input_shape(chunk)
             far = (len(begins) - 1) * self._plan.cluster * self._plan.far_floats
@@ -345,10 +346,12 @@ def _each_plan(layers: Layers, kind: Kind, program: Program | None, limit: int) 
             yield convolutional.plan(layers, kind, cluster, limit, program)
 
 
-@functools.lru_cache(maxsize=64)
-def _schedule(learners: int, steps: int, clusters: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the schedule; cached on the device, because copying it would wait for running kernels."""
-    segments, begins = schedule(learners, steps, clusters)
+@functools.lru_cache(maxsize=256)
+def _schedule(rows: bytes, steps: int, clusters: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the schedule of learners (int32), cached on the device, because copying it would wait for running kernels."""
+    learners = np.frombuffer(rows, np.int32)
+    segments, begins = schedule(len(learners), steps, clusters)
+    segments[:, 0] = learners[segments[:, 0]]
     return torch.from_numpy(segments).to(device), torch.from_numpy(begins).to(device)
 
 
