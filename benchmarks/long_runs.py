@@ -171,6 +171,7 @@ def compute(
     data: str = "mnist",
     backend: str = "auto",
     together: int | None = None,
+    first_seed: int = 0,
 ) -> list[str]:
     """Run the variants that are not in the file, append their results to it, and return the names of those that failed.
 
@@ -183,11 +184,12 @@ def compute(
         data: The data set, "mnist" or "digits".
         backend: The backend of the population.
         together: Number of variants in one population. Default: 5 on a GPU, which fills it; 1 on a CPU.
+        first_seed: The first seed. Other seeds repeat a comparison independently of the first one.
     """
     if unknown := [name for name in names if name not in VARIANTS]:
         raise ValueError(f"there is no variant {unknown[0]!r}; choose from {', '.join(map(repr, VARIANTS))}")
     known = read(output) if Path(output).exists() else {}
-    _check_same_runs(output, known, steps, seeds)
+    _check_same_runs(output, known, steps, seeds, first_seed)
     missing = [name for name in names if name not in known]
     if len(missing) < len(names):
         print(f"{len(names) - len(missing)} of {len(names)} variants are already in {output}", flush=True)
@@ -202,7 +204,7 @@ def compute(
     for kind in KINDS:
         own = [name for name in missing if name in kind]
         for batch in (own[i : i + size] for i in range(0, len(own), size)):
-            failed += _tried(output, batch, data, steps, seeds, where)
+            failed += _tried(output, batch, data, steps, seeds, first_seed, where)
     return failed
 
 
@@ -221,11 +223,15 @@ def _tried(output: str, names: list[str], *arguments: Any) -> list[str]:
     return []
 
 
-def _run(output: str, names: list[str], data: str, steps: int, seeds: int, where: dict[str, str]) -> None:
+def _run(
+    output: str, names: list[str], data: str, steps: int, seeds: int, first_seed: int, where: dict[str, str]
+) -> None:
     """Run some variants of one kind in one population, and append their results to the file."""
     own = problem(data, kind_of(names[0]))
     steps, seeds = runs_of(names[0], steps, seeds)
-    learners = [Learner(seed=seed, **VARIANTS[name]) for name in names for seed in range(seeds)]
+    learners = [
+        Learner(seed=seed, **VARIANTS[name]) for name in names for seed in range(first_seed, first_seed + seeds)
+    ]
     begin = time.perf_counter()
     population = Population(own.network, learners, **where)
     result = population.run(own.stream, steps)
@@ -265,17 +271,17 @@ def _append(path: str, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _check_same_runs(path: str, known: "dict[str, Runs]", steps: int, seeds: int) -> None:
+def _check_same_runs(path: str, known: "dict[str, Runs]", steps: int, seeds: int, first_seed: int) -> None:
     for name, runs in known.items():
         if name in VARIANTS and runs.what[-1] != json.dumps(VARIANTS[name]):
             raise ValueError(
                 f"{path} has other settings of {name!r}: {runs.what[-1]}; remove its rows to compute them again"
             )
         wanted = runs_of(name, steps, seeds)
-        if (runs.ends[-1], len(runs.seeds)) != wanted:
+        if (runs.ends[-1], len(runs.seeds)) != wanted or runs.seeds[0] != first_seed:
             raise ValueError(
-                f"{path} has {len(runs.seeds)} seeds × {runs.ends[-1]} steps of {name!r}, not {wanted[1]} × {wanted[0]}; "
-                "choose another --output, or the same --seeds and --steps"
+                f"{path} has {len(runs.seeds)} seeds from {runs.seeds[0]} × {runs.ends[-1]} steps of {name!r}, not {wanted[1]} from "
+                f"{first_seed} × {wanted[0]}; choose another --output, or the same --seeds, --first-seed and --steps"
             )
 
 
@@ -450,6 +456,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     computing.add_argument("--output", required=True, metavar="FILE.csv", help="the results; existing ones are kept")
     computing.add_argument("--steps", type=int, default=50_000, help="default: %(default)s")
     computing.add_argument("--seeds", type=int, default=10, help="default: %(default)s")
+    computing.add_argument("--first-seed", type=int, default=0, help="for an independent repetition; default: 0")
     computing.add_argument("--names", nargs="+", default=list(VARIANTS), metavar="NAME", help="default: all variants")
     computing.add_argument("--data", choices=("mnist", "digits"), default="mnist", help="default: %(default)s")
     computing.add_argument(

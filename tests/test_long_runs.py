@@ -188,10 +188,20 @@ def test_computed_variants_are_kept(tmp_path, capsys, monkeypatch) -> None:
     assert computed(tmp_path / "together.csv", "--steps", "12", "--together", "2", "--names", *RESETTING) == 0
     assert command(["compare", str(path), str(tmp_path / "together.csv")]) == 0
     assert computed(path, "--steps", "13", "--names", *RESETTING) == 2
-    assert "has 2 seeds × 12 steps of '64-100-50-10: ReDo', not 2 × 13" in capsys.readouterr().err
+    assert "has 2 seeds from 0 × 12 steps of '64-100-50-10: ReDo', not 2 from 0 × 13;" in capsys.readouterr().err
+    assert computed(path, "--steps", "12", "--first-seed", "5", "--names", *RESETTING) == 2
+    assert "not 2 from 5 × 12" in capsys.readouterr().err
     monkeypatch.setitem(VARIANTS, RESETTING[0], {"method": "redo", "lr": 1.0})
     assert computed(path, "--steps", "12", "--names", *RESETTING) == 2
     assert "cpu.csv has other settings of '64-100-50-10: ReDo': " in capsys.readouterr().err
+
+
+def test_other_seeds(tmp_path) -> None:
+    assert computed(tmp_path / "a.csv", "--steps", "9", "--seeds", "3", "--names", RESETTING[0]) == 0
+    assert computed(tmp_path / "b.csv", "--steps", "9", "--first-seed", "1", "--names", RESETTING[0]) == 0
+    three, two = (read(tmp_path / name)[RESETTING[0]] for name in ("a.csv", "b.csv"))
+    assert two.seeds == (1, 2)
+    np.testing.assert_allclose(two.curves["loss"], three.curves["loss"][1:], rtol=1e-5)
 
 
 def test_a_variant_that_fails_does_not_stop_the_others(tmp_path, capsys, monkeypatch) -> None:
