@@ -281,7 +281,8 @@ def _check_same_runs(path: str, known: "dict[str, Runs]", steps: int, seeds: int
         if (runs.ends[-1], len(runs.seeds)) != wanted or runs.seeds[0] != first_seed:
             raise ValueError(
                 f"{path} has {len(runs.seeds)} seeds from {runs.seeds[0]} × {runs.ends[-1]} steps of {name!r}, "
-                f"not {wanted[1]} from {first_seed} × {wanted[0]}; choose another --output, or the same --seeds, --first-seed and --steps"
+                f"not {wanted[1]} from {first_seed} × {wanted[0]}; choose another --output, or the same --seeds, "
+                "--first-seed and --steps"
             )
 
 
