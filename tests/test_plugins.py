@@ -182,7 +182,7 @@ def test_definitions_in_a_notebook_are_refused_in_other_processes(monkeypatch):
 
 SWEEP = [
     *("sweep", "jumping-blobs", "--methods", "anchor,sgd", "--lr", "0.05", "--strength", "0.1,0.01"),
-    *("--network", "residual", "--seeds", "2", "--steps", "600", "--option", "task_length=100", "--look-every", "300"),
+    *("--network", "residual", "--seeds", "2", "--steps", "300", "--option", "task_length=50", "--look-every", "150"),
 ]
 
 

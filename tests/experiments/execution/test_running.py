@@ -607,6 +607,14 @@ def test_an_estimate_does_not_divide_jobs(monkeypatch, workers, seconds):
     assert estimate.estimate([upgd, sgd, sgd], workers, "cpu", "torch") == seconds
 
 
+def test_a_job_is_not_measured_for_longer_than_it_takes(monkeypatch):
+    measured = []
+    monkeypatch.setattr(estimate, "Population", lambda *args: measured.append(Population(*args)) or measured[-1])
+    job = Job("output-permuted-digits", {}, "8", 20, (Learner(method="sgd", lr=0.1),))
+    estimate.estimate([job], 1, "cpu", "torch", seconds=2.0)
+    assert 20 <= measured[0].step <= 4 + 8 + 16
+
+
 def test_a_measurement_of_speed_is_not_fooled_by_learners_that_would_diverge(monkeypatch):
     measured = []
     monkeypatch.setattr(estimate, "Population", lambda *args: measured.append(Population(*args)) or measured[-1])

@@ -1,5 +1,6 @@
 """Estimate how long a sweep will take, from a short measurement on this machine."""
 
+import math
 import time
 from collections.abc import Sequence
 from heapq import heapreplace
@@ -19,7 +20,7 @@ __all__ = ["estimate", "learner_steps_per_second"]
 
 
 def estimate(jobs: Sequence[Job], workers: int, device: str, backend: BackendName, seconds: float = 0.5) -> float:
-    """Return the estimated seconds for the jobs, after measuring each kind of computation for ``seconds``."""
+    """Return the estimated seconds for the jobs, after measuring each kind of computation for at most ``seconds``."""
     if not jobs:
         return 0.0
     stream = make(jobs[0].problem, **jobs[0].options)
@@ -31,7 +32,9 @@ def estimate(jobs: Sequence[Job], workers: int, device: str, backend: BackendNam
     try:
         for job in jobs:
             if _kinds(job) not in rates:
-                rates[_kinds(job)] = learner_steps_per_second(network, stream, job.learners, device, backend, seconds)
+                rates[_kinds(job)] = learner_steps_per_second(
+                    network, stream, job.learners, device, backend, seconds, job.steps
+                )
     finally:
         torch.set_num_threads(threads)
     busy = [0.0] * workers
@@ -52,19 +55,22 @@ def learner_steps_per_second(
     device: str = "cpu",
     backend: BackendName = "auto",
     seconds: float = 0.5,
+    most_steps: float = math.inf,
 ) -> float:
-    """Measure the speed of learners, after a few steps of warm-up for compilers and caches.
+    """Measure the speed of learners, after a few steps of warm-up for compilers and caches, until ``seconds`` have passed or
+    ``most_steps`` are done.
 
     Learning rates are set to almost zero: diverged learners are not computed, so a grid with large steps would seem fast.
     """
     population = Population(network, [learner.but(lr=1e-9) for learner in learners], device, backend)
     population.run(stream, 4)
-    steps, best = 8, 0.0
+    steps, done, best = 8, 0, 0.0
     began = time.perf_counter()
-    while (left := seconds - (time.perf_counter() - began)) > 0:
+    while done < most_steps and (left := seconds - (time.perf_counter() - began)) > 0:
         start = time.perf_counter()
         population.run(stream, steps)
         took = time.perf_counter() - start
+        done += steps
         best = max(best, steps * len(learners) / took)
         steps = max(1, min(2 * steps, int(left / took * steps)))
     return best
