@@ -60,14 +60,14 @@ def test_threads_have_different_numbers(threads: int) -> None:
     assert numbers[1:].tolist() == [1] * threads + [0] * (8 - threads)
 
 
-def trained(threads: int, **options: object) -> torch.Tensor:
+def trained(threads: int, columns: int = 51, **options: object) -> torch.Tensor:
     """A parameter large enough for threads, of several blocks, the last of which is not full."""
     options = {"sigma": 0.1, "noise": "anticorrelated", "seed": 4, "fused": True} | options
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         generator = torch.Generator().manual_seed(0)
-        weight = nn.Parameter(torch.randn(3001, 51, generator=generator))
+        weight = nn.Parameter(torch.randn(3001, columns, generator=generator))
         optimizer = upgd.UPGD([weight], lr=0.1, **options)
         for _ in range(3):
             weight.grad = torch.randn(weight.shape, generator=generator)
@@ -82,10 +82,11 @@ def test_steps_are_the_same_with_any_number_of_threads(threads: int, threads_of:
     assert torch.equal(trained(1), trained(threads))
 
 
+@pytest.mark.parametrize("columns", [51, 501])  # large parameters have large blocks
 @pytest.mark.parametrize("scaling", ["global", "local"])
-def test_every_block_is_taken_once(scaling: str) -> None:
-    fused = trained(3, sigma=0.0, scaling=scaling)
-    plain = trained(1, sigma=0.0, scaling=scaling, fused=None, foreach=False)
+def test_every_block_is_taken_once(scaling: str, columns: int) -> None:
+    fused = trained(3, columns, sigma=0.0, scaling=scaling)
+    plain = trained(1, columns, sigma=0.0, scaling=scaling, fused=None, foreach=False)
     torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
 
 

@@ -5,9 +5,12 @@ each a part of one tensor. For rules with reductions over units, a block is a un
 blocks in both passes, because a core is slow to write what is in the cache of another one. It takes some of them at a time,
 and helps other threads when it has finished. The second pass starts with the last blocks, which may still be in the cache.
 
-Memory limits the speed, so the first pass skips a state where it cannot matter. The second pass records the largest entry of
-each page of the state. If the values to maximize, computed with this entry in place of all entries of the page, do not exceed
-a value that was found before, then the page is not read; see :func:`_bounding_state`.
+Memory limits the speed. Processors load consecutive entries ahead of their use, but are slow to begin again at each new page
+of the virtual memory. Passes without noise therefore alternate between the two halves of a block.
+
+The first pass also skips a state where it cannot matter. The second pass records the largest entry of each page of the state,
+here a number of consecutive entries. If the values to maximize, computed with this entry in place of all entries of the page,
+do not exceed a value that was found before, then the page is not read; see :func:`_bounding_state`.
 """
 
 import functools
@@ -33,9 +36,11 @@ __all__ = ["CpuStep"]
 #: Columns of the table, which has a row per tensor: addresses of parameter, gradient and curvature; index among all
 #: parameters, step; then addresses of the states.
 _W, _G, _C, _NUMBER, _STEP, _FIRST_STATE = range(6)
-#: Number of entries of a block, and of the part of a block whose noise is generated at once: a page of memory.
-_BLOCK, _PAGE = 1 << 15, 1 << 10
-_PAGES = _BLOCK // _PAGE
+#: Smallest and largest number of entries of a block, and number of entries of a page, the part that is processed at once.
+_BLOCK, _LARGE_BLOCK, _PAGE = 1 << 15, 1 << 17, 1 << 9
+_PAGES = _LARGE_BLOCK // _PAGE
+#: Number of entries that are reduced in one loop; the rounding of sums depends on it.
+_TOGETHER = 1 << 10
 #: Size of the buffer for the noise of this step and the previous one, each with a leading entry for odd offsets.
 _BUFFER = 2 * (_PAGE + 2)
 #: Work that is done by a single thread, because waking up others would take longer.
@@ -60,6 +65,12 @@ from upgd.kernels.normals import fill_normals, parameter_keys
 
 _f, _u = np.float32, np.uint32
 SOURCES = {sources}
+
+
+@compiled
+def part_of(count, places):
+    """Return the size of the parts of a block of which a pass processes a page each in turn."""
+    return (count + places * {page} - 1) // (places * {page}) * {page}
 
 
 {observe_block}
@@ -123,19 +134,21 @@ def update(job):
                 row = skip(table, t * job[4])
                 keys = parameter_keys(job[11], row[4], row[3])
                 before = parameter_keys(job[11], row[4] - 1, row[3])
-                for start in range(first, whole, {page}):
-                    count, odd = min({page}, whole - start), start % 2
-                    if {noise} > 0:
-                        fill_normals(z, start // 2, (count + odd + 1) // 2, keys)
-                    if {noise} > 1 and row[4] > 1:
-                        fill_normals(previous, start // 2, (count + odd + 1) // 2, before)
-                        take_away(z, previous, count + odd)
-                    found = update_piece(
-                        {tensors_from_start}
-                        skip(z, odd), skip(reduced, b * job[9]), count, skip(k, t * job[7]),
-                    )
-                    if {is_bounded}:
-                        highest[b * {pages} + (start - first) // {page}] = found
+                distance = part_of(whole - first, {places})
+                for near in range(first, first + distance, {page}):
+                    for start in range(near, whole, distance):
+                        count, odd = min({page}, whole - start), start % 2
+                        if {noise} > 0:
+                            fill_normals(z, start // 2, (count + odd + 1) // 2, keys)
+                        if {noise} > 1 and row[4] > 1:
+                            fill_normals(previous, start // 2, (count + odd + 1) // 2, before)
+                            take_away(z, previous, count + odd)
+                        found = update_piece(
+                            {tensors_from_start}
+                            skip(z, odd), skip(reduced, b * job[9]), count, skip(k, t * job[7]),
+                        )
+                        if {is_bounded}:
+                            highest[b * {pages} + (start - first) // {page}] = found
             last = end - taken(skip(counters, {apart} * share)) * job[10]
 '''
 
@@ -145,8 +158,8 @@ def {name}(w, g, c, {states}count, k, out):
     vectorised()
 {scalars}
 {begin}
-    for page in range(0, count, {page}):
-        for j in range(page, min(page + {page}, count)):
+    for first in range(0, count, {together}):
+        for j in range(first, min(first + {together}, count)):
 {observed}
 {end}
 
@@ -163,16 +176,18 @@ _OBSERVE_BOUNDED_BLOCK = '''@compiled
 def observe_block(w, g, c, {states}count, k, out, highest, best):
     """Observe a block; ``best`` is the largest value of earlier blocks of the same tensor in this thread."""
     found, wrong = _f(-np.inf), False
-    for page in range(0, count, {page}):
-        some = min({page}, count - page)
-        bound_page({bound}some, k, out)
-        if not out[0] <= best:
-            observe_all({exact}some, k, out)
-            wrong = wrong or out[0] != out[0]
-            if out[0] > found:
-                found = out[0]
-            if out[0] > best:
-                best = out[0]
+    distance = part_of(count, 2)
+    for near in range(0, distance, {page}):
+        for page in range(near, count, distance):
+            some = min({page}, count - page)
+            bound_page({bound}some, k, out)
+            if not out[0] <= best:
+                observe_all({exact}some, k, out)
+                wrong = wrong or out[0] != out[0]
+                if out[0] > found:
+                    found = out[0]
+                if out[0] > best:
+                    best = out[0]
     out[0] = _f(np.nan) if wrong else found
     return best'''
 
@@ -207,6 +222,7 @@ def source(rule: Rule, noise: int, scaled: bool) -> str:
         reduced=indented([f"r{n} = r[{n}]" for n in range(len(rule.reductions))], 4),
         updated=indented([*updated, f"w[j] = v{rule.new_weight}"], 8),
         noise=noise,
+        places=1 if noise else 2,
         observe_block=_observe_block(rule, read, scalars, None if bounding is None else bounding[0]),
         is_bounded=bounding is not None,
         apart=_APART,
@@ -240,7 +256,7 @@ def _observe_block(rule: Rule, read: Callable[[Node], str], scalars: str, boundi
             states=states,
             scalars=scalars,
             begin=indented(begin, 4),
-            page=_PAGE,
+            together=_TOGETHER,
             observed=indented([*observed, *adds], 12),
             end=indented(end, 4),
         )
@@ -327,9 +343,13 @@ class _Layout:
         self.rule, self.noise = part.rule, part.noise
         by_unit = any(over == "unit" for _, _, over in reductions)
         shapes = tuple((param.numel(), param.shape[0] if param.ndim > 1 else 1) for param in part.params)
-        self.blocks, self.first = _blocks(shapes, by_unit)
         self.entries = np.array([entries for entries, _ in shapes])
         self.size = int(self.entries.sum())
+        size = _BLOCK
+        if all(operation == "max" for _, operation, _ in reductions):  # the rounding of sums depends on the size
+            for_threads = self.size // (8 * torch.get_num_threads()) // _PAGE * _PAGE
+            size = max(_BLOCK, min(_LARGE_BLOCK, for_threads))
+        self.blocks, self.first = _blocks(shapes, None if by_unit else size)
         self.is_small = self.size <= _ALONE
         self.table = np.zeros((len(shapes), _FIRST_STATE + len(part.states)), np.int64)
         self.table[:, _W] = _addresses(part.params)
@@ -426,14 +446,17 @@ def _kernels(rule: Rule, noise: int, scaled: bool) -> ModuleType:
 
 
 @functools.lru_cache(maxsize=64)
-def _blocks(shapes: tuple[tuple[int, int], ...], by_unit: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the tensor, first entry and number of entries of each block, and the first block of each tensor."""
+def _blocks(shapes: tuple[tuple[int, int], ...], size: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the tensor, first entry and number of entries of each block, and the first block of each tensor.
+
+    Without a size, each unit is a block.
+    """
     made: list[tuple[int, int, int]] = []
     first = []
     for number, (entries, rows) in enumerate(shapes):
         first.append(len(made))
-        size = entries // rows if by_unit else _BLOCK
-        made += [(number, begin, min(size, entries - begin)) for begin in range(0, entries, size)]
+        step = size or entries // rows
+        made += [(number, begin, min(step, entries - begin)) for begin in range(0, entries, step)]
     return np.array(made, np.int64).reshape(-1, 3), np.array(first, np.int64)
 
 
