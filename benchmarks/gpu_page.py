@@ -1,9 +1,15 @@
-"""Update the tables of docs/gpu.md from docs/results/gpu.json: ``python -m benchmarks.gpu_page``."""
+"""Update the tables of docs/gpu.md from docs/results: ``python -m benchmarks.gpu_page``.
+
+Speeds and the study are in ``gpu.json``, long runs in ``long-runs-cpu.csv.gz`` and ``long-runs-gpu.csv.gz``.
+"""
 
 import json
 import re
 import statistics
 from pathlib import Path
+
+from benchmarks.long_runs import differences, read, summary
+from benchmarks.long_runs import table as long_table
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -46,11 +52,17 @@ def proof(found: dict) -> str:
     return "\n".join(lines)
 
 
+def long_runs() -> str:
+    """Return the comparison of long runs on a CPU and on a GPU."""
+    found = differences(*(read(DOCS / "results" / f"long-runs-{device}.csv.gz") for device in ("cpu", "gpu")))
+    return f"{long_table(found, ('CPU', 'GPU'))}\n\n{summary(found)}"
+
+
 def write_page() -> None:
     found = json.loads((DOCS / "results" / "gpu.json").read_text(encoding="utf-8"))
     page = DOCS / "gpu.md"
     text = page.read_text(encoding="utf-8")
-    for name, table in (("rates", rates(found)), ("proof", proof(found))):
+    for name, table in (("rates", rates(found)), ("proof", proof(found)), ("long runs", long_runs())):
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
         text = re.sub(
             pattern,

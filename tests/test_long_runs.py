@@ -2,12 +2,13 @@
 
 import csv
 import gzip
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import long_runs
+from benchmarks import gpu_page, long_runs
 from benchmarks.long_runs import FIELDS, VARIANTS, Runs, command, differences, read
 
 from upgd.methods import METHODS
@@ -241,3 +242,20 @@ def test_variants_without_cpu_kernels_have_shorter_runs() -> None:
         (3_000, 5),
     ]
     assert long_runs.runs_of("Short: ReDo", 100, 2) == (100, 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+
+
+def test_the_page_has_the_table_of_the_shipped_runs() -> None:
+    page = (gpu_page.DOCS / "gpu.md").read_text(encoding="utf-8")
+    assert f"<!-- long runs -->\n\n{gpu_page.long_runs()}\n\n<!-- end of long runs -->" in page
+
+
+def test_the_shipped_runs_are_those_of_the_benchmark() -> None:
+    for device, backend in (("cpu", None), ("gpu", "kernel")):
+        runs = read(gpu_page.DOCS / "results" / f"long-runs-{device}.csv.gz")
+        for name, own in runs.items():
+            assert own.what[-1] == json.dumps(VARIANTS[name])
+            assert (own.ends[-1], len(own.seeds)) == long_runs.runs_of(name, 20_000, 10)
+            assert backend in (None, own.backend)
