@@ -1,5 +1,6 @@
 """Sharing of a GPU among groups, without a GPU."""
 
+import contextlib
 from fractions import Fraction
 from threading import Barrier
 
@@ -8,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upgd.population.backend import Tally
+from upgd.population.backend import Tally, finite_learners
 from upgd.population.cuda import CudaBackend
-from upgd.population.engine import _finite_learners
 from upgd.population.lanes import Lanes, Need, Sharing, shared
+from upgd.streams.contract import Chunk
 
 needs = st.lists(
     st.builds(Need, st.integers(1, 200), st.floats(0.1, 10), st.sampled_from([7, 15, 30])), min_size=1, max_size=7
@@ -68,6 +69,40 @@ def test_kernels_of_several_groups_compile_at_once_and_once_only() -> None:
     assert [group.times for group in groups] == [1, 1, 1]
 
 
+def test_groups_on_a_gpu_get_their_share_and_know_who_has_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Time:
+        def __init__(self, **_: object) -> None: ...
+
+        def record(self) -> None: ...
+
+        def elapsed_time(self, end: "Time") -> float:
+            return 6.0
+
+    class Group:
+        fills_device, clusters, alive, size, room, cost = True, None, None, 8, 15, 1.0
+
+        def prepare(self, chunk: Chunk, loss: str) -> None: ...
+
+        def advance(self, chunk: Chunk, loss: str, tally: Tally) -> None:
+            assert chunk.targets.is_contiguous()
+            self.seen = self.clusters, self.alive.tolist(), chunk.targets.tolist()
+
+    monkeypatch.setattr(torch.cuda, "Event", Time)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    groups, tallies = [Group(), Group(), Group()], Tally.empty(9).split([4, 3, 2])
+    tallies[0].diverged_at[2] = 5
+    tallies[2].diverged_at[:] = 5
+    whole = Chunk(start=0, targets=torch.arange(12.0).view(2, 6, 1), dense=torch.zeros(2, 6, 4))
+    Lanes(groups, tallies, torch.device("cuda")).advance(whole.narrow(2, 3), "mse")
+    steps = whole.targets[:, 2:5].tolist()
+    assert groups[0].seen == (3, [True, True, False, True], steps)
+    assert groups[1].seen == (3, [True, True, True], steps)
+    assert not hasattr(groups[2], "seen")  # all of its learners have diverged
+    assert groups[0].cost == 6 / 3  # per step of a learner in one cluster
+
+
 def test_groups_share_the_memory_of_one_tally() -> None:
     whole = Tally.empty(5)
     first, second = whole.split([2, 3])
@@ -85,6 +120,5 @@ def test_learners_with_a_number_that_is_not_finite_are_found(value: float, where
     flat = torch.arange(60.0).view(4, 15)
     weight, bias = flat.split([12, 3], 1)  # views with gaps, as on a GPU
     weight[where] = value
-    assert _finite_learners({"weight": weight.view(4, 3, 4), "bias": bias}).tolist() == [
-        i != where[0] for i in range(4)
-    ]
+    expected = [i != where[0] for i in range(4)]
+    assert finite_learners(weight.view(4, 3, 4), bias).tolist() == finite_learners(flat).tolist() == expected

@@ -35,7 +35,7 @@ from torch import Tensor
 from upgd.methods import Method
 from upgd.streams.contract import Chunk, Loss
 
-__all__ = ["Backend", "Group", "Kind", "Loss", "Tally"]
+__all__ = ["Backend", "Group", "Kind", "Loss", "Tally", "finite_learners"]
 
 
 class Kind(NamedTuple):
@@ -99,6 +99,13 @@ class Tally:
         return [Tally(*parts) for parts in zip(*(torch.split(field, list(sizes)) for field in fields), strict=True)]
 
 
+def finite_learners(*parameters: Tensor) -> Tensor:
+    """Return whether each learner's row of every tensor is finite."""
+    # NaN is both the smallest and the largest of its row.
+    extremes = [torch.stack(p.flatten(1).aminmax(dim=1)) for p in parameters if p.numel()]
+    return torch.cat(extremes).isfinite().all(0)
+
+
 class Backend(Protocol):
     """Advances one group. :mod:`upgd.population.kernel` and :mod:`upgd.population.cuda` each provide a class of this form and
     a function::
@@ -129,6 +136,10 @@ class Backend(Protocol):
     def parameters(self) -> dict[str, Tensor]:
         """Return the learners' current parameters, ``{name: (learners, *shape)}``, valid until the next call. They are copied
         only if the backend stores them in another form."""
+        ...
+
+    def finite(self) -> Tensor:
+        """Return whether all parameters of each learner are finite, ``(learners,)`` bool."""
         ...
 
     def state(self) -> dict[str, Tensor]:

@@ -353,7 +353,7 @@ class Population:
     def _close_window(self) -> None:
         assert self._window is not None
         # A diverged loss is detected at once. An infinite weight behind a dead unit is not, so check once per window.
-        healthy = torch.cat([_finite_learners(backend.parameters()) for backend in self._backends]).to(self._device)
+        healthy = torch.cat([backend.finite() for backend in self._backends]).to(self._device)
         tally = self._tally
         tally.diverged_at.masked_fill_((tally.diverged_at < 0) & ~healthy, self.step - 1)
         for name, row in self._means(self._window).items():
@@ -399,12 +399,6 @@ class Population:
 
 
 _LOSSES: tuple[Loss | None, ...] = (None, "cross_entropy", "mse")
-
-
-def _finite_learners(parameters: Mapping[str, Tensor]) -> Tensor:
-    # NaN is both the smallest and the largest of its row. One kernel per parameter: short windows end often.
-    extremes = [torch.stack(p.flatten(1).aminmax(dim=1)) for p in parameters.values() if p.numel()]
-    return torch.cat(extremes).isfinite().all(0)
 
 
 def _template(network: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -99,6 +100,7 @@ class Lanes:
         """Run groups concurrently, starting with large clusters, which need the most contiguous space."""
         self._prepare(list(sharing.values()), chunk, loss)
         shares = shared([Need(alive[number], backend.cost, backend.room) for number, backend in sharing.items()])
+        chunk = _contiguous(chunk)
         torch.cuda.synchronize(self._device)
         ran = []
         for share, (number, backend) in sorted(zip(shares, sharing.items(), strict=True), key=lambda s: -s[1][1].size):
@@ -145,6 +147,12 @@ def shared(needs: Sequence[Need]) -> list[int]:
         taken += whole // need.room
         heapq.heapreplace(slowest, (-need.cost * need.learners / given[at], at))
     return given
+
+
+def _contiguous(chunk: Chunk) -> Chunk:
+    """Return the chunk with contiguous steps, so that not every group copies them."""
+    names = ("targets", "dense", "index", "task")
+    return replace(chunk, **{name: own.contiguous() for name in names if (own := getattr(chunk, name)) is not None})
 
 
 def _parts(chunk: Chunk) -> list[Chunk]:

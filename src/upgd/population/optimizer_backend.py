@@ -13,7 +13,7 @@ from upgd import noise, normalization
 from upgd.methods.deriving import TorchMethod
 from upgd.noise import Purpose
 from upgd.population import threads
-from upgd.population.backend import Group, Loss, Tally
+from upgd.population.backend import Group, Loss, Tally, finite_learners
 from upgd.population.functional import check_learns_online
 from upgd.streams.contract import Chunk
 
@@ -108,6 +108,10 @@ class OptimizerBackend:
         """Return the learners' current parameters."""
         named = [dict(model.named_parameters()) for model in self._models]
         return {name: torch.stack([own[name].detach() for own in named]) for name in named[0]}
+
+    def finite(self) -> Tensor:
+        """Return whether all parameters of each learner are finite."""
+        return finite_learners(*self.parameters().values())
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 

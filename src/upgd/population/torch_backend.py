@@ -22,7 +22,7 @@ from upgd.methods.utility import Utility, gate_of
 from upgd.networks import initial_bounds
 from upgd.noise import Purpose
 from upgd.population import threads
-from upgd.population.backend import Group, Loss, Tally
+from upgd.population.backend import Group, Loss, Tally, finite_learners
 from upgd.population.chain import Chain, Derivatives
 from upgd.population.functional import Functional
 from upgd.streams.contract import Chunk
@@ -119,6 +119,10 @@ class TorchBackend:
     def parameters(self) -> dict[str, Tensor]:
         """Return the learners' current parameters."""
         return dict(self._parameters)
+
+    def finite(self) -> Tensor:
+        """Return whether all parameters of each learner are finite."""
+        return finite_learners(*self.parameters().values())
 
     def state(self) -> dict[str, Tensor]:
         """Return everything needed to resume; the names are those of the interface."""

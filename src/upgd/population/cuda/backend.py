@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from upgd.methods.tracing import CannotTrace
-from upgd.population.backend import Group, Kind, Loss, Tally
+from upgd.population.backend import Group, Kind, Loss, Tally, finite_learners
 from upgd.population.cuda import compiler, convolutional, driver
 from upgd.population.cuda.ahead import Ahead
 from upgd.population.cuda.convolutional import Stage, StagePlan
@@ -247,6 +247,10 @@ class CudaBackend:
     def parameters(self) -> dict[str, Tensor]:
         """Return the learners' current parameters."""
         return self._views(self._words[:, 0])
+
+    def finite(self) -> Tensor:
+        """Return whether all parameters of each learner are finite; called after every window, which may be short."""
+        return finite_learners(self._words[:, 0])
 
     def state(self) -> dict[str, Tensor]:
         """Return everything needed to resume; the names are those of the interface."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from upgd.population.backend import Group, Kind, Loss, Tally
+from upgd.population.backend import Group, Kind, Loss, Tally, finite_learners
 from upgd.population.kernel.layout import Recipe, Samples, scratch
 from upgd.population.kernel.learner import address_of, advance, learn
 from upgd.population.kernel.network import chain, plan
@@ -126,6 +126,10 @@ class KernelBackend:
     def parameters(self) -> dict[str, Tensor]:
         """Return the learners' current parameters."""
         return dict(self._state["parameters"])
+
+    def finite(self) -> Tensor:
+        """Return whether all parameters of each learner are finite."""
+        return finite_learners(*self.parameters().values())
 
     def state(self) -> dict[str, Tensor]:
         """Return everything needed to resume; the names are those of the interface."""
