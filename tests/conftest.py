@@ -10,10 +10,12 @@ if not os.path.exists("/dev/nvidia0"):
 
 import pytest
 
-# A shell without job control starts background processes with Ctrl-C ignored, and everything that the tests
-# start would inherit that: the tests of Ctrl-C would wait forever.
+# A shell without job control starts background processes with Ctrl-C ignored, nohup with SIGHUP ignored, and everything
+# that the tests start would inherit that: the tests of these signals would wait forever.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

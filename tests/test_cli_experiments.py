@@ -1,5 +1,6 @@
 """`upgd run`, `sweep`, `best`, `table`, `export`, `runs`, `demo`, `bench` as a user types them."""
 
+import contextlib
 import csv
 import json
 import os
@@ -599,21 +600,33 @@ main()
 """
 
 
+@contextlib.contextmanager
+def _at_work(program, **streams):
+    """Two workers in a process group of their own, which is killed in the end, even if the test fails."""
+    command = [
+        *(sys.executable, "-c", program, "sweep", "output-permuted-digits", "--methods", "sgd,pgd", "--lr", "0.03"),
+        *("--sigma", "0.01", "--seeds", "1", "--steps", "1_000_000", "--network", "8", "--backend", "torch"),
+        *("--workers", "2", "--checkpoint-every", "3600"),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"}
+    process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 @pytest.mark.parametrize("kill", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_workers_save_their_work_when_all_processes_are_told_to_stop(folder, kill):
     """A batch system sends SIGTERM to a whole job. The only snapshot is the one that a worker saves when it stops."""
-    command = [
-        *(sys.executable, "-c", AT_WORK, "sweep", "output-permuted-digits", "--methods", "sgd,pgd", "--lr", "0.03"),
-        *("--sigma", "0.01", "--seeds", "1", "--steps", "1_000_000", "--network", "8", "--backend", "torch"),
-        *("--workers", "2", "--checkpoint-every", "3600"),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
-    while (line := process.stderr.readline()) and "both are at work" not in line:
-        pass
-    os.killpg(process.pid, signal.Signals[kill])
-    _, err = process.communicate(timeout=60)
+    with _at_work(AT_WORK, stderr=subprocess.PIPE, text=True) as process:
+        while (line := process.stderr.readline()) and "both are at work" not in line:
+            pass
+        os.killpg(process.pid, signal.Signals[kill])
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "unfinished runs are saved; repeat the command to continue" in err
@@ -631,32 +644,14 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
 def test_work_is_saved_when_the_terminal_is_closed(folder):
     """Neither progress nor messages can be written to it any more."""
-    command = [
-        *(
-            sys.executable,
-            "-c",
-            IN_A_TERMINAL,
-            "sweep",
-            "output-permuted-digits",
-            "--methods",
-            "sgd,pgd",
-            "--lr",
-            "0.03",
-        ),
-        *("--sigma", "0.01", "--seeds", "1", "--steps", "1_000_000", "--network", "8", "--backend", "torch"),
-        *("--workers", "2", "--checkpoint-every", "3600"),
-    ]
     ours, theirs = os.openpty()
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"}
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
-    )
-    os.close(theirs)
-    shown = b""
-    while b"both are at work" not in shown:
-        shown += os.read(ours, 4096)
-    os.close(ours)
-    assert process.wait(timeout=60) == 130
+    with _at_work(IN_A_TERMINAL, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while b"both are at work" not in shown:
+            shown += os.read(ours, 4096)
+        os.close(ours)
+        assert process.wait(timeout=60) == 130
     checkpoints = [path.suffix for path in (folder / "upgd.db.checkpoints").iterdir()]
     assert sorted(checkpoints) == [".json", ".json", ".pt", ".pt"]
 
