@@ -64,7 +64,10 @@ GENERATED = [
 RULES = [*((kind, None) for kind in KINDS), *((group.kind, program(group.method)) for group in GENERATED)]
 PAPER = [Dense(784, 300, True, "RELU"), Dense(300, 150, True, "RELU"), Dense(150, 10, True, "IDENTITY")]
 
-sizes = st.lists(st.integers(1, 90), min_size=2, max_size=6)
+#: Networks whose learners fit on one multiprocessor, even with four numbers per weight.
+sizes = st.lists(st.integers(1, 90), min_size=2, max_size=6).filter(
+    lambda widths: sum(a * b for a, b in itertools.pairwise(widths)) <= 10_000
+)
 
 
 def layers_of(widths: list[int], bias: bool = True) -> list[Dense]:
