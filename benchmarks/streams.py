@@ -1,4 +1,4 @@
-"""The cost of streams relative to learning: at most 2 % for indices and permutations.
+"""The cost of streams relative to learning: at most 2% for indices and permutations.
 
 128 seeds run one task of each problem. The time of ``chunk``, per learner and step, is divided by the time that a population
 needs to learn (UPGD on the available device; on a CPU, a small population for a few steps). Random bytes of the right shapes

@@ -88,7 +88,7 @@ def _axes() -> "matplotlib.axes.Axes":
 
 
 def _curve(ax: "matplotlib.axes.Axes", method: str, curves: Sequence[Sequence[float]]) -> None:
-    """The mean over seeds and its 95 % confidence interval, for every five tasks."""
+    """The mean over seeds and its 95% confidence interval, for every five tasks."""
     values = np.asarray(curves)
     values = values.reshape(len(values), 40, -1).mean(-1)
     tasks = (np.arange(40) + 0.5) * 5

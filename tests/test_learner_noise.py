@@ -117,7 +117,7 @@ def test_ten_to_the_eight_draws_are_standard_normal() -> None:
     for k in range(4):
         assert abs(sums[k].item() / count - expected[k]) < 4.5 * math.sqrt(variance[k] / count), f"moment {k + 1}"
     cdf = 0.5 * torch.erfc(-edges / math.sqrt(2))
-    assert (below / count - cdf).abs().max() * math.sqrt(count) < 1.95  # Kolmogorov–Smirnov at 0.1 %
+    assert (below / count - cdf).abs().max() * math.sqrt(count) < 1.95  # Kolmogorov–Smirnov at 0.1%
     for k, seen in enumerate(beyond.tolist(), start=1):
         tail = count * math.erfc(k / math.sqrt(2))
         assert abs(seen - tail) < 4.5 * math.sqrt(tail), f"beyond {k} standard deviations"

@@ -355,7 +355,7 @@ class Monitor:
             >>> monitor = Monitor(model)
             >>> model(torch.ones(2, 4)).sum().backward()
             >>> print(monitor.summary())
-            layer '1': 8 units, 0 % dormant, 0 % of the activations zero
+            layer '1': 8 units, 0% dormant, 0% of the activations zero
         """
         with torch.no_grad():
             lines = self._gates_in_words()
@@ -544,7 +544,7 @@ def _change_of_step(gates: Mapping[Any, Tensor]) -> float | None:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return f"{100 * share:.3g}%"
 
 
 def _watched(model: nn.Module, layers: Iterable[str] | None) -> dict[str, nn.Module]:

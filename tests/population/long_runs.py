@@ -1,7 +1,7 @@
 """Long runs: mean online accuracy and loss of 8 seeds over 50,000 steps agree on every device.
 
 Rounding differs between devices, and learning amplifies it: two runs that begin nearly equal come to make different mistakes.
-So each seed runs in several twins whose initial weights are 0.1 % apart. The twins of a seed on one device tell how far
+So each seed runs in several twins whose initial weights are 0.1% apart. The twins of a seed on one device tell how far
 runs differ for no reason, and this is the measure for what differs between devices.
 
 ``long_runs.json`` has the CPU's numbers, by ``python tests/population/long_runs.py --write`` (about 15 minutes on two cores).
@@ -63,7 +63,7 @@ def learners_of(settings: Settings) -> list[Learner]:
 
 
 def beginnings(learners: Sequence[Learner]) -> dict[str, Tensor]:
-    """The initial weights, those of twins 0.1 % apart."""
+    """The initial weights, those of twins 0.1% apart."""
     stacked = initial_parameters(NETWORK, [learner.seed for learner in learners])
     nearly_one = torch.tensor([1 + 2.0**-10 * (place % TWINS) for place in range(len(learners))])
     return {name: p * nearly_one.view(-1, *[1] * (p.ndim - 1)) for name, p in stacked.items()}

@@ -250,7 +250,7 @@ def test_a_setting_of_which_most_diverge_is_not_the_best(open_page, tmp_path):
         store.add(records)
     page = open_page(write(tmp_path / "r.db", tmp_path / "report.html").as_uri())
     heat = page.locator(".heat")
-    assert sum("75 % diverged" in cell for cell in heat.locator("tbody td").all_inner_texts()) == 2
+    assert sum("75% diverged" in cell for cell in heat.locator("tbody td").all_inner_texts()) == 2
     assert [float(top) for top in heat.locator("td.top").all_inner_texts()] == [0.465, 0.465]
     assert page.complaints == []
 

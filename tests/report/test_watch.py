@@ -313,7 +313,7 @@ def test_the_open_page_shows_the_progress(watch, open_page):
     file = ProgressFile.beside(watch.store)
     file.path.write_text(json.dumps({"at": time.time(), "share": 0.256, "text": "1/4 jobs, 3 min 5 s left"}))
     bar.wait_for(state="visible", timeout=20_000)
-    assert bar.inner_text() == "25 %, 1/4 jobs, 3 min 5 s left."
+    assert bar.inner_text() == "25%, 1/4 jobs, 3 min 5 s left."
     assert bar.locator("progress").evaluate("bar => bar.value") == pytest.approx(0.256)
     file.path.write_text(json.dumps({"at": time.time() - 600, "share": 0.5, "text": "2/4 jobs"}))
     bar.filter(has_text="No update from the sweep for 10 min; it may have been stopped.").wait_for(timeout=20_000)

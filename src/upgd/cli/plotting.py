@@ -42,7 +42,7 @@ def plot(
     legend
         Draw a legend. By default, labels are placed at the ends of the curves; --no-legend omits both.
     band
-        Band around the mean: 95 % confidence interval (ci), one standard deviation over seeds (sd), range over seeds, or
+        Band around the mean: 95% confidence interval (ci), one standard deviation over seeds (sd), range over seeds, or
         none.
     metric
         The metric to plot. Default: accuracy, or loss for regression. All but accuracy, loss and forgetting need

@@ -10,7 +10,7 @@ The 8-bit format divides each row of a tensor into blocks of 256 entries with a 
     code c in 0 … 254, s ≥ 0      s·sign(c − 127)·(|c − 127| / 127)⁴
     code c in 0 … 255, s < 0      |s|·((c + 1) / 256)⁴                    for blocks without negative entries
 
-The relative resolution is 3 % for the largest entries, and the smallest representable magnitude is 10⁻⁹ of the largest. In
+The relative resolution is 3% for the largest entries, and the smallest representable magnitude is 10⁻⁹ of the largest. In
 blocks without negative entries nothing is rounded to zero, because Adam divides by the average of squares.
 """
 

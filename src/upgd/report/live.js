@@ -35,7 +35,7 @@
     const { share, text, age } = progress;
     const late = age > LATE_S ? ` No update from the sweep for ${Math.round(age / 60)} min; it may have been stopped.` : "";
     bar.firstElementChild.value = share;
-    bar.lastElementChild.textContent = `${Math.floor(100 * share)} %, ${text}.${late}`;
+    bar.lastElementChild.textContent = `${Math.floor(100 * share)}%, ${text}.${late}`;
   }
   let last = "Live: this page follows the sweep. No updates since it was opened.";
   async function look() {

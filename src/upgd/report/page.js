@@ -189,7 +189,7 @@
   const reached = (method, row) => ({ score: row[method.names.length], diverged: row[method.names.length + 1] });
   const isAhead = (section) => (one, other) => one.diverged !== other.diverged
     ? one.diverged < other.diverged : one.score !== null && isBetter(section)(one.score, other.score);
-  const howMany = ({ diverged }) => (diverged ? `${Math.round(100 * diverged)} % diverged` : "");
+  const howMany = ({ diverged }) => (diverged ? `${Math.round(100 * diverged)}% diverged` : "");
 
   // The best result for each value of a hyperparameter, or each pair of values of two hyperparameters.
   function bestBy(method, ahead, columns) {

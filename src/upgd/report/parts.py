@@ -82,7 +82,7 @@ def _curves(one: Section, anchor: str) -> str:
     label = f"Chart: {noun} against step. Means over all steps: {ends}. The following table contains the numbers."
     return (
         f"<figure><figcaption>{noun.capitalize()} of each method at its best setting: mean over seeds and task windows, with "
-        f'a 95 % band for three or more seeds</figcaption><div class="switches" data-chart="switches" role="group" '
+        f'a 95% band for three or more seeds</figcaption><div class="switches" data-chart="switches" role="group" '
         f'aria-label="Show or hide methods"></div><div class="choices"></div><div class="chart" data-chart="curves" '
         f'data-of="{anchor}" role="img" '
         f'aria-label="{escape(label)}"></div></figure>'

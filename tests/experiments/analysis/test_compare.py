@@ -83,7 +83,7 @@ def test_the_best_by_the_mean_over_seeds():
     chosen = best(only(records), "upgd")
     assert chosen.entry.settings["sigma"] == 0.2
     assert chosen.score == pytest.approx(0.6)
-    assert chosen.flat == pytest.approx(2 / 3)  # 0.595 is within 1 %, 0.5 is not
+    assert chosen.flat == pytest.approx(2 / 3)  # 0.595 is within 1%, 0.5 is not
     assert {v: pytest.approx(s) for v, s in chosen.neighbours["sigma"].items()} == {0.1: 0.5, 0.3: 0.595}
     assert chosen.edges == ()
 

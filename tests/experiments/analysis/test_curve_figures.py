@@ -62,7 +62,7 @@ def test_three_seeds_of_a_loss_have_a_band_from_the_lowest_to_the_highest():
 
 
 def test_many_seeds_of_a_loss_have_students_band():
-    """With 300 seeds the mean is normal. The end of a bootstrap of 2,000 draws has a standard error of 3 % of the reach."""
+    """With 300 seeds the mean is normal. The end of a bootstrap of 2,000 draws has a standard error of 3% of the reach."""
     values = np.random.default_rng(3).exponential(size=(300, 10))
     mean, low, high = interval(values, "loss")
     reach = band(values)[1]
@@ -129,7 +129,7 @@ def test_the_plot_notes_excluded_diverged_learners():
     def said(*records):
         return " ".join(text.get_text() for text in Results(records).plot(ax=Figure().subplots()).texts)
 
-    assert "mean and 95 % band of 3 seeds, without those that diverged" in said(
+    assert "mean and 95% band of 3 seeds, without those that diverged" in said(
         *seeds(3, "sgd"), *seeds(3, "pgd", diverged_at=15)
     )
     assert "diverged" not in said(*seeds(3, "sgd"))

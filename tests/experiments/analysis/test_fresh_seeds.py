@@ -105,7 +105,7 @@ def test_figures_and_the_report_show_only_fresh_seeds():
     assert drawn["SGD"] == pytest.approx(expected, abs=1e-4)
     axes = Results(records).plot()
     assert axes.lines[0].get_ydata() == pytest.approx(expected)
-    assert "online accuracy, mean and 95 % band of 3 fresh seeds" in {text.get_text() for text in axes.texts}
+    assert "online accuracy, mean and 95% band of 3 fresh seeds" in {text.get_text() for text in axes.texts}
     assert [setting.seeds for setting in section.settings] == [3, 3, 3, 3]  # those of the search
     assert ">3 fresh</td>" in content(records, Path("x.db"))
     assert CAVEAT.split(";")[0] not in content(records, Path("x.db"))

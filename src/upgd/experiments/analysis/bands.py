@@ -19,7 +19,7 @@ _RESAMPLES = 2_000
 
 
 def band(values: Floats) -> tuple[Floats, Floats]:
-    """Return the mean over seeds, and the half-width of its 95 % confidence interval; 0 for a single seed.
+    """Return the mean over seeds, and the half-width of its 95% confidence interval; 0 for a single seed.
 
     Args:
         values: ``(seeds, points)``.
@@ -31,7 +31,7 @@ def band(values: Floats) -> tuple[Floats, Floats]:
 
 
 def interval(values: Floats, metric: Metric) -> tuple[Floats, Floats, Floats]:
-    """Return the mean over seeds and the ends of its 95 % confidence interval, which stays within the range of the metric.
+    """Return the mean over seeds and the ends of its 95% confidence interval, which stays within the range of the metric.
 
     For all metrics but losses, this is Student's t interval, clipped to the range of the metric. Losses are skewed, and a
     symmetric interval around their mean could extend below zero. They get a percentile bootstrap, expanded for few seeds as

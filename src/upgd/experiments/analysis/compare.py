@@ -174,7 +174,7 @@ class Pair:
         first, second: the two methods.
         seeds: number of seeds compared.
         difference: mean of the first minus mean of the second; None if they share no seed.
-        reach: half-width of the 95 % interval of this difference; None if there is no test.
+        reach: half-width of the 95% interval of this difference; None if there is no test.
         p: p-value of a paired t-test of the difference; None if there is no test.
         p_holm: the same, corrected for the number of pairs.
     """

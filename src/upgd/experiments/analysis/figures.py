@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Band", "Look", "curves", "panels", "save", "survival", "write"]
 
-#: The band around a mean: its 95 % confidence interval, one standard deviation of the seeds, their range, or none.
+#: The band around a mean: its 95% confidence interval, one standard deviation of the seeds, their range, or none.
 Band = Literal["ci", "sd", "range"] | None
 
 _INK, FAINT = "#333333", "#e6e6e6"
@@ -119,7 +119,7 @@ def curves(
         limits: limits of the vertical axis. Default: those of the curves.
         points: maximum number of points per curve; each is then the mean of several windows.
         legend: True draws a legend, False nothing. Default: None, which writes every curve's name at its end.
-        band: ``"ci"``, the 95 % confidence interval of the mean; ``"sd"``, one standard deviation of the seeds to either
+        band: ``"ci"``, the 95% confidence interval of the mean; ``"sd"``, one standard deviation of the seeds to either
             side; ``"range"``, from the smallest to the largest; None or False, nothing.
     """
     check()
@@ -181,7 +181,7 @@ def survival(
     ax.set_xlim(1, max(steps[-1] for _, steps, _ in runs))
     lost = 1 - min(share[-1] for *_, share in runs)
     ax.set_ylim(max(0.0, 1 - 1.3 * lost), 1)
-    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol="%"))
     _label(ax, [(look, share[-1]) for look, _, share in runs])
     _title(ax, title, subtitle, style)
     return ax
@@ -272,7 +272,7 @@ def write(figure: "Figure", path: Path, kind: str) -> None:
 
 
 _BAND_WORDS: dict[Band, str] = {
-    "ci": "mean and 95 % band",
+    "ci": "mean and 95% band",
     "sd": "mean ± standard deviation",
     "range": "mean and range",
     None: "mean",

@@ -162,7 +162,7 @@ class Results:
             ax: The axes to draw into. Default: a new figure.
             methods: Methods, or labels of variants (``"UPGD, local"``), in the order given. Default: all.
             legend: True draws a legend, False nothing. Default: None, which writes every curve's name at its end.
-            band: ``"ci"``, the 95 % confidence interval of the mean; ``"sd"``, one standard deviation of the seeds to either
+            band: ``"ci"``, the 95% confidence interval of the mean; ``"sd"``, one standard deviation of the seeds to either
                 side; ``"range"``, from the smallest to the largest; None or False, nothing. Requires at least three seeds.
             title: Default: the problem's name.
             metric: The metric to plot; see :meth:`comparisons`.

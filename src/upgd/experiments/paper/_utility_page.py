@@ -44,7 +44,7 @@ With the output of `argsort` used as ranks, as in the authors' code, the same ru
 
 {feature}
 
-## How
+## How this was computed
 
 - Command: `{command}`
 - Computed on cpu in {time}

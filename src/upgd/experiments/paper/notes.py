@@ -4,7 +4,7 @@ Notes refer to numbers by name, so that they always agree with the tables:
 
 - ``{{weight-global | UPGD}}`` is the mean of a panel's curve, ``{{weight-global | UPGD | last quarter}}`` that of its last
   quarter (or ``first quarter``);
-- ``{{weight-global | UPGD - SGDW}}`` is the paired difference of two curves with its 95 % interval, marked if they are
+- ``{{weight-global | UPGD - SGDW}}`` is the paired difference of two curves with its 95% interval, marked if they are
   level;
 - ``{{weight-global | UPGD, paper's grid}}`` is the best setting in the paper's grid, if a larger grid was searched;
 - ``{{weight-global | UPGD | lr 0.01}}`` is the score in the search of the setting that differs from the chosen one only in

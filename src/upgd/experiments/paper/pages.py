@@ -34,13 +34,14 @@ _PAGE = """\
 {computed}
 
 {notes}{scale} Curves are means over task windows (neighbouring windows are averaged if there are more than 80),
-with 95 % confidence bands over runs. Tables have means ± 95 % intervals over runs. Methods are sorted by number of diverged
-runs; means exclude diverged runs. Differences are paired by seed, row minus column, with the 95 % interval of each;
-bold ones are significant at 5 % in a paired t-test, corrected by Holm's procedure for all pairs of the panel. {level}
+with 95% confidence bands over runs. Tables show means ± 95% confidence intervals over runs. Methods are sorted by the
+number of diverged runs, then by the mean, which excludes diverged runs. Differences are paired by seed, row minus
+column, with 95% confidence intervals; those in bold are significant at the 5% level in a paired t-test with Holm's
+correction for all pairs of the panel. {level}
 
 {panels}
 
-## How
+## How this was computed
 
 {how}
 """
@@ -87,7 +88,7 @@ def _panel(found: Reproduction, panel: Panel) -> str:
     comparison, findings = found.panel(panel)
     if comparison is None:
         return f"## {panel.title}\n\n{_search_alone(found, panel)}"
-    head = ["method", "setting", "tried", "mean ± 95 % (n)", "first quarter", "last quarter", "diverged"]
+    head = ["method", "setting", "tried", "mean ± 95% (n)", "first quarter", "last quarter", "diverged"]
     rows, tried = found.rows(panel), _tried(found, panel)
     edges = {id(one.entry): _edges(found, one) for own in findings for one in (own, own.papers) if one is not None}
     lines = [_row(number, name, row, tried[name], edges[id(row.entry)]) for number, (name, row) in enumerate(rows, 1)]
