@@ -90,7 +90,8 @@ def test_the_example_runs(capsys) -> None:
     [
         ("toy-changing-input", {}, ValueError, "did you mean 'toy-changing-inputs'?"),
         ("???", {}, ValueError, "choose one of toy-changing-inputs, "),
-        ("toy-changing-inputs", {"speed": 1}, TypeError, "'speed'; its options are: amplitude, task_length"),
+        ("toy-changing-inputs", {"speed": 1}, TypeError, "no option 'speed'; its options are: amplitude, task_length"),
+        ("toy-changing-inputs", {"task_lenght": 1}, TypeError, "'task_lenght' .did you mean 'task_length'?.;"),
         ("input-permuted", {}, TypeError, "'data'; its options are: data, task_length, drift"),
         ("stationary-leaves", {}, ValueError, "there is no data set 'leaves'"),
     ],

@@ -59,8 +59,16 @@ def make(name: str, **options: Any) -> Stream:
         signature.bind(**options)
     except TypeError as error:
         takes = ", ".join(signature.parameters) or "none"
-        raise TypeError(f"{name}: {error}; its options are: {takes}") from None
+        wrong = "" if _takes_any(signature) else next((own for own in options if own not in signature.parameters), "")
+        if not wrong:
+            raise TypeError(f"{name}: {error}; its options are: {takes}") from None
+        near = "".join(f" (did you mean {match!r}?)" for match in get_close_matches(wrong, signature.parameters, n=1))
+        raise TypeError(f"{name} has no option {wrong!r}{near}; its options are: {takes}") from None
     return create(**options)
+
+
+def _takes_any(signature: inspect.Signature) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
 
 def register(name: str) -> Callable[[AnyFactory], AnyFactory]:

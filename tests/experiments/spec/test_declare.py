@@ -345,7 +345,7 @@ def test_toml_takes_the_former_name_of_granularity(tmp_path):
         ("seeds = 2", "seeds = [1, -1]", r"seeds must be a number of seeds .*, not \[1, -1\]"),
         ('network = "100-50"', "network = 100", "network must be a string in quotes, not 100"),
         ('network = "100-50"', 'network = "100x50"', "network must be linear, conv.*; not '100x50'"),
-        ("task_length = 500", "task_lenght = 500", "unexpected keyword argument 'task_lenght'.*task_length"),
+        ("task_length = 500", "task_lenght = 500", "no option 'task_lenght'.*task_length"),
         ("task_length = 500", "task_length = -3", "task_length must be a positive number of steps, not -3"),
         ("permuted-digits", "permutd-digits", "there is no problem 'output-permutd-digits'; did you mean"),
         ("[methods.sgd]", "[methods.sdg]", "no key 'methods.sdg' .*did you mean 'sgd"),

@@ -91,11 +91,14 @@ def area(record: Record, metric: Metric) -> float:
 
 
 def quarter(record: Record, metric: Metric, which: Literal["first", "last"]) -> float:
-    """Return the mean of the series over the first or the last quarter of the steps; NaN if there is no data."""
+    """Return the mean of the series over the first or the last quarter of the steps.
+
+    NaN if there is no data, or only one window, whose mean is that of all steps.
+    """
     steps = record.key.steps
     begin, end = (0, steps / 4) if which == "first" else (steps * 3 / 4, steps)
     found = series(record, metric)
-    if found is None:
+    if found is None or len(found.values) < 2:
         return math.nan
     overlap = np.clip(np.minimum(found.ends, end) - np.maximum(found.ends - found.lengths, begin), 0, None)
     counted = overlap > 0

@@ -55,8 +55,10 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
         source = f" ({one.entry.source})" if one.entry.source else ""
         lines = [
             f"  {one.entry.method}{source}: {settings_text(one.entry.settings)}",
-            f"    {result}; {plural(one.tried, 'setting')} tried, {one.flat:.0%} of them within 1% of the best",
+            f"    {result}; {plural(one.tried, 'setting')} tried",
         ]
+        if one.tried > 1:
+            lines[-1] += f", {one.flat:.0%} of them within 1% of the best"
         if one.diverged_settings:
             lines[-1] += f", {one.diverged_settings} with diverged learners"
         if one.left_out:
