@@ -47,7 +47,7 @@ def optimizer(name: str, params: "ParamsT | Module", **settings: Any) -> "Optimi
         [Feature(8 units of Linear '0', output of ReLU '1')]
     """
     # Imported late, because the optimizers are built on the methods.
-    made: Optimizer = importlib.import_module("upgd.optim.from_method").optimizer(get(name), params, **settings)
+    made: Optimizer = importlib.import_module("upgd.optim.choosing").optimizer(get(name), params, **settings)
     return made
 
 

@@ -2,7 +2,7 @@
 
 ``upgd``, ``ada_upgd``, ``ups`` and ``pgd`` are weight-wise, ``feature_upgd`` is feature-wise; ``features`` finds the hidden
 units of a model. ``from_method`` derives an optimizer from any other method, and ``unit_method`` from one that acts on hidden
-units. Modules with an underscore contain shared code.
+units; ``choosing`` selects one of them. Modules with an underscore contain shared code.
 """
 
 from upgd.optim.ada_upgd import AdaUPGD

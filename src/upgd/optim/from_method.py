@@ -1,7 +1,5 @@
-"""A torch optimizer for every method: the public class where there is one, else one that runs the method's rule."""
+"""The torch optimizer that runs the rule of a method."""
 
-import importlib
-import inspect
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
 from upgd import noise, rules
-from upgd.methods import Method, Setting
-from upgd.methods.deriving import TorchMethod
+from upgd.methods import Method
 from upgd.methods.method import Reduction
 from upgd.methods.reductions import reduced
 from upgd.methods.utility import Utility, gate_of
@@ -26,137 +23,27 @@ from upgd.optim._base import Curvature, step_device
 from upgd.optim._fusing import FusingOptimizer
 from upgd.optim._phases import Kept, keep, on, utility_dtype, wide
 from upgd.optim._sharded import local, placed, reduced_across
-from upgd.optim.ada_upgd import AdaUPGD
-from upgd.optim.feature_upgd import FeatureUPGD, FeatureUPS
-from upgd.optim.pgd import PGD, ShrinkAndPerturb
-from upgd.optim.upgd import UPGD
-from upgd.optim.ups import UPS
 
-__all__ = ["MethodOptimizer", "Work", "beginning", "groups_of", "optimizer"]
+__all__ = ["BOUND", "MethodOptimizer", "Work", "beginning", "groups_of", "needs_model"]
 
-#: Methods with a public optimizer class, and the options that select the method.
-_PUBLIC: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
-    "sgd": (PGD, {"sigma": 0.0}),
-    "sgdw": (PGD, {"sigma": 0.0}),
-    "pgd": (PGD, {}),
-    "anti-pgd": (PGD, {"noise": "anticorrelated"}),
-    "shrink-and-perturb": (ShrinkAndPerturb, {}),
-    "upgd": (UPGD, {}),
-    "upgd-nonprotecting": (UPGD, {"protect_gradient": False}),
-    "ups": (UPS, {}),
-    "adamw": (torch.optim.AdamW, {}),
-    "adaupgd": (AdaUPGD, {}),
-}
-#: The same for features.
-_FEATURE_WISE: dict[type[Optimizer], type[Optimizer]] = {UPGD: FeatureUPGD, UPS: FeatureUPS}
-#: Options of optimizers in addition to the settings of a method.
-_OPTIONS = (
-    "maximize",
-    "foreach",
-    "fused",
-    "capturable",
-    "curvature",
-    "generator",
-    "seed",
-    "state_dtype",
-    "stochastic_rounding",
-    "process_group",
-)
-#: Additional options of methods that need the bounds of initial distributions, and of those that act on hidden units.
-_BOUND, _OF_UNITS = "bound", ("features", "scaler")
+#: The option of methods that need the bounds of initial distributions.
+BOUND = "bound"
 #: Names in a parameter's state that methods cannot use.
 _RESERVED = ("step", "previous_noise")
 
 
-def optimizer(method: type[Method], params: ParamsT | nn.Module, **settings: Any) -> Optimizer:
-    """See :func:`upgd.methods.optimizer`."""
-    model = params if isinstance(params, nn.Module) else None
-    cls, fixed = _PUBLIC.get(method.name, (None, {}))
-    settings = _for_optimizer(method, settings)
-    switches = {name: value for name, value in settings.items() if name in method.settings}
-    works_on_units = method(**switches).uses_units
-    if works_on_units and model is None:
-        raise ValueError(_needs_model(method))
-    given: Any = params if model is None else groups_of(model, method, **settings)
-    given = given if isinstance(given, Tensor) else list(given)
-    for name, setting in method.settings.items():
-        if setting.default is ... and name not in settings and not (cls is not None and name == "lr"):
-            _check_groups_set(method, name, setting, given)
-    if issubclass(method, TorchMethod):
-        return _adapted(method, given, settings)
-    if cls is None or settings.get("profile", "paper") != "paper":
-        if not works_on_units:
-            return MethodOptimizer(given, method, **settings)
-        # Imported late, because it is built on this module.
-        made: Optimizer = importlib.import_module("upgd.optim.unit_method").UnitMethodOptimizer(
-            model, method, **settings
-        )
-        return made
-    if works_on_units:
-        cls, given = _FEATURE_WISE[cls], model
-    # A public class has `curvature` instead of the order, and there is another class for features.
-    settings = {name: value for name, value in settings.items() if name not in ("granularity", "order", "profile")}
-    known = inspect.signature(cls).parameters
-    for name in [name for name in (*_OPTIONS, *_OF_UNITS) if name in settings and name not in known]:
-        if settings.pop(name) is not None:
-            raise ValueError(
-                f"{name} is not an option of {cls.__name__}, the optimizer of method={method.name!r}; leave it out"
-            )
-    return cls(given, **fixed, **settings)
-
-
-def _for_optimizer(method: type[Method], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings without those that the model or parameter groups define; raise ValueError for invalid ones."""
-    settings = {name: value for name, value in settings.items() if value is not None}
-    options = (*_OPTIONS, *((_BOUND,) if method.needs("bound") else ()), *_OF_UNITS)
-    for name, value in settings.items():
-        if name not in method.settings and name not in options:
-            takes = ", ".join(own for own in method.settings if own not in ("normalize", "gated"))
-            raise ValueError(
-                f"{name}={value!r} has no meaning for method={method.name!r}, which takes {takes}; leave it out"
-            )
-    if settings.pop("normalize", 0) != 0:
-        raise ValueError(
-            "normalize is for the inputs of a model; put upgd.OnlineNorm(shape, rate) in front of the model"
-        )
-    if (gated := settings.pop("gated", "all")) != "all":
-        raise ValueError(
-            f"gated={gated!r} names layers, but an optimizer only has parameters; put those of the other layers into a group "
-            '{"params": …, "gated": False}'
-        )
-    if settings.get("curvature") is not None:
-        if "order" in method.settings:
-            settings.setdefault("order", 2)
-        if not method(**settings).uses_curvature:
-            raise ValueError(f"method={method.name!r} with these settings does not use curvature; leave curvature out")
-    elif settings.get("order") == 2:
-        raise ValueError("order=2 needs curvature; pass curvature=upgd.HesScale(model, criterion)")
-    return settings
-
-
-def _needs_model(method: type[Method]) -> str:
+def needs_model(method: type[Method]) -> str:
+    """Return the error message for parameters where a model is needed."""
     return (
         f"method={method.name!r} with these settings works on hidden units, so it needs the model instead of its parameters; "
         f"use upgd.methods.optimizer({method.name!r}, model, …)"
     )
 
 
-def _adapted(method: type[TorchMethod], params: ParamsT, settings: dict[str, Any]) -> Optimizer:
-    """The optimizer that the method was made of."""
-    options = {name: value for name, value in settings.items() if name not in method.settings}
-    for name, setting in method.settings.items():
-        value = settings.get(name, setting.default)
-        if name != "normalize" and value is not ...:
-            checked = value if isinstance(value, Tensor) else setting.check(name, value)
-            options[name] = method.whole(name, checked) if isinstance(checked, float) else checked
-    made: Optimizer = method.optimizer_class(params, **options)
-    return made
-
-
 def groups_of(model: nn.Module, method: type[Method], **options: Any) -> list[Any]:
     """Return the named parameters of a model, in groups with a ``bound`` each if the method needs it and none was given."""
     named = list(model.named_parameters())
-    if not method.needs("bound") or _BOUND in options:
+    if not method.needs("bound") or BOUND in options:
         return named
     try:
         bounds = initial_bounds(model)
@@ -168,12 +55,7 @@ def groups_of(model: nn.Module, method: type[Method], **options: Any) -> list[An
     groups: dict[float | None, list[tuple[str, Tensor]]] = {}
     for name, param in named:
         groups.setdefault(bounds[name], []).append((name, param))
-    return [{"params": params, _BOUND: bound} for bound, params in groups.items()]
-
-
-def _check_groups_set(method: type[Method], name: str, setting: Setting, params: Any) -> None:
-    if not isinstance(params, list) or not params or not all(isinstance(g, dict) and name in g for g in params):
-        raise ValueError(f"method={method.name!r} needs {name}; give it a value, such as {name}={setting.example!r}")
+    return [{"params": params, BOUND: bound} for bound, params in groups.items()]
 
 
 @dataclass
@@ -244,7 +126,7 @@ class MethodOptimizer(FusingOptimizer):
         if "gated" in method.settings:
             defaults["gated"] = True
         if bound is not ...:
-            defaults[_BOUND] = bound
+            defaults[BOUND] = bound
         defaults |= {
             "maximize": maximize,
             "fused": fused,
@@ -281,18 +163,18 @@ class MethodOptimizer(FusingOptimizer):
     def _check_variant(self, method: Method, group: Mapping[str, Any]) -> None:
         name = self.method.name
         if method.uses_units and not self._sees_units:
-            raise ValueError(_needs_model(self.method))
+            raise ValueError(needs_model(self.method))
         if method.uses_units and self._rounds({**group}):
             raise ValueError(
                 f"method={name!r} resets the state of hidden units, which has 32 bits; leave state_dtype and "
                 "stochastic_rounding out"
             )
-        if method.needs("bound") and _BOUND not in group:
+        if method.needs("bound") and BOUND not in group:
             raise ValueError(
                 f"method={name!r} needs the bound of every parameter's initial distribution; pass the model instead of "
                 'its parameters, or groups with a bound, such as {"params": …, "bound": 0.05}'
             )
-        if (bound := group.get(_BOUND)) is not None and not (isinstance(bound, float | int) and 0 < bound < math.inf):
+        if (bound := group.get(BOUND)) is not None and not (isinstance(bound, float | int) and 0 < bound < math.inf):
             raise ValueError(
                 f"bound must be a positive number, or None for parameters initialized to a constant, not {bound!r}"
             )
@@ -377,7 +259,7 @@ class MethodOptimizer(FusingOptimizer):
             noise=self._noise(work, i),
             curvature=work.curvatures[i],
             unit=unit,
-            bound=work.group.get(_BOUND),
+            bound=work.group.get(BOUND),
         )
         updated, changed = result if isinstance(result, tuple) else (result, {})
         self._keep(work.states[i], changed if isinstance(changed, Mapping) else {})
