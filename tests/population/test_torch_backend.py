@@ -104,6 +104,11 @@ def test_equals_the_optimizers(monkeypatch, name):
     assert_equals_plain_loop(monkeypatch, network, stream, learners_of(settings), steps=60 if name == "relu" else 25)
 
 
+def test_equals_the_optimizers_over_many_steps(monkeypatch):
+    network, stream = NETWORKS["relu"]
+    assert_equals_plain_loop(monkeypatch, network, stream, learners_of([PLAIN[2], COVERING[0], COVERING[3]]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_equals_the_optimizers_in_every_variant(monkeypatch, name):
