@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import long_runs
 import torch
@@ -37,7 +39,7 @@ from torch import Tensor
 
 from upgd.networks import MLP
 from upgd.noise import learner_normals
-from upgd.population import Learner, Population
+from upgd.population import Learner, Population, lanes, shares
 from upgd.population.cuda import backend as on_chip
 from upgd.population.cuda import convolutional
 from upgd.population.cuda.compiler import compiled
@@ -368,6 +370,37 @@ def diverged_learners_leave_their_clusters_to_others(device: str) -> str:
     for number, place in enumerate(i for i in range(count) if i % 3):
         assert_same_learner(of_learner(mixed, place), of_learner(calm, number), learners[place])
     return f"{count // 3 + (count % 3 > 0)} of {count} learners diverged"
+
+
+@check_with_kernels
+def methods_follow_each_other_on_a_cluster(device: str) -> str:
+    """Learners whose steps are divided between kernels that start at different times compute the same bits as alone."""
+    network, stream = NETWORKS["784-300-150-10"]
+    count, lengths = (8, (300, 41, 200)) if device == "cuda" else (2, (4, 3))
+    kinds: list[Settings] = [{}, {"scaling": "local"}, {"noise": "anticorrelated"}]
+    learners = [Learner(method="upgd", lr=0.01, sigma=0.1, seed=s, **own) for own in kinds for s in range(count)]
+    late = 0
+
+    def counted(*needs: Any) -> tuple[shares.Share, ...]:
+        nonlocal late
+        made = shares.shared(*needs)
+        late += sum(share.late is not None for share in made)
+        return made
+
+    def run(which: Sequence[Learner]) -> Population:
+        population = Population(network, which, device=device, backend="kernel")
+        for length in lengths:
+            population.run(stream, length, window=10_000)
+        return population
+
+    with patch.multiple(shares, _SAVED=0.0, _FRACTION=0.0), patch.object(lanes, "shared", counted):
+        mixed = run(learners)
+    assert late or device != "cuda", "no method followed another one"
+    for begin in range(0, len(learners), count):
+        alone = run(learners[begin : begin + count])
+        for own in range(count):
+            assert_same_learner(of_learner(alone, own), of_learner(mixed, begin + own), learners[begin + own])
+    return f"{late} kernels started on a cluster after another one"
 
 
 @check_with_kernels

@@ -11,6 +11,7 @@ import torch
 from upgd.population.backend import Tally
 from upgd.population.cuda import backend as on_chip
 from upgd.population.cuda.schedule import schedule
+from upgd.population.shares import Need, laid
 from upgd.streams.contract import Chunk
 
 CPU = torch.device("cpu")
@@ -26,7 +27,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     def launch(clusters: int, arguments: ctypes.Structure, stream: int) -> None:
         begins = np.ctypeslib.as_array(ctypes.cast(arguments.begins, ctypes.POINTER(ctypes.c_int32)), (clusters + 1,))
         address = ctypes.cast(arguments.segments, ctypes.POINTER(ctypes.c_int32))
-        seen.append(np.ctypeslib.as_array(address, (begins[-1], 4)).copy())
+        seen.append(np.ctypeslib.as_array(address, (begins[-1], 4))[begins[0] :].copy())
 
     monkeypatch.setattr(on_chip, "_kernel", lambda *of: SimpleNamespace(active=CLUSTERS, launch=launch))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
@@ -43,6 +44,10 @@ def _backend() -> on_chip.CudaBackend:
     return backend
 
 
+def _pieces(learners: int) -> tuple[int, ...]:
+    return laid([Need(learners, 1.0, CLUSTERS)], CLUSTERS, STEPS)[0].pieces
+
+
 def _advanced(diverged: list[int]) -> None:
     tally = Tally.empty(LEARNERS)
     tally.diverged_at[diverged] = 2
@@ -52,13 +57,13 @@ def _advanced(diverged: list[int]) -> None:
 def test_the_kernel_gets_the_schedule_of_all_learners(launches: list[np.ndarray]) -> None:
     _advanced([])
     (segments,) = launches
-    assert np.array_equal(segments, schedule(LEARNERS, STEPS, CLUSTERS)[0])
+    assert np.array_equal(segments, schedule(LEARNERS, STEPS, _pieces(LEARNERS))[0])
 
 
 def test_diverged_learners_are_left_out_of_the_schedule(launches: list[np.ndarray]) -> None:
     _advanced([0, 3, 6])
     (segments,) = launches
-    wanted = schedule(4, STEPS, CLUSTERS)[0]
+    wanted = schedule(4, STEPS, _pieces(4))[0]
     assert segments[:, 0].tolist() == [[1, 2, 4, 5][learner] for learner in wanted[:, 0]]
     assert np.array_equal(segments[:, 1:], wanted[:, 1:])
 
@@ -75,3 +80,15 @@ def test_learners_that_are_known_to_have_diverged_are_not_looked_up(launches: li
 def test_nothing_is_launched_if_all_have_diverged(launches: list[np.ndarray]) -> None:
     _advanced(list(range(LEARNERS)))
     assert launches == []
+
+
+def test_clusters_can_start_at_different_times(launches: list[np.ndarray]) -> None:
+    pieces = (10, 15, 6, 4)
+    block = _backend().ready(CHUNK, "mse", Tally.empty(LEARNERS), pieces)
+    assert (block.clusters, launches) == (4, [])
+    block.start(0, 3)
+    block.start(3, 4)
+    segments, begins = schedule(LEARNERS, STEPS, pieces)
+    prompt, late = launches
+    assert np.array_equal(prompt, segments[: begins[3]])
+    assert np.array_equal(late, segments[begins[3] :])

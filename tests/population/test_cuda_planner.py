@@ -23,6 +23,7 @@ from upgd.population.cuda.network import dense_layers
 from upgd.population.cuda.planner import CLUSTERS, THREADS, Dense, Program
 from upgd.population.cuda.schedule import TELLS, WAITS, schedule
 from upgd.population.graphed import GraphedBackend
+from upgd.population.shares import Need, laid
 from upgd.population.spec import groups
 
 H200 = 232_448
@@ -201,7 +202,8 @@ def test_the_fastest_plan_serves_most_learners() -> None:
 @settings(deadline=None, max_examples=40)
 @given(learners=st.integers(1, 60), steps=st.integers(1, 50), clusters=st.integers(1, 40))
 def test_every_step_runs_once_in_order_without_deadlock(learners: int, steps: int, clusters: int) -> None:
-    segments, begins = schedule(learners, steps, clusters)
+    pieces = laid([Need(learners, 1.0, clusters)], clusters, steps)[0].pieces
+    segments, begins = schedule(learners, steps, pieces)
     assert len(begins) - 1 <= clusters
     longest = max(sum(to - start for _, start, to, _ in segments[a:b]) for a, b in itertools.pairwise(begins))
     assert longest <= max(steps, -(-learners * steps // min(clusters, learners)))

@@ -1,20 +1,19 @@
 """Concurrent execution of groups of learners: on a GPU, each group has its own stream, as one may not fill the device."""
 
-import heapq
-import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from upgd.population.backend import Backend, Loss, Tally
+from upgd.population.shares import Need, Share, shared
 from upgd.streams.contract import Chunk
 
-__all__ = ["Lanes", "Need", "shared"]
+__all__ = ["Lanes"]
 
 # The driver puts streams into eight queues unless asked for more, and streams in the same queue wait for each other. It reads
 # this when CUDA is first used.
@@ -23,21 +22,32 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 #: Number of steps of one group before the next group's turn; enough to keep a GPU busy.
 _STEPS = 512
 
+#: Relative changes of measured costs below this are ignored.
+_CHANGE = 0.01
+
+
+class Block(Protocol):
+    """A block of steps that has been prepared; must be kept until it is done."""
+
+    def start(self, first: int, stop: int) -> None:
+        """Start some of its clusters on the current stream."""
+
 
 @runtime_checkable
 class Sharing(Protocol):
-    """A backend that uses a limited number of clusters of multiprocessors, so that other backends can run concurrently."""
+    """A backend that can use some of a GPU's clusters of multiprocessors, so that other backends can run concurrently."""
 
-    clusters: int | None  #: the number of clusters that it may use; None for all
     alive: Tensor | None  #: which learners have not diverged, on the host; None if unknown
     room: int  #: the number of clusters available to it alone
-    cost: float  #: the cost of a step of one learner in one cluster, relative to other backends
+    cost: float  #: of a step of one learner in one cluster; at first relative to other backends, then in milliseconds
     size: int  #: the number of multiprocessors per cluster
 
     def prepare(self, chunk: Chunk, loss: Loss) -> None:
-        """Compile what :meth:`advance` needs; called in a thread of its own."""
+        """Compile what :meth:`ready` needs; called in a thread of its own."""
 
-    def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None: ...
+    def ready(self, chunk: Chunk, loss: Loss, tally: Tally, pieces: Sequence[int]) -> Block:
+        """Return a block in which each cluster computes so many steps. The device must start clusters in their order."""
+        ...
 
 
 class Lanes:
@@ -45,7 +55,11 @@ class Lanes:
 
     Groups that fill a GPU run first: a cluster starts only when several multiprocessors are free at the same time, so it
     could wait long next to other kernels. Several such groups share the GPU's clusters so that they end at about the same
-    time; their run times are measured block by block.
+    time (:mod:`upgd.population.shares`); their run times are measured block by block.
+
+    On a cluster that groups use one after another, the first kernel starts together with all others, and the next one when
+    the device has room. Kernels wait for others only if these started before all late ones. Should the device start a late
+    kernel first nevertheless, it leaves room for the others, because fewer late kernels wait than there are clusters.
 
     Args:
         backends, tallies: one per group.
@@ -56,9 +70,11 @@ class Lanes:
         self._groups = list(zip(backends, tallies, strict=True))
         self._device = device
         self._prepared = False
+        self._measured = set[int]()  #: the groups whose costs are known
         self._streams: list[torch.cuda.Stream] = []
+        self._late: list[torch.cuda.Stream] = []
         if device.type == "cuda":
-            self._streams = [torch.cuda.Stream(device) for _ in backends]  # type: ignore[no-untyped-call]
+            self._streams, self._late = ([torch.cuda.Stream(device) for _ in backends] for _ in range(2))  # type: ignore[no-untyped-call]
 
     def advance(self, chunk: Chunk, loss: Loss) -> None:
         """Advance every group with a learner that has not diverged, and wait for all."""
@@ -99,54 +115,35 @@ class Lanes:
     def _share(self, sharing: Mapping[int, Sharing], alive: Mapping[int, int], chunk: Chunk, loss: Loss) -> None:
         """Run groups concurrently, starting with large clusters, which need the most contiguous space."""
         self._prepare(list(sharing.values()), chunk, loss)
-        shares = shared([Need(alive[number], backend.cost, backend.room) for number, backend in sharing.items()])
+        needs = tuple(Need(alive[number], backend.cost, backend.room) for number, backend in sharing.items())
+        shares = dict(zip(sharing, shared(needs, chunk.length, sharing.keys() <= self._measured), strict=True))
         chunk = _contiguous(chunk)
         torch.cuda.synchronize(self._device)
-        ran = []
-        for share, (number, backend) in sorted(zip(shares, sharing.items(), strict=True), key=lambda s: -s[1][1].size):
-            times = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        started = {}
+        for number in sorted(sharing, key=lambda number: -sharing[number].size):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             with torch.cuda.stream(self._streams[number]):
-                times[0].record()
-                backend.clusters = share
-                backend.advance(chunk, loss, self._groups[number][1])
-                backend.clusters = None
-                times[1].record()
-            ran.append((backend, alive[number] / share, times))
+                block = sharing[number].ready(chunk, loss, self._groups[number][1], shares[number].pieces)
+                begin.record()
+                block.start(0, shares[number].prompt)
+                end.record()
+            started[number] = block, begin, end
+        late = {number: share.late for number, share in shares.items() if share.late is not None}
+        for number in sorted(late, key=lambda number: late[number]):
+            block, begin, _ = started[number]
+            with torch.cuda.stream(self._late[number]):
+                self._late[number].wait_event(begin)
+                block.start(shares[number].prompt, len(shares[number].pieces))
         torch.cuda.synchronize(self._device)
-        for backend, each, (begin, end) in ran:
-            backend.cost = begin.elapsed_time(end) / chunk.length / max(1.0, each)
+        for number, (_, begin, end) in started.items():
+            self._measure(number, sharing[number], shares[number], begin.elapsed_time(end), chunk.length)
 
-
-class Need(NamedTuple):
-    """The requirements of a group."""
-
-    learners: int  #: number of learners that have not diverged
-    cost: float  #: of a learner's step in one cluster
-    room: int  #: number of clusters available to the group alone
-
-
-def shared(needs: Sequence[Need]) -> list[int]:
-    """Return the number of clusters for each group that minimizes the total time: one each, then one more for the group that
-    would take longest, as long as there is room.
-
-    >>> shared([Need(8, 1.0, 15), Need(8, 1.0, 15), Need(8, 3.0, 15)])
-    [4, 3, 8]
-    """
-    # In units of which one cluster of every size takes a whole number; called for every block, so it must be fast.
-    whole = math.lcm(*(need.room for need in needs))
-    given, taken = [1] * len(needs), sum(whole // need.room for need in needs)
-    slowest = [(-need.cost * need.learners, at) for at, need in enumerate(needs)]
-    heapq.heapify(slowest)
-    while slowest:
-        _, at = slowest[0]
-        need = needs[at]
-        if given[at] >= need.learners or taken + whole // need.room > whole:
-            heapq.heappop(slowest)  # for good: there is never more room
-            continue
-        given[at] += 1
-        taken += whole // need.room
-        heapq.heapreplace(slowest, (-need.cost * need.learners / given[at], at))
-    return given
+    def _measure(self, number: int, backend: Sharing, share: Share, milliseconds: float, steps: int) -> None:
+        """Update the cost, unless few steps were measured or it has hardly changed: a new schedule has to be copied."""
+        most = max(share.pieces[: share.prompt], default=0)
+        if most >= steps and not (number in self._measured and abs(milliseconds / most / backend.cost - 1) < _CHANGE):
+            backend.cost = milliseconds / most
+            self._measured.add(number)
 
 
 def _contiguous(chunk: Chunk) -> Chunk:

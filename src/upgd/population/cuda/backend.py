@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from upgd.population.cuda.generated import program, scalars
 from upgd.population.cuda.network import dense_layers
 from upgd.population.cuda.planner import CLUSTERS, THREADS, ChipPlan, Dense, Program, fastest, plan, source
 from upgd.population.cuda.schedule import schedule
+from upgd.population.shares import Need, laid
 from upgd.streams.contract import Chunk
 
 __all__ = ["CudaBackend", "missing", "unsupported"]
@@ -134,6 +135,40 @@ def missing(device: torch.device) -> str | None:
     return compiler.missing()
 
 
+class Block:
+    """The steps of a block, ready to be started cluster by cluster; must be kept until they are done.
+
+    Args:
+        kernel, arguments: what to launch.
+        clusters: the number of clusters in the schedule.
+        far: the number of floats of each cluster in global memory.
+        device: the GPU.
+        kept: the tensors whose addresses are among the arguments.
+    """
+
+    def __init__(
+        self,
+        kernel: driver.Kernel,
+        arguments: _Arguments,
+        clusters: int,
+        far: int,
+        device: torch.device,
+        kept: Mapping[str, Tensor],
+    ) -> None:
+        self._kernel, self._arguments, self._far, self._device, self._kept = kernel, arguments, far, device, kept
+        self.clusters = clusters
+
+    def start(self, first: int, stop: int) -> None:
+        """Start some of the clusters on the current stream."""
+        if first == stop:
+            return
+        arguments = _Arguments.from_buffer_copy(self._arguments)
+        arguments.begins += 4 * first
+        arguments.far = (arguments.far or 0) + 4 * first * self._far
+        with torch.cuda.device(self._device):
+            self._kernel.launch(stop - first, arguments, torch.cuda.current_stream().cuda_stream)
+
+
 class CudaBackend:
     """See :class:`upgd.population.backend.Backend`.
 
@@ -142,8 +177,6 @@ class CudaBackend:
     """
 
     fills_device = True
-    #: Number of clusters that it may use; None for all.
-    clusters: int | None = None
     #: Which learners have not diverged, on the host; None to ask the tally, which waits for the GPU.
     alive: Tensor | None = None
 
@@ -196,19 +229,22 @@ class CudaBackend:
 
     def advance(self, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         """Learn from every sample of the chunk, in order, and update the tally."""
+        block = self.ready(chunk, loss, tally)
+        block.start(0, block.clusters)
+
+    def ready(self, chunk: Chunk, loss: Loss, tally: Tally, pieces: Sequence[int] | None = None) -> "Block":
+        """Return what :meth:`advance` does, to be started. By default, it uses all clusters; see :func:`.schedule`."""
         with torch.cuda.device(self._device):
-            stream = torch.cuda.current_stream()
             kernel = _kernel(self._plan, loss, chunk.index is not None, self._device)
-            clusters = kernel.active if self.clusters is None else self.clusters
             # The kernel skips diverged learners, but in the schedule they would keep clusters from the others.
             alive = (tally.diverged_at < 0).cpu() if self.alive is None else self.alive
             rows = alive.nonzero().squeeze(1).int().numpy()
-            if not len(rows):
-                return
-            segments, begins = _schedule(rows.tobytes(), chunk.length, clusters, self._device)
+            if pieces is None:
+                ((pieces, _),) = laid([Need(len(rows), 1.0, kernel.active)], kernel.active, chunk.length)
+            segments, begins = _schedule(rows.tobytes(), chunk.length, tuple(pieces), self._device)
             self._telling += 1
             self._input_shape = _input_shape(chunk)
-            far = (len(begins) - 1) * self._plan.cluster * self._plan.far_floats
+            far = len(pieces) * self._plan.cluster * self._plan.far_floats
             if self._far.numel() < far:
                 self._far = torch.empty(far, device=self._device)
             tensors = {
@@ -242,7 +278,7 @@ class CudaBackend:
                 tasks=1 if chunk.permutation is None else chunk.permutation.shape[1],
                 **{name: t.data_ptr() for name, t in kept.items()},
             )
-            kernel.launch(len(begins) - 1, arguments, stream.cuda_stream)
+            return Block(kernel, arguments, len(pieces), self._plan.cluster * self._plan.far_floats, self._device, kept)
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the learners' current parameters."""
@@ -351,10 +387,10 @@ def _each_plan(layers: Layers, kind: Kind, program: Program | None, limit: int) 
 
 
 @functools.lru_cache(maxsize=256)
-def _schedule(rows: bytes, steps: int, clusters: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _schedule(rows: bytes, steps: int, pieces: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the schedule of learners (int32), cached on the device, because copying it would wait for running kernels."""
     learners = np.frombuffer(rows, np.int32)
-    segments, begins = schedule(len(learners), steps, clusters)
+    segments, begins = schedule(len(learners), steps, pieces)
     segments[:, 0] = learners[segments[:, 0]]
     return torch.from_numpy(segments).to(device), torch.from_numpy(begins).to(device)
 
