@@ -129,7 +129,7 @@ def test_custom_files_get_a_name(upgd, files, option):
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["fetch"], 2, "name the data sets to fetch: mnist, emnist, cifar10."),
+        (["fetch"], 2, "name the data sets to fetch: mnist, emnist, cifar10"),
         (["fetch", "imagenet"], 2, "imagenet"),
         (["fetch", "--nonsense"], 2, "--nonsense"),
         (["lst"], 2, "list"),
@@ -141,7 +141,7 @@ def test_custom_files_get_a_name(upgd, files, option):
             2,
             "--transposed and --replace apply only to files added with --as NAME",
         ),
-        (["fetch", "--from", "does-not-exist"], 1, "there is no file or folder does-not-exist; check the path."),
+        (["fetch", "--from", "does-not-exist"], 1, "there is no file or folder does-not-exist; check the path"),
         (["fetch", "--from", "does-not-exist", "--as", "mnist"], 1, "'mnist' is the name of an official data set"),
         (["fetch", "mnist", "--mirror", "ftp://x"], 1, "mirror must be a URL that starts with http"),
     ],

@@ -77,14 +77,14 @@ def test_too_many_seeds_are_rejected_early(upgd, folder):
     stored(folder / "upgd.db")
     assert upgd("best", "--seeds", "99999999999") == (
         *(2, ""),
-        "upgd: --seeds takes 200,000 at most, not 99999999999; use fewer.\n",
+        "upgd: --seeds takes 200,000 at most, not 99999999999; use fewer\n",
     )
 
 
 def test_options_of_a_reproduction_without_a_name_are_refused(upgd):
     code, out, err = upgd("reproduce", "--only", "nope")
     assert (code, out) == (2, "")
-    assert err == "upgd: name the experiments to reproduce, or all; `upgd reproduce` without arguments lists them.\n"
+    assert err == "upgd: name the experiments to reproduce, or all; `upgd reproduce` without arguments lists them\n"
 
 
 def test_a_reproduction_limits_the_number_of_seeds(upgd):
@@ -130,7 +130,7 @@ def test_closed_standard_streams(folder):
     ended = shell("runs delete 1 <&-", folder)
     assert (ended.returncode, ended.stderr) == (
         2,
-        "upgd: cannot ask for confirmation without a terminal; use --yes to delete.\n",
+        "upgd: cannot ask for confirmation without a terminal; use --yes to delete\n",
     )
 
 
@@ -144,7 +144,7 @@ def test_a_full_disk_behind_the_standard_output(folder):
 @pytest.mark.parametrize("seconds", ["-1", "nan"])
 def test_seconds_between_snapshots_are_not_negative(upgd, seconds):
     code, _, err = upgd(*QUICK, "--steps", "5", "--checkpoint-every", seconds)
-    message = f"--checkpoint-every must be a number of seconds of at least 0, not {seconds}; use 120 for two minutes."
+    message = f"--checkpoint-every must be a number of seconds of at least 0, not {seconds}; use 120 for two minutes"
     assert (code, err) == (2, f"upgd: {message}\n")
 
 
@@ -153,7 +153,7 @@ def test_an_unexpected_argument(upgd):
     assert (code, err.count("\n")) == (2, 1)
     assert "unexpected argument 'upgd sgd'" in err
     code, _, err = upgd("best", "upgd", "sgd")
-    assert (code, err) == (2, "upgd: there is no store upgd; methods are chosen with --methods upgd,sgd.\n")
+    assert (code, err) == (2, "upgd: there is no store upgd; methods are chosen with --methods upgd,sgd\n")
 
 
 @pytest.mark.parametrize("name", ["results.xlsx", "results"])

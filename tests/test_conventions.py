@@ -1,5 +1,6 @@
 """Packaging, continuous integration and citation files are consistent."""
 
+import ast
 import re
 import runpy
 import tomllib
@@ -87,3 +88,28 @@ def test_links_of_the_readme_work_on_pypi():
         "[a](https://host/me/blob/main/b.md#c) ![d](https://host/me/raw/main/e.svg) [f](https://g) ![h](https://i)"
     )
     assert for_pypi(text, None) == "a  [f](https://g) ![h](https://i)"
+
+
+def _messages(path: Path):
+    """The error messages that a module raises, with {} for their values."""
+
+    def text(node: ast.expr) -> str:
+        match node:
+            case ast.Constant(value=str(words)):
+                return words
+            case ast.JoinedStr(values=parts):
+                return "".join(map(text, parts))
+            case ast.BinOp(left=left, right=right):
+                return text(left) + text(right)
+        return "{}"
+
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+            yield text(node.exc.args[0])
+
+
+def test_error_messages_of_one_sentence_have_no_full_stop():
+    """As in Python and torch; the command line prints them after ``upgd:``."""
+    messages = [one for path in (ROOT / "src").rglob("*.py") for one in _messages(path)]
+    assert len(messages) > 400
+    assert [one for one in messages if one.endswith(".") and not re.search(r"[.?] [A-Z`]|\.\.\.$", one)] == []

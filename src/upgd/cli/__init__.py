@@ -130,7 +130,7 @@ def _without_plugins(arguments: list[str]) -> tuple[list[str], list[str]]:
         else:
             rest.append(word)
     if any(not name or name.startswith("-") for name in modules):
-        raise UsageError("--plugin takes the name of a module, such as my_method for my_method.py.")
+        raise UsageError("--plugin takes the name of a module, such as my_method for my_method.py")
     return rest, modules
 
 

@@ -53,21 +53,21 @@ def fetch(
     if source is None:
         if rename is not None or transposed or replace:
             raise UsageError(
-                "--as, --transposed and --replace apply to local files; give their folder with --from FOLDER."
+                "--as, --transposed and --replace apply to local files; give their folder with --from FOLDER"
             )
         if not names:
-            raise UsageError("name the data sets to fetch: mnist, emnist, cifar10.")
+            raise UsageError("name the data sets to fetch: mnist, emnist, cifar10")
         console.download_command(names, mirror)
     elif mirror is not None:
-        raise UsageError("--mirror and --from are mutually exclusive: download, or use local files.")
+        raise UsageError("--mirror and --from are mutually exclusive: download, or use local files")
     elif rename is not None:
         if names:
             raise UsageError(
-                f"--as {rename} is for files that are not an official data set; leave out {', '.join(names)}."
+                f"--as {rename} is for files that are not an official data set; leave out {', '.join(names)}"
             )
         console.adopt_command(source, rename, transposed, replace)
     elif transposed or replace:
-        raise UsageError("--transposed and --replace apply only to files added with --as NAME.")
+        raise UsageError("--transposed and --replace apply only to files added with --as NAME")
     else:
         console.take_command(source, names)
 

@@ -31,9 +31,9 @@ def check(execution: Execution, *, dry_run: bool = False) -> None:
     from upgd.experiments.execution.running import mistake
 
     if dry_run and execution.ray is not None:
-        raise UsageError("--dry-run measures this machine; leave out --ray.")
+        raise UsageError("--dry-run measures this machine; leave out --ray")
     if wrong := mistake(execution, option_name, "{} {}"):
-        raise UsageError(f"{wrong}.")
+        raise UsageError(wrong)
 
 
 def check_folder(output: Path, named: str) -> None:
@@ -43,7 +43,7 @@ def check_folder(output: Path, named: str) -> None:
         with tempfile.TemporaryFile(dir=output):
             pass
     except OSError as error:
-        raise UsageError(f"{named}: nothing can be written there ({error.strerror}); choose another folder.") from error
+        raise UsageError(f"{named}: nothing can be written there ({error.strerror}); choose another folder") from error
 
 
 def given_options(execution: Execution) -> set[str]:

@@ -69,7 +69,7 @@ def read_steps(text: str) -> int:
             number = read(plain_digits(text))
             if number == int(number) and abs(number) < 2**63:  # as large as a store can hold
                 return int(number)
-    raise ValueError(f"it takes a whole number below 2⁶³, such as 30000 or 1e6, not {text!r}.")
+    raise ValueError(f"it takes a whole number below 2⁶³, such as 30000 or 1e6, not {text!r}")
 
 
 def plain_digits(text: str) -> str:
@@ -249,9 +249,9 @@ def store_files(named: Sequence[Path], option: Path | None) -> list[Path]:
     """Return the stores of a command: positional as in ``upgd table a.db``, ``--store``, or ``UPGD_STORE``."""
     everywhere = os.environ.get("UPGD_STORE")  # sets the option, but does not conflict with a positional argument
     if named and option is not None and not (everywhere and option == Path(everywhere)):
-        raise UsageError(f"two stores are named, {named[0]} and --store {option}; leave one of them out.")
+        raise UsageError(f"two stores are named, {named[0]} and --store {option}; leave one of them out")
     if named and (methods := [str(path) for path in named if str(path) in METHODS and not path.exists()]):
-        raise UsageError(f"there is no store {methods[0]}; methods are chosen with --methods {','.join(methods)}.")
+        raise UsageError(f"there is no store {methods[0]}; methods are chosen with --methods {','.join(methods)}")
     return list(named) or [store_path(option)]
 
 
@@ -263,7 +263,7 @@ def read_values(setting: str, text: str) -> list[Any]:
 def _value(name: str, text: str) -> Any:
     option, settings = option_name(name), of_methods(name)
     if not text:
-        raise UsageError(f"{option} needs a value, or several separated by commas, such as {settings[0].example}.")
+        raise UsageError(f"{option} needs a value, or several separated by commas, such as {settings[0].example}")
     for choice in (choice for setting in settings for choice in setting.choices):
         if str(choice) == text:
             return choice
@@ -277,8 +277,8 @@ def _value(name: str, text: str) -> Any:
     if any(setting.is_switch for setting in settings):
         return text  # the method checks it
     if settings[0].pair:
-        raise UsageError(f"{option} takes two numbers joined by a slash, such as 0.9/0.999, not {text!r}.")
-    raise UsageError(f"{option} takes numbers separated by commas, such as 0.1,0.01; not {text!r}.")
+        raise UsageError(f"{option} takes two numbers joined by a slash, such as 0.9/0.999, not {text!r}")
+    raise UsageError(f"{option} takes numbers separated by commas, such as 0.1,0.01; not {text!r}")
 
 
 def read_seeds(text: str) -> int | list[int]:
@@ -290,10 +290,10 @@ def read_seeds(text: str) -> int | list[int]:
     if not seeds or (isinstance(seeds, int) and seeds < 0):
         raise UsageError(
             "--seeds takes a number of at least 1 (20), or seeds separated by commas (0,5,7; seed 0 alone is written 0,), "
-            f"not {text!r}."
+            f"not {text!r}"
         )
     if isinstance(seeds, int) and seeds > MOST_LEARNERS:
-        raise UsageError(f"--seeds takes {MOST_LEARNERS:,} at most, not {text}; use fewer.")
+        raise UsageError(f"--seeds takes {MOST_LEARNERS:,} at most, not {text}; use fewer")
     return seeds
 
 
@@ -303,7 +303,7 @@ def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise UsageError(f"--option takes NAME=VALUE, such as task_length=500, not {pair!r}.")
+            raise UsageError(f"--option takes NAME=VALUE, such as task_length=500, not {pair!r}")
         try:
             options[name.strip().replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:

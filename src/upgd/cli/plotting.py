@@ -54,7 +54,7 @@ def plot(
     figures.check()
     kind = output.suffix[1:].lower() or "png"  # a device has no ending
     if kind not in _FORMATS:
-        raise UsageError(f"{output} must end with .png, .svg or .pdf.")
+        raise UsageError(f"{output} must end with .png, .svg or .pdf")
     writing.check(output)
     comparisons = which.results(stores).comparisons(metric)
     figure = figures.panels(comparisons, title=title, legend=legend, band=None if band == "none" else band)

@@ -121,9 +121,7 @@ def reproduce(
     given = {name for name, value in of_sweeps.items() if value not in (None, ())} | given_options(execution)
     if not names:
         if given or dry_run or write_only:
-            raise UsageError(
-                "name the experiments to reproduce, or all; `upgd reproduce` without arguments lists them."
-            )
+            raise UsageError("name the experiments to reproduce, or all; `upgd reproduce` without arguments lists them")
         return _list()
     load_torch()
 
@@ -133,7 +131,7 @@ def reproduce(
 
     check(execution, dry_run=dry_run)
     if as_json and not dry_run:
-        raise UsageError("--json applies to --dry-run only; remove it, or add --dry-run.")
+        raise UsageError("--json applies to --dry-run only; remove it, or add --dry-run")
     studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
     if [study.name for study in studies] == [UTILITY_QUALITY]:  # with other studies, the options apply to those
         _refuse(given)
@@ -218,7 +216,7 @@ def _refuse(options: set[str]) -> None:
     if options:
         raise UsageError(
             f"{UTILITY_QUALITY} is not a sweep and does not support {option_names(options)}; leave these options out, or use "
-            "`upgd run utility-quality-weights`, which takes --seeds and --steps."
+            "`upgd run utility-quality-weights`, which takes --seeds and --steps"
         )
 
 
@@ -316,14 +314,14 @@ def _stand_ins(data: Sequence[str], studies: Sequence["Study"]) -> dict[str, str
     for name, other in instead.items():
         if name not in own:
             remedy = f"choose among {', '.join(own)}" if own else "leave it out"
-            raise UsageError(f"--data {name}={other}: {name!r} is not a data set of these experiments; {remedy}.")
+            raise UsageError(f"--data {name}={other}: {name!r} is not a data set of these experiments; {remedy}")
     return instead
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, other = text.partition("=")
     if not (name and equals and other):
-        raise UsageError(f"--data takes NAME=OTHER, such as emnist=emnist-subset, not {text!r}.")
+        raise UsageError(f"--data takes NAME=OTHER, such as emnist=emnist-subset, not {text!r}")
     return name, other
 
 
@@ -332,7 +330,7 @@ def _values(text: str) -> tuple[str, list[float]]:
     try:
         return name.strip().replace("-", "_"), [float(plain_digits(value)) for value in values.split(",")]
     except ValueError:
-        raise UsageError(f"--only takes NAME=VALUES, such as sigma=0.1,0.01, not {text!r}.") from None
+        raise UsageError(f"--only takes NAME=VALUES, such as sigma=0.1,0.01, not {text!r}") from None
 
 
 def _lengths(texts: Sequence[str], studies: Sequence["Study"]) -> dict[str, dict[str, int]]:
@@ -343,7 +341,7 @@ def _lengths(texts: Sequence[str], studies: Sequence["Study"]) -> dict[str, dict
         if name and name not in known:
             where = ", ".join(study.name for study in studies)
             raise UsageError(
-                f"--sweep-steps {name}={steps}: there is no problem {name!r} in {where}; choose among {', '.join(known)}."
+                f"--sweep-steps {name}={steps}: there is no problem {name!r} in {where}; choose among {', '.join(known)}"
             )
     return {
         study.name: {name: steps for name, steps in lengths.items() if not name or name in study.problems()}
@@ -357,7 +355,7 @@ def _length(text: str) -> tuple[str, int]:
         if name or not equals:
             return name.strip(), read_steps(number)
     raise UsageError(
-        f"--sweep-steps takes a number or NAME=NUMBER, such as 300000 or output-permuted-cifar10=300000, not {text!r}."
+        f"--sweep-steps takes a number or NAME=NUMBER, such as 300000 or output-permuted-cifar10=300000, not {text!r}"
     )
 
 

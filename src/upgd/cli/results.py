@@ -154,7 +154,7 @@ def table(
 
     if pairs and (all_settings or against):
         raise UsageError(
-            f"--pairs compares all methods with one another; remove {'--all' if all_settings else '--against'}."
+            f"--pairs compares all methods with one another; remove {'--all' if all_settings else '--against'}"
         )
     results = which.results(stores)
     lines = (
@@ -201,18 +201,18 @@ def export(
 
     if portable:
         if file is None or not str(file).endswith((".csv", ".csv.gz")) or format == "parquet" or curves or looks:
-            raise UsageError("--portable writes one kind of file: upgd export results.csv.gz --portable.")
+            raise UsageError("--portable writes one kind of file: upgd export results.csv.gz --portable")
         if windows is not None and windows < 1:
-            raise UsageError(f"--windows must be at least 1, not {windows}.")
+            raise UsageError(f"--windows must be at least 1, not {windows}")
         _write_portable(which.results(), file, windows)
         return
     if windows is not None:
-        raise UsageError("--windows applies to --portable files only; remove it, or add --portable.")
+        raise UsageError("--windows applies to --portable files only; remove it, or add --portable")
     chosen = format or _format(file)
     if chosen == "parquet" and file is None:
-        raise UsageError("Parquet needs an output file: upgd export results.parquet.")
+        raise UsageError("Parquet needs an output file: upgd export results.parquet")
     if curves and looks:
-        raise UsageError("--curves and --looks have different rows; remove one of them.")
+        raise UsageError("--curves and --looks have different rows; remove one of them")
     if file is not None:
         writing.check(file)
     results = which.results()
@@ -260,7 +260,7 @@ def import_(*files: Path, store: StorePath = None) -> None:
 def _format(file: Path | None) -> Literal["csv", "parquet"]:
     suffix = ".csv" if file is None else file.suffix.lower()
     if suffix not in (".csv", ".parquet"):
-        raise UsageError(f"{file} must end in .csv or .parquet; or use --format csv or --format parquet.")
+        raise UsageError(f"{file} must end in .csv or .parquet; or use --format csv or --format parquet")
     return "csv" if suffix == ".csv" else "parquet"
 
 
@@ -351,11 +351,11 @@ def delete(
 
     described = which != Filter(store=which.store)
     if bool(ids) == described:
-        raise UsageError("give what to delete: ids, or options such as --problem NAME; `upgd runs` lists all.")
+        raise UsageError("give what to delete: ids, or options such as --problem NAME; `upgd runs` lists all")
     path = store_path(which.store)
     there = [record.id for record in which.records() if record.id is not None]
     if missing := [str(number) for number in ids if number not in there]:
-        raise ValueError(f"{path} has no learner {', '.join(missing)}; `upgd runs` lists all. Nothing was deleted")
+        raise ValueError(f"{path} has no learner {', '.join(missing)}, so nothing was deleted; `upgd runs` lists all")
     chosen = list(ids) if ids else there
     if not yes and not _confirmed(f"Permanently delete {plural(len(chosen), 'learner')} from {path}? [y/N] "):
         print("Nothing was deleted.")
@@ -366,7 +366,7 @@ def delete(
 
 def _confirmed(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise UsageError("cannot ask for confirmation without a terminal; use --yes to delete.")
+        raise UsageError("cannot ask for confirmation without a terminal; use --yes to delete")
     return input(question).strip().lower() in ("y", "yes")
 
 

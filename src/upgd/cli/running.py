@@ -57,17 +57,17 @@ def run(
 
     if problem.endswith(".toml"):
         raise UsageError(
-            f"`upgd run` takes a problem and one method; a declared experiment is run by `upgd sweep {problem}`."
+            f"`upgd run` takes a problem and one method; a declared experiment is run by `upgd sweep {problem}`"
         )
     if problem in _STUDIES:
         if dry_run:
-            raise UsageError(f"{problem} takes a few minutes and has no --dry-run.")
+            raise UsageError(f"{problem} takes a few minutes and has no --dry-run")
         return _study(problem, method, declaration, execution, as_json)
     registry.factory(problem)  # reports an unknown problem before anything that depends on it
     if method is None:
-        raise UsageError("choose a method, such as --method upgd; `upgd methods` lists them.")
+        raise UsageError("choose a method, such as --method upgd; `upgd methods` lists them")
     if "," in method:
-        raise UsageError(f"`upgd run` takes one method, not {method!r}; `upgd sweep` takes several with --methods.")
+        raise UsageError(f"`upgd run` takes one method, not {method!r}; `upgd sweep` takes several with --methods")
     settings: dict[str, Any] = declaration.settings()
     if setting is not None:
         from upgd.experiments.paper.best_known import published
@@ -157,7 +157,7 @@ def _refuse_study(problem: str) -> None:
     """Reject a study of utilities as a problem to compare methods on."""
     if problem in _STUDIES:
         raise UsageError(
-            f"{problem} compares approximations of utility and not methods; use `upgd run {problem}`, without a method."
+            f"{problem} compares approximations of utility and not methods; use `upgd run {problem}`, without a method"
         )
 
 
@@ -171,7 +171,7 @@ def _study(problem: str, method: str | None, declaration: Declaration, execution
     extra = given.keys() - {"seeds", "steps", "options"} | given_options(execution)
     extra |= {name for name, value in (("method", method), ("option", declaration.option)) if value}
     if extra:
-        raise UsageError(f"{problem} takes --seeds and --steps only; leave out {option_names(extra)}.")
+        raise UsageError(f"{problem} takes --seeds and --steps only; leave out {option_names(extra)}")
     if not as_json:
         figures.check()
         check_folder(Path(), f"this folder, {Path.cwd()}")
@@ -223,14 +223,14 @@ def _declared(
             {name for name, value in (("methods", methods), ("grid", grid)) if value} | settings.keys() | rest.keys()
         )
         if given:
-            raise UsageError(f"{problem} declares the whole experiment; leave out {option_names(given)}.")
+            raise UsageError(f"{problem} declares the whole experiment; leave out {option_names(given)}")
         experiment = load(problem)
         _refuse_study(experiment.problem)
         return experiment
     _refuse_study(problem)
     registry.factory(problem)
     if not methods:
-        raise UsageError("choose the methods to compare, such as --methods upgd,sgdw,adamw; `upgd methods` lists them.")
+        raise UsageError("choose the methods to compare, such as --methods upgd,sgdw,adamw; `upgd methods` lists them")
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if grid is None:
         return Experiment(problem, names, grid=settings or None, **rest)

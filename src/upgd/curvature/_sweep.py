@@ -125,7 +125,7 @@ class Call:
         if len(entries) != 1:
             raise RuntimeError(
                 f"HesScale cannot follow {self.name}: its forward uses its input in {len(entries)} places; start it with "
-                "x = x.view_as(x), so that there is only one."
+                "x = x.view_as(x), so that there is only one"
             )
         return entries[0]
 
@@ -172,7 +172,7 @@ class Call:
         if self.curvatures[output] is not None and self.backward == backward:
             raise RuntimeError(
                 f"HesScale found two modules that use the output of {self.name}; give each its own copy: "
-                "a, b = upgd.curvature.Fork()(output)."
+                "a, b = upgd.curvature.Fork()(output)"
             )
         if self.shape is not None and curvature.shape != self.shape:
             curvature = curvature.reshape(self.shape)
@@ -260,7 +260,7 @@ class Follower:
         if owner is None or not first.requires_grad or owner.is_paused or transform_level() is not None:
             return None
         if not args:
-            raise TypeError(f"HesScale needs {self.name} to be called with its input as a positional argument.")
+            raise TypeError(f"HesScale needs {self.name} to be called with its input as a positional argument")
         if first is args[0]:
             if getattr(module, "inplace", False):
                 raise ValueError(in_place(self.name))
@@ -282,7 +282,7 @@ class Follower:
         h, g = call.take(grad_outputs)
         if call.input._version != call.version:
             raise RuntimeError(
-                f"the input of {self.name} was changed in place after the forward pass; HesScale needs the original."
+                f"the input of {self.name} was changed in place after the forward pass; HesScale needs the original"
             )
         if self.params:
             self._once(call)

@@ -114,11 +114,11 @@ class HesScale:
         name = follower.name if follower else f"a {type(module).__name__}"
         if follower is None or not follower.watched:
             raise RuntimeError(
-                f"HesScale did not watch the features of {name}; call curvature.watch(module) before the forward pass."
+                f"HesScale did not watch the features of {name}; call curvature.watch(module) before the forward pass"
             )
         if id(module) in self._forgotten:
             raise RuntimeError(_not_followed(f"the features of {name}"))
-        raise RuntimeError(f"HesScale has seen no backward through {name} yet; call loss.backward() first.")
+        raise RuntimeError(f"HesScale has seen no backward through {name} yet; call loss.backward() first")
 
     def watch(self, *modules: nn.Module | str) -> None:
         """Enable :meth:`feature_diagonal` for these modules, or modules of these names, from the next forward pass on."""
@@ -128,7 +128,7 @@ class HesScale:
             if module not in self._followers:
                 raise ValueError(
                     f"features must be layers of the model, but one is a {type(module).__name__} that is not in the model or "
-                    "contains other modules; pass the layer or the activation itself."
+                    "contains other modules; pass the layer or the activation itself"
                 )
             self._followers[module].watched = True
 
@@ -234,38 +234,38 @@ def _rebuild(
 
 def _followers(owner: HesScale, model: nn.Module) -> dict[nn.Module, Follower]:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not a {type(model).__name__}.")
+        raise TypeError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
     followers: dict[nn.Module, Follower] = {}
     of_param: dict[Tensor, str] = {}
     for path, module in model.named_modules():
         kind = type(module).__name__
         name = f"{path!r} ({kind})" if path else f"the model ({kind})"
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            raise TypeError(f"HesScale cannot follow {name}, which is compiled; pass the model without torch.compile.")
+            raise TypeError(f"HesScale cannot follow {name}, which is compiled; pass the model without torch.compile")
         layer = find(LAYERS, module)
         if layer is None:
             if next(module.children(), None) is None and not isinstance(module, _CONTAINERS):
                 raise TypeError(
                     f"HesScale has no rule for {name}; use one of {_names(LAYERS)}, or add a rule with "
-                    "@upgd.curvature.layer or @upgd.curvature.elementwise."
+                    "@upgd.curvature.layer or @upgd.curvature.elementwise"
                 )
             continue
         if getattr(module, "inplace", False):
             raise ValueError(in_place(name))
         if getattr(module, "padding_mode", "zeros") != "zeros":
             raise ValueError(
-                f"HesScale supports convolutions with zero padding only, but {name} has {module.padding_mode!r}."
+                f"HesScale supports convolutions with zero padding only, but {name} has {module.padding_mode!r}"
             )
         if hasattr(module, "parametrizations") or hasattr(module, "weight_orig") or hasattr(module, "weight_g"):
             raise TypeError(
                 f"HesScale cannot follow {name}: its weight is computed from other parameters (weight or spectral norm, "
-                "pruning, a parametrization); remove that first."
+                "pruning, a parametrization); remove that first"
             )
         for param in module.parameters(recurse=False):
             if param in of_param:
                 raise ValueError(
                     f"HesScale cannot follow {name}: it shares a parameter with {of_param[param]}, so mixed second "
-                    "derivatives would be missing; give each layer its own parameters."
+                    "derivatives would be missing; give each layer its own parameters"
                 )
             of_param[param] = name
         followers[module] = Follower(owner, module, name, layer)
@@ -278,7 +278,7 @@ def _loss_follower(owner: HesScale, criterion: nn.Module) -> LossFollower:
         given = type(criterion).__name__ if isinstance(criterion, nn.Module) else repr(criterion)
         raise TypeError(
             f"criterion must be one of the modules {_names(LOSSES)}, not {given}; use the module instead of the "
-            "function, or add a rule with @upgd.curvature.loss."
+            "function, or add a rule with @upgd.curvature.loss"
         )
     return LossFollower(owner, criterion, f"the criterion ({type(criterion).__name__})", rule)
 

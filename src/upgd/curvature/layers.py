@@ -142,7 +142,7 @@ def _needs_running_statistics(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor
     if module.training or module.running_mean is None:
         raise RuntimeError(
             "HesScale supports BatchNorm with running statistics only, because batch statistics make samples interact; "
-            "call .eval() on the BatchNorm modules (with track_running_stats=True), or use LayerNorm."
+            "call .eval() on the BatchNorm modules (with track_running_stats=True), or use LayerNorm"
         )
 
 
@@ -227,7 +227,7 @@ def _needs_the_whole_gradient(module: nn.Embedding, x: Tensor, y: Tensor) -> Non
         if getattr(module, option):
             raise RuntimeError(
                 f"HesScale supports embeddings with plain dense gradients only, but one has {option}=True; create it with "
-                f"{option}=False."
+                f"{option}=False"
             )
 
 
@@ -248,7 +248,7 @@ def log_softmax(module: nn.LogSoftmax, call: Call, h: Tensor, g: Tensor) -> Tens
     if not call.needs_input:
         return None
     if module.dim is None:
-        raise ValueError(f"{call.name}: HesScale needs an explicit dimension; write nn.LogSoftmax(dim=1).")
+        raise ValueError(f"{call.name}: HesScale needs an explicit dimension; write nn.LogSoftmax(dim=1)")
     q = torch.softmax(call.input, module.dim)
     h_all, g_all = h.sum(module.dim, keepdim=True), g.sum(module.dim, keepdim=True)
     return h * (1 - 2 * q) + h_all * q.square() - g_all * (q - q.square())

@@ -16,7 +16,7 @@ def mean_squared_error(criterion: nn.MSELoss, y: Tensor, target: Tensor, factor:
     if y.shape != target.shape:
         raise ValueError(
             f"HesScale needs the input and target of MSELoss to have the same shape, not {tuple(y.shape)} and "
-            f"{tuple(target.shape)}; reshape the target."
+            f"{tuple(target.shape)}; reshape the target"
         )
     return (2 * factor / y.numel() if criterion.reduction == "mean" else 2 * factor).expand_as(y)
 

@@ -66,7 +66,7 @@ class Add(nn.Module):
         if a.shape != b.shape:
             raise ValueError(
                 f"Add takes tensors of the same shape, not {tuple(a.shape)} and {tuple(b.shape)}; give Residual a "
-                "shortcut that makes them equal, such as nn.Linear or nn.Conv2d with kernel_size=1."
+                "shortcut that makes them equal, such as nn.Linear or nn.Conv2d with kernel_size=1"
             )
         return a + b
 

@@ -53,14 +53,14 @@ def load(name: str, split: str = "train") -> Dataset:
     """
     if name == "digits":
         if split != "train":
-            raise DataError(f"split must be 'train' for the embedded digits, not {split!r}.")
+            raise DataError(f"split must be 'train' for the embedded digits, not {split!r}")
         return digits()
     if name not in OFFICIAL and (registered := registry.load(name, split)) is not None:
         return registered
     found = cache.entry(name)
     if found is None:
         check_name(name)
-        raise DataError(f"the data set {name!r} is not in {folder()}: download it with `upgd data fetch {name}`.")
+        raise DataError(f"the data set {name!r} is not in {folder()}: download it with `upgd data fetch {name}`")
     return cache.open_split(found, split)
 
 
@@ -72,5 +72,5 @@ def check_name(name: str) -> None:
         near = "".join(f" (did you mean {match!r}?)" for match in get_close_matches(name, known, n=1))
         raise DataError(
             f"there is no data set {name!r}{near}; choose one of {', '.join(known)}, or add your own IDX files with "
-            f"`upgd data fetch --from FOLDER --as {name}`."
+            f"`upgd data fetch --from FOLDER --as {name}`"
         )

@@ -81,7 +81,7 @@ def fetch_from(path: str | Path, names: Sequence[str] = ()) -> list[Manifest]:
     if not names:
         wanted = [source for source in wanted if all(part in found for part in source.parts)]
         if not wanted:
-            raise DataError(f"{path} contains no complete official data set ({', '.join(OFFICIAL)}){_told(problems)}.")
+            raise DataError(f"{path} contains no complete official data set ({', '.join(OFFICIAL)}){_told(problems)}")
     for source in wanted:
         with cache.locked(source.name):
             entries[source.name] = _intact(source.name) or _keep(source, found, problems, str(path))
@@ -105,7 +105,7 @@ def adopt(path: str | Path, name: str, *, transposed: bool = False, replace: boo
     """
     path = Path(path).expanduser()
     if cache.checked_name(name) in (*OFFICIAL, "digits"):
-        raise DataError(f"{name!r} is the name of an official data set; choose another, such as '{name}-subset'.")
+        raise DataError(f"{name!r} is the name of an official data set; choose another, such as '{name}-subset'")
     found, problems = _all_idx(path)
     arrays = _paired([array for f in found for array in f.arrays.values()], path, problems)
     classes = 1 + max(int(array.max()) for key, array in arrays.items() if key.endswith("labels"))
@@ -115,7 +115,7 @@ def adopt(path: str | Path, name: str, *, transposed: bool = False, replace: boo
         if present is not None and not replace and not _same(present, arrays, transposed):
             raise DataError(
                 f"a different data set {name!r} already exists, and results refer to it by that name; choose another name, "
-                "or replace it (--replace) and delete its results."
+                "or replace it (--replace) and delete its results"
             )
         return cache.store(described, arrays)
 
@@ -128,7 +128,7 @@ def _same(present: Manifest, arrays: Mapping[str, Bytes], transposed: bool) -> b
 
 def _official(name: str) -> Source:
     if name not in OFFICIAL:
-        raise DataError(f"there is no official data set {name!r}; choose one of {', '.join(OFFICIAL)}.")
+        raise DataError(f"there is no official data set {name!r}; choose one of {', '.join(OFFICIAL)}")
     return OFFICIAL[name]
 
 
@@ -170,7 +170,7 @@ def _match(leaf: Leaf, parts: Sequence[Part]) -> tuple[Part, str, dict[str, Byte
     if candidates[0].content == "batch" and is_packed(head) and len(content) != _size(candidates[0]):
         return None  # a packed file of another kind
     raise DataError(
-        f"{leaf.name} looks like {candidates[0]}, but its SHA-256 {checksum} does not match the official file."
+        f"{leaf.name} looks like {candidates[0]}, but its SHA-256 {checksum} does not match the official file"
     )
 
 
@@ -197,9 +197,7 @@ def _arrays(part: Part, content: bytes, name: str) -> dict[str, Bytes]:
 def _keep(source: Source, found: Mapping[Part, _Found], problems: Problems, where: str) -> Manifest:
     missing = [str(part) for part in source.parts if part not in found]
     if missing:
-        raise DataError(
-            f"{where} does not contain all of {source.name}: missing {', '.join(missing)}{_told(problems)}."
-        )
+        raise DataError(f"{where} does not contain all of {source.name}: missing {', '.join(missing)}{_told(problems)}")
     files = [found[part] for part in source.parts]
     arrays = {
         f"{split}-{content}": np.concatenate(
@@ -224,7 +222,7 @@ def _all_idx(path: Path) -> tuple[list[_Found], Problems]:
         if shape is not None and len(shape) in (1, 3):
             total += math.prod(shape)
             if total > LIMIT:
-                raise DataError(f"{path} contains IDX files of more than {LIMIT:,} bytes, too many for one data set.")
+                raise DataError(f"{path} contains IDX files of more than {LIMIT:,} bytes, too many for one data set")
             data = head + leaf.read(LIMIT)
             checksum = hashlib.sha256(data).hexdigest()
             found.append(_Found({"array": parse_idx(data, leaf.name)}, leaf.name, str(path), checksum))
@@ -240,10 +238,10 @@ def _paired(arrays: Sequence[Bytes], path: Path, problems: Problems) -> dict[str
         raise DataError(
             f"{path} must contain one or two pairs of IDX files, images and labels, with different numbers of images; "
             f"it contains images of shapes {[a.shape for a in images]} and labels of shapes {[a.shape for a in labels]}"
-            f"{_told(problems)}."
+            f"{_told(problems)}"
         )
     if len({a.shape[1:] for a in images}) > 1:
-        raise DataError(f"{path} contains images of different sizes: {[a.shape for a in images]}.")
+        raise DataError(f"{path} contains images of different sizes: {[a.shape for a in images]}")
     splits = ("train", "test")[: len(images)]
     return {f"{s}-images": a for s, a in zip(splits, images, strict=True)} | {
         f"{s}-labels": a for s, a in zip(splits, labels, strict=True)

@@ -95,12 +95,12 @@ def leaves(path: Path, problems: Problems) -> Iterator[Leaf]:
 
 def _files(path: Path) -> Iterator[Path]:
     if not path.exists():
-        raise DataError(f"there is no file or folder {path}; check the path.")
+        raise DataError(f"there is no file or folder {path}; check the path")
     if path.is_file():
         yield path
         return
     if not path.is_dir():  # reading from a named pipe would block forever
-        raise DataError(f"{path} is neither a file nor a folder; give the one that contains the data set.")
+        raise DataError(f"{path} is neither a file nor a folder; give the one that contains the data set")
     count = 0
     for folder, subfolders, names in os.walk(path):
         subfolders[:] = sorted(s for s in subfolders if not s.startswith("."))
@@ -108,7 +108,7 @@ def _files(path: Path) -> Iterator[Path]:
             count += 1
             if count > MOST_FILES:
                 raise DataError(
-                    f"{path} has more than {MOST_FILES:,} files: give the folder that contains the data set."
+                    f"{path} has more than {MOST_FILES:,} files: give the folder that contains the data set"
                 )
             file = Path(folder, name)
             if stat.S_ISREG(file.stat().st_mode if file.exists() else 0) and os.access(file, os.R_OK):
@@ -135,7 +135,7 @@ class _Allowance:
         self._bytes -= count
         self._members -= members
         if self.spent:
-            raise DataError(f"{self.reason}.")
+            raise DataError(f"{self.reason}")
 
 
 class _Archive:
@@ -151,24 +151,24 @@ class _Archive:
         """Count a member."""
         self._members += 1
         if self._members > MOST_FILES:
-            raise DataError(f"{self.name} contains more than {MOST_FILES:,} files, more than any data set.")
+            raise DataError(f"{self.name} contains more than {MOST_FILES:,} files, more than any data set")
         self.allowance.spend(0, members=1)
 
     def header(self, size: int) -> None:
         """Count an extended header of a tar archive."""
         self._headers -= size * size
         if self._headers < 0:
-            raise DataError(f"{self.name} has longer extended headers than any data set needs; it was not opened.")
+            raise DataError(f"{self.name} has longer extended headers than any data set needs; it was not opened")
 
     def give(self, chunk: bytes) -> bytes:
         """Count a chunk and return it."""
         self._bytes += len(chunk)
         if self._bytes > self._most:
-            raise DataError(f"{self.name} unpacks to more than {self._most:,} bytes, more than expected.")
+            raise DataError(f"{self.name} unpacks to more than {self._most:,} bytes, more than expected")
         if self._bytes > self._ratio:
-            raise DataError(f"{self.name} unpacks to more than {RATIO} times its size, unlike any image data.")
+            raise DataError(f"{self.name} unpacks to more than {RATIO} times its size, unlike any image data")
         if time.monotonic() > self._deadline:
-            raise DataError(f"{self.name} takes longer than {TIME_LIMIT:g} seconds to read; unpack it yourself.")
+            raise DataError(f"{self.name} takes longer than {TIME_LIMIT:g} seconds to read; unpack it yourself")
         self.allowance.spend(len(chunk))
         return chunk
 
@@ -210,7 +210,7 @@ class _InPieces:
 
     def read(self, size: int = -1) -> bytes:
         if size > _ZIP_LIST:
-            raise DataError(f"{self._name} has a file list of {size:,} bytes, longer than any data set needs.")
+            raise DataError(f"{self._name} has a file list of {size:,} bytes, longer than any data set needs")
         return self._file.read(size)
 
 
@@ -237,7 +237,7 @@ def _members_of_tar(file: _Readable, counted: _Archive) -> Iterator[Leaf]:
             return member
 
         def _proc_gnusparse_10(self, *_: object) -> None:
-            raise DataError(f"{name} contains a sparse file; it was not opened.")
+            raise DataError(f"{name} contains a sparse file; it was not opened")
 
     # "r|" reads forwards only, so no header can make it loop.
     limited = _Limited(file, counted)
@@ -248,7 +248,7 @@ def _members_of_tar(file: _Readable, counted: _Archive) -> Iterator[Leaf]:
                 continue
             content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
             if content is None:
-                raise DataError(f"{name} contains {member.name!r}, which is not a regular file; it was not opened.")
+                raise DataError(f"{name} contains {member.name!r}, which is not a regular file; it was not opened")
             yield Leaf(f"{name}/{member.name}", member.size, content, counted.allowance)
 
 
@@ -270,7 +270,7 @@ def _refuse_unsafe(member: str, archive: str) -> None:
     """Reject an archive with a member path outside its folder. Nothing is extracted, but such an archive is suspect."""
     for path in (PurePosixPath(member), PureWindowsPath(member)):
         if path.anchor or ".." in path.parts:
-            raise DataError(f"{archive} contains {member!r}, a path outside the archive's folder; it was not opened.")
+            raise DataError(f"{archive} contains {member!r}, a path outside the archive's folder; it was not opened")
 
 
 @contextmanager
@@ -281,6 +281,6 @@ def _one_kind_of_error(name: str) -> Iterator[None]:
     except DataError:
         raise
     except EOFError:
-        raise DataError(f"{name} is truncated.") from None
+        raise DataError(f"{name} is truncated") from None
     except (*_ARCHIVE_ERRORS, OSError, ValueError, LookupError, RuntimeError, OverflowError) as error:
-        raise DataError(f"{name} cannot be read: {error}.") from None
+        raise DataError(f"{name} cannot be read: {error}") from None

@@ -89,7 +89,7 @@ def checked_name(name: str) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
         raise DataError(
             f"{name!r} is not a valid name for a data set: use up to 64 lower-case letters, digits, '-', '_' and '.', "
-            "starting with a letter or digit."
+            "starting with a letter or digit"
         )
     return name
 
@@ -128,7 +128,7 @@ def open_split(found: Manifest, split: str) -> Dataset:
     """Return a split as a data set with memory-mapped arrays."""
     if split not in found.counts:
         have = " and ".join(repr(s) for s in found.counts)
-        raise DataError(f"split must be {have} for the data set {found.name!r}, not {split!r}.")
+        raise DataError(f"split must be {have} for the data set {found.name!r}, not {split!r}")
     images, labels = (_mapped(found, f"{split}-{content}") for content in ("images", "labels"))
     return Dataset(found.name, images, labels, found.classes, found.white, found.transposed)
 
@@ -245,7 +245,7 @@ def _check_holds_nothing_else(target: Path) -> None:
     if others or (target.exists() and not target.is_dir()):
         raise DataError(
             f"{target} is the folder of the data set {target.name!r}, but it contains other files"
-            f"{f' ({min(others)})' if others else ''}; move them, or set UPGD_DATA to another folder."
+            f"{f' ({min(others)})' if others else ''}; move them, or set UPGD_DATA to another folder"
         )
 
 

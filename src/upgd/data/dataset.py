@@ -100,12 +100,12 @@ def from_arrays(
     """
     images, labels = _checked_images(images, white), _checked_labels(labels)
     if len(images) != len(labels):
-        raise DataError(f"images and labels must have the same length, not {len(images):,} and {len(labels):,}.")
+        raise DataError(f"images and labels must have the same length, not {len(images):,} and {len(labels):,}")
     found = int(labels.max()) + 1
     classes = found if classes is None else classes
     if not found <= classes <= _MOST_CLASSES:
         raise DataError(
-            f"classes must be from {found} (the largest label plus one) to {_MOST_CLASSES:,}, not {classes}."
+            f"classes must be from {found} (the largest label plus one) to {_MOST_CLASSES:,}, not {classes}"
         )
     return Dataset(name, _read_only(images), _read_only(labels), classes, white, transposed)
 
@@ -116,26 +116,26 @@ def _checked_images(images: Any, white: int) -> npt.NDArray[Any]:
     if array.dtype != np.uint8 and not is_float:
         raise DataError(
             f"images must be unsigned bytes (uint8) from 0 to white={white}, or floating-point numbers, not {array.dtype}; "
-            "convert them with .astype('uint8') or .astype('float32')."
+            "convert them with .astype('uint8') or .astype('float32')"
         )
     if array.ndim not in ((2, 3, 4) if is_float else (3, 4)) or 0 in array.shape:
         vectors = "or, for floating-point numbers, (n, features) " if is_float or array.ndim == 2 else ""
         raise DataError(
             f"images must have the shape (n, height, width) or (n, channels, height, width) {vectors}without zero-sized "
-            f"dimensions, not {array.shape}."
+            f"dimensions, not {array.shape}"
         )
     if array.ndim == 4 and array.shape[-1] in (1, 3) and array.shape[1] not in (1, 3):
-        raise DataError(f"images of shape {array.shape} have their channels last; pass images.transpose(0, 3, 1, 2).")
+        raise DataError(f"images of shape {array.shape} have their channels last; pass images.transpose(0, 3, 1, 2)")
     if is_float:
         array = array.astype(np.float32, copy=False)
         if not all(np.isfinite(array[i : i + _ROWS]).all() for i in range(0, len(array), _ROWS)):
-            raise DataError("images contain NaN or infinite values; replace them or remove their rows.")
+            raise DataError("images contain NaN or infinite values; replace them or remove their rows")
         return array
     if not 1 <= white <= 255:
-        raise DataError(f"white must be from 1 to 255, the largest possible pixel value, not {white}.")
+        raise DataError(f"white must be from 1 to 255, the largest possible pixel value, not {white}")
     if white < 255 and array.max() > white:
         raise DataError(
-            f"images contain the value {array.max()}, more than white={white}; pass white={array.max()} or more."
+            f"images contain the value {array.max()}, more than white={white}; pass white={array.max()} or more"
         )
     return array
 
@@ -143,9 +143,9 @@ def _checked_images(images: Any, white: int) -> npt.NDArray[Any]:
 def _checked_labels(labels: Any) -> npt.NDArray[Any]:
     array = np.asarray(labels)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise DataError(f"labels must be a 1-D integer array, not {array.dtype} of shape {array.shape}.")
+        raise DataError(f"labels must be a 1-D integer array, not {array.dtype} of shape {array.shape}")
     if len(array) and not 0 <= array.min() <= array.max() < _MOST_CLASSES:
-        raise DataError(f"labels must be from 0 to {_MOST_CLASSES - 1:,}, not from {array.min()} to {array.max()}.")
+        raise DataError(f"labels must be from 0 to {_MOST_CLASSES - 1:,}, not from {array.min()} to {array.max()}")
     return array.astype(np.uint8 if not len(array) or array.max() <= 255 else np.int32, copy=False)
 
 

@@ -64,9 +64,9 @@ def read_cifar10(path: str | Path) -> dict[str, tuple[Bytes, Bytes]]:
             batches[name[1]] = parse_cifar10(leaf.read(left), f"{path}: {leaf.name}", left)
             left -= batches[name[1]][0].nbytes
     if problems:
-        raise DataError(f"{path}: {problems[0]}; replace it with an intact copy, or remove it.")
+        raise DataError(f"{path}: {problems[0]}; replace it with an intact copy, or remove it")
     if not batches:
-        raise DataError(f"{path} contains neither data_batch_*.bin nor test_batch.bin, plain or as .xz or .gz.")
+        raise DataError(f"{path} contains neither data_batch_*.bin nor test_batch.bin, plain or as .xz or .gz")
     test = [batches.pop("test_batch")] if "test_batch" in batches else []
     train = [batches[name] for name in sorted(batches)]
     return {split: _joined(parts) for split, parts in (("train", train), ("test", test)) if parts}
@@ -79,12 +79,12 @@ def parse_idx(data: bytes, name: str) -> Bytes:
     promised = math.prod(shape)
     if promised > LIMIT:
         raise DataError(
-            f"{name} has a header that declares {promised:,} bytes, more than any data set of this kind has."
+            f"{name} has a header that declares {promised:,} bytes, more than any data set of this kind has"
         )
     content = unpack(data, name, start + promised)
     if len(content) < start + promised:
         raise DataError(
-            f"{name} is truncated: its header declares {promised:,} bytes, but {max(0, len(content) - start):,} follow."
+            f"{name} is truncated: its header declares {promised:,} bytes, but {max(0, len(content) - start):,} follow"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
@@ -95,12 +95,12 @@ def parse_cifar10(data: bytes, name: str, limit: int = TAR_LIMIT) -> tuple[Bytes
     if not content or len(content) % CIFAR10_RECORD:
         raise DataError(
             f"{name} is not a CIFAR-10 batch or is truncated: "
-            f"{len(content):,} bytes are not a whole number of {CIFAR10_RECORD:,}-byte records."
+            f"{len(content):,} bytes are not a whole number of {CIFAR10_RECORD:,}-byte records"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR10_RECORD)
     labels = records[:, 0]
     if labels.max() > 9:
-        raise DataError(f"{name} is not a CIFAR-10 batch: it contains the label {labels.max()}, but labels are 0 to 9.")
+        raise DataError(f"{name} is not a CIFAR-10 batch: it contains the label {labels.max()}, but labels are 0 to 9")
     return records[:, 1:].reshape(-1, 3, 32, 32), labels
 
 
@@ -116,19 +116,19 @@ def _idx_header(head: bytes, name: str) -> tuple[int, tuple[int, ...]]:
     """Return the offset of the data and their shape."""
     if len(head) < 4 or head[:2] != b"\0\0":
         raise DataError(
-            f"{name} is not an IDX file: it does not start with two zero bytes, a type and a number of dimensions."
+            f"{name} is not an IDX file: it does not start with two zero bytes, a type and a number of dimensions"
         )
     kind, dimensions = head[2], head[3]
     if kind != 8:
-        raise DataError(f"{name} is not an IDX file of unsigned bytes (type 8), but of type {kind}.")
+        raise DataError(f"{name} is not an IDX file of unsigned bytes (type 8), but of type {kind}")
     if not 1 <= dimensions <= _MOST_DIMENSIONS:
-        raise DataError(f"{name} has an IDX header of {dimensions} dimensions; images have 3, labels 1.")
+        raise DataError(f"{name} has an IDX header of {dimensions} dimensions; images have 3, labels 1")
     start = 4 + 4 * dimensions
     if len(head) < start:
-        raise DataError(f"{name} is truncated within its IDX header.")
+        raise DataError(f"{name} is truncated within its IDX header")
     shape = struct.unpack(f">{dimensions}I", head[4:start])
     if 0 in shape:
-        raise DataError(f"{name} is empty: its IDX header declares the shape {shape}.")
+        raise DataError(f"{name} is empty: its IDX header declares the shape {shape}")
     return start, shape
 
 
@@ -138,7 +138,7 @@ def _joined(batches: list[tuple[Bytes, Bytes]]) -> tuple[Bytes, Bytes]:
 
 def _content(path: Path) -> bytes:
     if path.exists() and not path.is_file():  # reading from a named pipe or a device would never end
-        raise DataError(f"{path} is not a regular file; give the file that contains the images or labels.")
+        raise DataError(f"{path} is not a regular file; give the file that contains the images or labels")
     if path.stat().st_size > LIMIT:
-        raise DataError(f"{path} is larger than {LIMIT:,} bytes, too large for a data set of this kind.")
+        raise DataError(f"{path} is larger than {LIMIT:,} bytes, too large for a data set of this kind")
     return path.read_bytes()

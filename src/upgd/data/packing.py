@@ -53,9 +53,9 @@ def unpack(data: bytes, name: str, limit: int) -> bytes:
     else:
         content = data
     if len(content) > most < limit:
-        raise DataError(f"{name} unpacks to more than {RATIO} times its size, unlike any image data.")
+        raise DataError(f"{name} unpacks to more than {RATIO} times its size, unlike any image data")
     if len(content) > limit:
-        raise DataError(f"{name} contains more than the expected {limit:,} bytes.")
+        raise DataError(f"{name} contains more than the expected {limit:,} bytes")
     return content
 
 
@@ -66,9 +66,9 @@ def _unpack_gzip(data: bytes, name: str, limit: int) -> bytes:
             while len(content) <= limit and (chunk := file.read(min(_CHUNK, limit + 1 - len(content)))):
                 content += chunk
     except EOFError:
-        raise DataError(f"{name} is truncated: its gzip data has no end.") from None
+        raise DataError(f"{name} is truncated: its gzip data has no end") from None
     except (OSError, zlib.error) as error:
-        raise DataError(f"{name} is damaged: {error}.") from None
+        raise DataError(f"{name} is damaged: {error}") from None
     return bytes(content)
 
 
@@ -77,9 +77,9 @@ def _unpack_xz(data: bytes, name: str, limit: int) -> bytes:
     try:
         content = decompressor.decompress(data, limit + 1)
     except lzma.LZMAError as error:
-        raise DataError(f"{name} is damaged, or not an xz file within the memory limit: {error}.") from None
+        raise DataError(f"{name} is damaged, or not an xz file within the memory limit: {error}") from None
     if len(content) <= limit and not decompressor.eof:
-        raise DataError(f"{name} is truncated: its xz data has no end.")
+        raise DataError(f"{name} is truncated: its xz data has no end")
     if decompressor.unused_data.strip(b"\0"):
-        raise DataError(f"{name} is damaged: there is data after the end of its xz stream.")
+        raise DataError(f"{name} is damaged: there is data after the end of its xz stream")
     return content

@@ -39,9 +39,7 @@ def register(name: str) -> Callable[[AnyFunction], AnyFunction]:
         Dataset('example-noise': 100 images of 4×4, 2 classes)
     """
     if name == "digits" or name in OFFICIAL or not re.fullmatch(r"[a-z0-9][\w-]*", name):
-        raise DataError(
-            f"{name!r} is not a valid name for a new data set: it is taken, or not a plain lower-case name."
-        )
+        raise DataError(f"{name!r} is not a valid name for a new data set: it is taken, or not a plain lower-case name")
 
     def remember(function: AnyFunction) -> AnyFunction:
         return plugins.add(_REGISTERED, "data set", name, function)
@@ -55,7 +53,7 @@ def load(name: str, split: str) -> Dataset | None:
     if function is None:
         return None
     if split != "train":
-        raise DataError(f"split must be 'train' for the registered data set {name!r}, not {split!r}.")
+        raise DataError(f"split must be 'train' for the registered data set {name!r}, not {split!r}")
     if function not in _loaded:
         _loaded[function] = _checked(name, function())
     return _loaded[function]
@@ -72,7 +70,7 @@ def _checked(name: str, given: Any) -> Dataset:
         return given
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(
-            f"the function of the data set {name!r} must return (images, labels) or a Dataset, not a {type(given).__name__}."
+            f"the function of the data set {name!r} must return (images, labels) or a Dataset, not a {type(given).__name__}"
         )
     try:
         return from_arrays(name, *given)

@@ -51,7 +51,7 @@ def download(wanted: Download, target: Path, progress: Progress | None = None, m
     try:
         import pooch
     except ModuleNotFoundError:
-        raise DataError("downloading needs pooch; run pip install 'upgd[run]'.") from None
+        raise DataError("downloading needs pooch; run pip install 'upgd[run]'") from None
 
     pooch.get_logger().setLevel("WARNING")
     part = target / f"{wanted.name}.part"
@@ -78,7 +78,7 @@ def _addresses(wanted: Download, mirror: str | None) -> list[str]:
         return list(wanted.mirrors)
     if not mirror.startswith(("http://", "https://")):
         shown = _without_password(mirror)
-        raise DataError(f"mirror must be a URL that starts with http:// or https://, not {shown!r}.")
+        raise DataError(f"mirror must be a URL that starts with http:// or https://, not {shown!r}")
     return [f"{mirror.rstrip('/')}/{wanted.name}", *wanted.mirrors]
 
 
@@ -89,8 +89,8 @@ def _without_password(address: str) -> str:
 
 def _hint(part: Path) -> str:
     if part.exists() and part.stat().st_size:
-        return f"; {part.stat().st_size:,} bytes were kept, and the same command resumes from there."
-    return "; try again later, or use local files with --from FOLDER."
+        return f"; {part.stat().st_size:,} bytes were kept, and the same command resumes from there"
+    return "; try again later, or use local files with --from FOLDER"
 
 
 class _Transfer:

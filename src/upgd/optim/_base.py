@@ -46,7 +46,7 @@ class BaseOptimizer(Optimizer):
     ) -> None:
         check_curvature(curvature)
         if generator is not None and not isinstance(generator, torch.Generator):
-            raise TypeError(f"generator must be a torch.Generator, but it is {generator!r}; try torch.Generator().")
+            raise TypeError(f"generator must be a torch.Generator, but it is {generator!r}; try torch.Generator()")
         self.curvature = curvature
         self.generator = generator
         given = {name: value for name, value in defaults.items() if value is not None or name not in self._required}
@@ -140,7 +140,7 @@ class BaseOptimizer(Optimizer):
                     raise ValueError(
                         f"state_dict has {name} of shape {tuple(value.shape)} for a parameter of shape "
                         f"{tuple(param.shape)}, which {type(self).__name__} cannot load; use the checkpoint of an optimizer "
-                        "of the same kind, for weights or for features, and of the same model."
+                        "of the same kind, for weights or for features, and of the same model"
                     )
 
     def _fits(self, value: Tensor, param: Tensor, name: str) -> bool:
@@ -266,7 +266,7 @@ class BaseOptimizer(Optimizer):
             got = f"shape {tuple(diagonal.shape)}" if isinstance(diagonal, Tensor) else repr(diagonal)
             raise ValueError(
                 f"curvature.diagonal(param) must give a tensor of the parameter's shape {tuple(param.shape)}, but it gave "
-                f"{got}; call loss.backward() before step(), and give the curvature the model that owns the parameter."
+                f"{got}; call loss.backward() before step(), and give the curvature the model that owns the parameter"
             )
         return diagonal
 

@@ -43,12 +43,12 @@ class FusingOptimizer(BaseOptimizer):
             return False
         asked = [group["fused"] for group in self.param_groups]
         if self._overlaps() and not all(group["fused"] for group in self.param_groups):
-            raise ValueError("overlap=True needs fused steps; pass fused=True as well.")
+            raise ValueError("overlap=True needs fused steps; pass fused=True as well")
         if any(group["fused"] is False or group.get("foreach") is not None for group in self.param_groups):
             if True in asked:
                 raise ValueError(
                     "fused=True must hold for all parameter groups, but one has fused=False or foreach; give all groups the "
-                    "same options."
+                    "same options"
                 )
             return False
         if torch.compiler.is_compiling():  # the part outside the compiled step checks whether it is possible
@@ -58,7 +58,7 @@ class FusingOptimizer(BaseOptimizer):
             return False
         reason = reason_against(params, self._methods(), self.param_groups)
         if reason is not None and True in asked:
-            raise RuntimeError(f"fused=True is not possible, because {reason}; leave fused out.")
+            raise RuntimeError(f"fused=True is not possible, because {reason}; leave fused out")
         return reason is None
 
     @property
@@ -149,7 +149,7 @@ class FusingOptimizer(BaseOptimizer):
         elif torch.distributed.is_available() and torch.distributed.is_initialized():
             reason = "torch.distributed is initialized, and gradients may be reduced after they have been computed"
         if reason is not None:
-            raise RuntimeError(f"overlap=True is not possible, because {reason}; leave overlap out.")
+            raise RuntimeError(f"overlap=True is not possible, because {reason}; leave overlap out")
 
     def _observe_early(self, param: Tensor) -> None:
         if self._repeated is not None and not torch.compiler.is_compiling():

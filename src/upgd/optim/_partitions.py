@@ -44,7 +44,7 @@ def given(process_group: Any, params: list[Tensor]) -> Peers | None:
     if not torch.distributed.is_available() or not isinstance(process_group, torch.distributed.ProcessGroup):
         raise TypeError(
             f"process_group must be a process group of torch.distributed, but it is {process_group!r}; "
-            "try torch.distributed.group.WORLD."
+            "try torch.distributed.group.WORLD"
         )
     return Peers(process_group, params[0].device)
 
@@ -55,7 +55,7 @@ def check_flattened(optimizer: Optimizer, peers: Peers | None) -> None:
     if any(group["scaling"] == "local" for group in groups):
         raise ValueError(
             "scaling='local' compares the weights of a unit, and FullyShardedDataParallel flattens units; shard with "
-            "torch.distributed.fsdp.fully_shard, or use scaling='global'."
+            "torch.distributed.fsdp.fully_shard, or use scaling='global'"
         )
     if groups and peers is None:
         warnings.warn(
@@ -109,7 +109,7 @@ def warn_if_one_of_several(optimizer: Optimizer) -> None:
         raise RuntimeError(
             "scaling='global' compares the utilities of all parameters, which are not known while the backward pass steps "
             f"one parameter after the other; pass scaling='local', or let one {name} with all parameters step after "
-            "backward()."
+            "backward()"
         )
     if _last_step is not None and _last_step[0] == backward and _last_step[1]() is not optimizer:
         name = type(optimizer).__name__

@@ -101,7 +101,7 @@ def zeros_per_row(param: Tensor, columns: int) -> Tensor:
     if any(not placement.is_replicate() and placement.dim != 0 for placement in param.placements):  # type: ignore[attr-defined]
         raise ValueError(
             f"state_dtype=torch.uint8 has scales along rows, but a parameter of shape {tuple(param.shape)} is sharded "
-            "within rows; use state_dtype=torch.bfloat16."
+            "within rows; use state_dtype=torch.bfloat16"
         )
     shape = torch.Size((param.shape[0], columns))
     return DTensor.from_local(

@@ -61,7 +61,7 @@ class WeightwiseOptimizer(FusingOptimizer):
         if self._peers is not None and any(map(is_sharded, own)):
             raise ValueError(
                 "process_group is for unsharded parameters, but some of these are sharded, and their shards are reduced "
-                "automatically; leave process_group out."
+                "automatically; leave process_group out"
             )
         if self._gated:
             partitions.check_flattened(self, self._peers)

@@ -115,7 +115,7 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
         if is_left_out and not any(feature.is_seen for feature in self._hidden.all):
             raise RuntimeError(
                 "no activation module was called after any layer of the model, so it has no hidden features; write "
-                "nn.ReLU() for F.relu, name the modules with features={...}, or use the weight-wise optimizer."
+                "nn.ReLU() for F.relu, name the modules with features={...}, or use the weight-wise optimizer"
             )
         return unbiased
 
@@ -126,7 +126,7 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
             if feature.is_shared:
                 raise RuntimeError(
                     f"curvature cannot distinguish the features of {feature.name!r}, because {feature.module_name!r} is "
-                    "called more than once; give each layer its own activation module, or leave curvature out."
+                    "called more than once; give each layer its own activation module, or leave curvature out"
                 )
             curvature = feature.curvature_by(self.curvature).to(gradient.dtype)
         utility = rules.utility(torch.ones_like(gradient), gradient, curvature)
@@ -241,7 +241,7 @@ def _check_curvature(curvature: Any) -> None:
     if curvature is not None and missing:
         raise TypeError(
             f"curvature must have the methods feature_diagonal(module) and watch(module), but it is {curvature!r}; pass "
-            "upgd.HesScale(model, criterion), or leave it out for first-order utility."
+            "upgd.HesScale(model, criterion), or leave it out for first-order utility"
         )
 
 

@@ -125,7 +125,7 @@ class Feature:
         raise RuntimeError(
             f"the outgoing weights of the features of {self.name!r} cannot be found, because "
             f"{why.get(len(found), f'{len(found)} layers take them')}; leave the layer out with features={{...}}, or use a "
-            "method that works on weights."
+            "method that works on weights"
         )
 
     def curvature_by(self, curvature: Any) -> Tensor:
@@ -175,14 +175,14 @@ class Feature:
             raise RuntimeError(
                 f"the features of {self.name!r} are its {self.units} units or channels, but its {type(self.module).__name__} "
                 f"returns the shape {tuple(output.shape)}, in which they cannot be distinguished; put the activation before "
-                "the module that merges them, such as nn.Flatten()."
+                "the module that merges them, such as nn.Flatten()"
             )
 
         def add(grad: Tensor) -> None:
             if features._version != version:
                 raise RuntimeError(
                     f"the features of {self.name!r} were changed in place after the forward pass, but their utility needs "
-                    "the original values; use inplace=False in the modules after the activation."
+                    "the original values; use inplace=False in the modules after the activation"
                 )
             with torch.no_grad():
                 wide = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
@@ -396,13 +396,13 @@ def check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model must be a torch.nn.Module, but it is a {type(model).__name__}; features belong to a network, so pass "
-            "the model instead of its parameters."
+            "the model instead of its parameters"
         )
     name = next((name for name, param in model.named_parameters() if is_sharded(param) or is_flattened(param)), None)
     if name is not None:
         raise TypeError(
             f"model must not be sharded, but its parameter {name!r} is sharded over processes, and the utility of units "
-            "is not known across them; use the weight-wise optimizer."
+            "is not known across them; use the weight-wise optimizer"
         )
 
 
@@ -422,7 +422,7 @@ def _check_own_weight(feature: Feature) -> None:
         raise TypeError(
             f"the incoming weights of the features of {feature.name!r} are computed from other parameters (weight or "
             "spectral norm, another parametrization), which need not belong to a unit; remove it with "
-            "torch.nn.utils.parametrize.remove_parametrizations, or leave the layer out with features={...}."
+            "torch.nn.utils.parametrize.remove_parametrizations, or leave the layer out with features={...}"
         )
 
 
@@ -433,7 +433,7 @@ def _guessed_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module | N
     if len(layers) < 2:
         raise ValueError(
             f"model must have two or more Linear or Conv layers, but this {type(model).__name__} has {len(layers)} and so no "
-            "hidden features; use the weight-wise optimizer."
+            "hidden features; use the weight-wise optimizer"
         )
     pairs: list[tuple[str, nn.Module, nn.Module | None]] = []
     for here, following in pairwise(layers):
@@ -448,7 +448,7 @@ def _guessed_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module | N
         raise ValueError(
             f"model has no activation module, so the features of {leaves[layers[0]][0]!r} and other layers cannot be "
             "found; write activations as modules, such as nn.ReLU() for F.relu, or specify the features with "
-            f"features={{{leaves[layers[0]][0]!r}: 'module', ...}}."
+            f"features={{{leaves[layers[0]][0]!r}: 'module', ...}}"
         )
     return pairs
 
@@ -460,22 +460,20 @@ def _given_pairs(model: nn.Module, pairs: Pairs) -> list[tuple[str, nn.Module, n
     def resolve(which: Any) -> nn.Module:
         module = which if isinstance(which, nn.Module) else dict(model.named_modules()).get(which)
         if module is None or module not in names:
-            raise ValueError(f"features names {which!r}, but the model has no such module; see model.named_modules().")
+            raise ValueError(f"features names {which!r}, but the model has no such module; see model.named_modules()")
         return module
 
     found: list[tuple[str, nn.Module, nn.Module | None]] = []
     for layer, module in ((resolve(layer), resolve(module)) for layer, module in given):
         if not isinstance(layer, _LAYERS):
             raise ValueError(
-                f"features must map Linear or Conv layers to activations, but {names[layer]!r} is a {type(layer).__name__}."
+                f"features must map Linear or Conv layers to activations, but {names[layer]!r} is a {type(layer).__name__}"
             )
         found.append((names[layer], layer, module))
     layers = [name for name, *_ in found]
     twice = next((name for name in layers if layers.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(
-            f"features names the layer {twice!r} twice; name the one module whose output its features are."
-        )
+        raise ValueError(f"features names the layer {twice!r} twice; name the one module whose output its features are")
     if not found:
-        raise ValueError("features must name one pair of layer and activation or more, but it is empty.")
+        raise ValueError("features must name one pair of layer and activation or more, but it is empty")
     return found

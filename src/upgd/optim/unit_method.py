@@ -219,5 +219,5 @@ def _check_one_process() -> None:
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise RuntimeError(
             "an optimizer for hidden units sees only the samples of its own process, so replicas would drift apart; use one "
-            "process, or a weight-wise method."
+            "process, or a weight-wise method"
         )

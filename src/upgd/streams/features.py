@@ -44,12 +44,10 @@ def _read(folder: Path) -> Dataset:
     if features.dtype != np.float32 or features.ndim != 2:
         raise DataError(
             f"{folder / 'features.npy'} must hold a float32 array of shape (n, features), not {features.dtype} of shape "
-            f"{features.shape}; convert it with .astype('float32')."
+            f"{features.shape}; convert it with .astype('float32')"
         )
     if not features.flags.c_contiguous:
-        raise DataError(
-            f"{folder / 'features.npy'} is stored in Fortran order; save numpy.ascontiguousarray(features)."
-        )
+        raise DataError(f"{folder / 'features.npy'} is stored in Fortran order; save numpy.ascontiguousarray(features)")
     try:
         return from_arrays("features", features, labels)
     except DataError as error:
@@ -60,9 +58,9 @@ def _array(path: Path) -> np.ndarray[Any, Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist; the folder must contain features.npy and labels.npy.") from None
+        raise DataError(f"{path} does not exist; the folder must contain features.npy and labels.npy") from None
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is not an array that can be loaded without pickle: {error}.") from None
+        raise DataError(f"{path} is not an array that can be loaded without pickle: {error}") from None
     if not isinstance(found, np.ndarray):
-        raise DataError(f"{path} is an .npz archive; save the array alone with numpy.save.")
+        raise DataError(f"{path} is an .npz archive; save the array alone with numpy.save")
     return found

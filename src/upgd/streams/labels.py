@@ -74,7 +74,7 @@ class ClassPairs(ImageStream):
         super().__init__(data, task_length=task_length)
         self.outputs = 2
         if len(_by_class(self.data)) < 2:
-            raise DataError(f"class pairs need images of at least two classes, but {self.data.name} has one.")
+            raise DataError(f"class pairs need images of at least two classes, but {self.data.name} has one")
 
     def _drawn(self, seeds: Tensor, start: int, task: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor]:
         of_class = _by_class(self.data).to(task.device)

@@ -113,10 +113,10 @@ def test_nothing_to_write_is_one_sentence(upgd):
 @pytest.mark.parametrize(
     ("study", "says"),
     [
-        ("toy-changing-inputs", "--data emnist=digits: 'emnist' is not a data set of these experiments; leave it out."),
+        ("toy-changing-inputs", "--data emnist=digits: 'emnist' is not a data set of these experiments; leave it out"),
         (
             "input-permuted-mnist",
-            "--data emnist=digits: 'emnist' is not a data set of these experiments; choose among mnist.",
+            "--data emnist=digits: 'emnist' is not a data set of these experiments; choose among mnist",
         ),
     ],
 )
