@@ -44,15 +44,15 @@ def confirm(
     store_file
         The file with the results of the search, as for --store.
     seeds
-        Number of fresh seeds (20), or a list (100,101). Default: as in the paper, 20, or 10 on CIFAR-10.
+        Number of fresh seeds (20), or a list (100,101). Default: 20, or 10 on CIFAR-10, as in the paper.
     problem
-        Only results of this problem.
+        Use only the results of this problem.
     methods
-        Only these methods, separated by commas.
+        Use only these methods, separated by commas.
     network
-        Only results of this network.
+        Use only the results of this network.
     steps
-        Only results with this number of steps.
+        Use only the results with this number of steps.
     dry_run
         Only print what would be run and an estimate of the time.
     as_json

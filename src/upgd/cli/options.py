@@ -117,8 +117,8 @@ class _Declared:
 
 
 _OTHER_HELP = {
-    "seeds": "Number of seeds (20), or a list (0,5,7). Default: as in the paper, 20, or 10 on CIFAR-10.",
-    "steps": "Number of steps per learner. Default: as in the paper, 1e6; 30,000 on the embedded digits.",
+    "seeds": "Number of seeds (20), or a list (0,5,7). Default: 20, or 10 on CIFAR-10, as in the paper.",
+    "steps": "Number of steps per learner. Default: 1e6, as in the paper; 30,000 on the embedded digits.",
     "network": "Hidden sizes such as 300-150 (300-150:tanh for another activation), linear, conv, conv-authors, or "
     "the name of a registered network. Default: that of the paper.",
     "option": "An option of the problem, such as task_length=500; can be repeated.",

@@ -39,7 +39,7 @@ def report(
     output
         The output file.
     problem
-        Only results of this problem.
+        Show only the results of this problem.
     title
         The page's title; by default the names of the files.
     metric
@@ -74,7 +74,7 @@ def watch(
     port
         Port of the server. Default: any free port.
     problem
-        Only results of this problem.
+        Show only the results of this problem.
     browser
         Open the page in the browser.
     """

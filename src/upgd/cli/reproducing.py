@@ -67,12 +67,12 @@ def reproduce(
     scale
         paper: full length and seeds; small: two cores, minutes; smoke: seconds, on embedded data.
     panels
-        Only these panels of the figure, separated by commas.
+        Run only these panels of the figure, separated by commas.
     methods
-        Only these methods, separated by commas.
+        Run only these methods, separated by commas.
     grid
         paper: all combinations of the paper's values; extended: also the values between them and those of the best known
-        settings, showing the best inside the paper's grid and the best overall; star: the best known setting, and all that
+        settings, showing the best within the paper's grid and the best overall; star: the best known setting, and all that
         differ from it in one hyperparameter; climb: repeated stars around the best setting until none is better; coarse:
         a handful; tiny: two learning rates.
     only
@@ -99,7 +99,7 @@ def reproduce(
     resume_from
         Another folder with such files to reuse; can be repeated.
     dry_run
-        Only print what is computed and what is left, by panel, and an estimate of the time.
+        Only print what is computed and what remains, by panel, and an estimate of the time.
     as_json
         With --dry-run: print JSON.
     write_only

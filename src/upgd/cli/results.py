@@ -37,7 +37,7 @@ class Filter:
     seeds
         Use only the first N seeds (3), or a list (0,5,7).
     store
-        The file of results. Default: UPGD_STORE, or upgd.db in this folder.
+        The file of results. Default: UPGD_STORE if set, otherwise upgd.db in the current folder.
     """
 
     problem: str | None = None
@@ -248,7 +248,7 @@ def import_(*files: Path, store: StorePath = None) -> None:
     files
         The files, such as results.csv.gz.
     store
-        The store to add to, created if necessary. Default: UPGD_STORE, or upgd.db in this folder.
+        The store to add to, created if necessary. Default: UPGD_STORE if set, otherwise upgd.db in the current folder.
     """
     from upgd.experiments.analysis.portable import read
 
@@ -308,7 +308,7 @@ def merge(*files: Path, store: StorePath = None) -> None:
     files
         The other stores.
     store
-        The store to add to, created if necessary. Default: UPGD_STORE, or upgd.db in this folder.
+        The store to add to, created if necessary. Default: UPGD_STORE if set, otherwise upgd.db in the current folder.
     """
     from upgd.store import Store
 

@@ -23,7 +23,7 @@ def check(file: Path | None = None) -> None:
     Parameters
     ----------
     file
-        The store. Default: UPGD_STORE, or upgd.db in this folder.
+        The store. Default: UPGD_STORE if set, otherwise upgd.db in the current folder.
     """
     from upgd.experiments.analysis.wording import plural
     from upgd.store import Store
