@@ -17,9 +17,9 @@ THREADS = 384  #: three warps for each of the four schedulers; 168 registers for
 CLUSTERS = (1, 2, 4, 8, 16)
 #: Maximum number of tiles that a thread keeps in registers in addition to its working set, by the number of words.
 _HELD = {1: 8, 2: 3, 3: 2, 4: 1, 5: 1}
-#: Bytes of a learner's tiles that a CTA may have in global memory, where they stay in the L2 cache. With more, a larger
-#: cluster is faster.
-_FAR_BYTES = 160_000
+#: Maximum bytes of a learner's tiles that a CTA has in global memory, where they stay in the L2 cache; by cluster size. With
+#: more, a larger cluster is faster (measured for clusters of 8 CTAs; Continual Backprop with Adam would need 344,064).
+_FAR_BYTES = {1: 160_000, 2: 160_000, 4: 160_000, 8: 320_000, 16: 320_000}
 #: Maximum number of exchanges; a thread tracks each with one bit.
 _BARRIERS = 32
 #: Number of steps after which the scale of stored utilities is reset to 1 (see onchip.cu).
@@ -202,7 +202,8 @@ class ChipPlan:
     @property
     def cycles(self) -> float:
         """An estimate of the cycles of one step, accurate enough to compare cluster sizes. Measured on an H200: one tile per
-        thread takes about 840 cycles in total, an exchange 1,000, a float in global memory 0.16 per pass."""
+        thread takes about 840 cycles in total, an exchange 1,000, a float in global memory 0.16 in the update and 0.1 in a
+        reduction."""
         by_rule = 280 if self.kind.rule == "utility" else 60
         if self.program is not None:
             by_rule = 12 * self.program.operations
@@ -211,7 +212,7 @@ class ChipPlan:
         tiles = sum(block.rounds for block in blocks)
         far = self.words * _far_entries(blocks)
         reduces = self.program.reductions if self.program is not None else self.kind.rule == "utility"
-        return per_tile * tiles + 1000 * self.exchanges + 6000 + 0.16 * far * (2 if reduces else 1)
+        return per_tile * tiles + 1000 * self.exchanges + 6000 + far * (0.26 if reduces else 0.16)
 
 
 def plan(
@@ -232,7 +233,7 @@ def plan(
     laid_out = _layers(layers, cluster)
     if laid_out is None:
         return None
-    for held in _holdings(laid_out, _words(kind, program)):
+    for held in _holdings(laid_out, _words(kind, program), _FAR_BYTES[cluster]):
         candidate = _placed(held, kind, program, cluster)
         if candidate.shared_bytes <= shared_bytes:
             return candidate if candidate.exchanges <= _BARRIERS else None
@@ -328,7 +329,7 @@ def _blocks(lanes: int, pairs: int) -> tuple[Block, ...] | None:
     return min(made, key=lambda blocks: sum(block.rounds for block in blocks), default=None)
 
 
-def _holdings(layers: tuple[LayerPlan, ...], numbers: int) -> list[tuple[LayerPlan, ...]]:
+def _holdings(layers: tuple[LayerPlan, ...], numbers: int, far_bytes: int) -> list[tuple[LayerPlan, ...]]:
     """Return the layers with increasing numbers of tiles in registers: rounds that save the most shared memory first, and
     later layers before earlier ones, because their few products are on the critical path. Then with increasing parts of the
     first layer in global memory."""
@@ -356,7 +357,7 @@ def _holdings(layers: tuple[LayerPlan, ...], numbers: int) -> list[tuple[LayerPl
         blocks = list(result[-1][0].blocks)
         at = max(range(len(blocks)), key=lambda at: blocks[at].shared_floats)
         blocks[at] = replace(blocks[at], far=blocks[at].far + 1)
-        if not result[-1][0].blocks[at].shared_floats or 4 * numbers * _far_entries(blocks) > _FAR_BYTES:
+        if not result[-1][0].blocks[at].shared_floats or 4 * numbers * _far_entries(blocks) > far_bytes:
             return result
         result.append((replace(result[-1][0], blocks=tuple(blocks)), *result[-1][1:]))
 
