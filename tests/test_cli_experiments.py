@@ -117,7 +117,7 @@ def test_a_cluster_reports_the_number_of_jobs(upgd):
     ):
         code, _, err = upgd(*command, "--ray", "nowhere:1", "--workers", "3")
         assert (code, err.count("\n")) == (2, 1)
-        assert "--workers 3 has no meaning with --ray nowhere:1" in err
+        assert "--workers 3 cannot be combined with --ray nowhere:1" in err
         assert "remove one of them" in err
 
 

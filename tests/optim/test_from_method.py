@@ -228,7 +228,7 @@ def test_repr_names_the_method() -> None:
     ("name", "settings", "sentence"),
     [
         ("upgdd", {}, r"there is no method 'upgdd'; did you mean 'upgd'\?"),
-        ("sgd", {"sigma": 0.1}, r"sigma=0\.1 has no meaning for method='sgd', which takes lr; leave it out"),
+        ("sgd", {"sigma": 0.1}, r"sigma=0\.1 does not apply to method='sgd', which takes lr; leave it out"),
         ("sgdw", {"lr": 0.1}, r"method='sgdw' needs weight_decay; give it a value, such as weight_decay=0\.01"),
         ("upgd", {"normalize": 0.99}, r"put upgd\.OnlineNorm\(shape, rate\) in front of the model"),
         ("upgd", {"gated": "hidden"}, r"gated='hidden' names layers.*\"gated\": False"),
@@ -245,7 +245,7 @@ def test_repr_names_the_method() -> None:
         ("redo", {"lr": 1.0}, r"use upgd\.methods\.optimizer\('redo', model"),
         ("weight-clipping", {"lr": 1.0}, r'pass the model instead of its parameters, or groups.*"bound": 0\.05'),
         ("weight-clipping", {"lr": 1.0, "bound": 0}, "bound must be a positive number, or None"),
-        ("sgd", {"lr": 1.0, "bound": 0.1}, r"bound=0\.1 has no meaning for method='sgd'"),
+        ("sgd", {"lr": 1.0, "bound": 0.1}, r"bound=0\.1 does not apply to method='sgd'"),
         ("sgd", {"lr": 1.0, "features": {}}, "features is not an option of PGD"),
         ("ups-even", {"lr": 1.0, "foreach": True}, "foreach is not an option of an optimizer for method='ups-even'"),
     ],

@@ -93,7 +93,7 @@ def _for_optimizer(method: type[Method], settings: dict[str, Any]) -> dict[str, 
         if name not in method.settings and name not in options:
             takes = ", ".join(own for own in method.settings if own not in ("normalize", "gated"))
             raise ValueError(
-                f"{name}={value!r} has no meaning for method={method.name!r}, which takes {takes}; leave it out"
+                f"{name}={value!r} does not apply to method={method.name!r}, which takes {takes}; leave it out"
             )
     if settings.pop("normalize", 0) != 0:
         raise ValueError(

@@ -35,7 +35,7 @@ class Learner:
         >>> Learner(method="sgd", lr=0.01, sigma=0.1)
         Traceback (most recent call last):
         ...
-        ValueError: sigma=0.1 has no meaning for method='sgd', which takes lr alone; leave it out, or use method='pgd'
+        ValueError: sigma=0.1 does not apply to method='sgd', which takes only lr; leave it out, or use method='pgd'
     """
 
     method: str
@@ -181,10 +181,10 @@ def _refuse(method: str, name: str, given_as: str, value: Any) -> None:
     alike = [cls for cls in METHODS.values() if getattr(cls, name, None) == value or cls in having]
     alike.sort(key=lambda cls: cls.rule != own.rule)  # methods with the same rule come first
     takes = ", ".join(n for n, setting in own.settings.items() if not setting.quiet)
-    takes += " alone" if " " not in takes else ""
+    takes = takes if " " in takes else f"only {takes}"
     instead = f", or use method={alike[0].name!r}" if alike else ""
     raise ValueError(
-        f"{given_as}={value!r} has no meaning for method={method!r}, which takes {takes}; leave it out{instead}"
+        f"{given_as}={value!r} does not apply to method={method!r}, which takes {takes}; leave it out{instead}"
     )
 
 

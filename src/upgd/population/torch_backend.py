@@ -46,7 +46,7 @@ def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: t
             f"{reason}; make it an nn.Sequential, or use first-order utility of weights"
         )
     if method.uses_units and group.kind.gated not in ("all", "hidden"):
-        return f"gated={group.kind.gated!r} has no meaning for features, which are in hidden layers; use granularity='weight'"
+        return f"gated={group.kind.gated!r} does not apply to features, which are in hidden layers; use granularity='weight'"
     try:
         gated_parameters(network, group.kind.gated)
         if method.needs("bound"):

@@ -435,7 +435,7 @@ def test_a_wrong_device_or_option_gets_one_sentence():
         ex.run(SMALL, checkpoint_every=-1)
     with pytest.raises(ValueError, match="insecure applies to a Ray cluster only"):
         ex.run(SMALL, insecure=True)
-    with pytest.raises(ValueError, match="workers=2 has no meaning with ray='local'"):
+    with pytest.raises(ValueError, match="workers=2 cannot be combined with ray='local'"):
         ex.run(SMALL, workers=2, ray="local")
     with pytest.raises(ValueError, match="look_every must be at least 1, not 0"):
         ex.run(SMALL, look_every=0)

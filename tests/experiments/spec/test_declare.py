@@ -269,7 +269,7 @@ def test_betas_are_one_value():
         ({"methods": {"sgd": {"lr": -1}}}, "lr must be a finite number of at least 0, not -1"),
         ({"methods": {"sgd": {"lr": []}}}, "lr needs at least one value"),
         ({"methods": {"sgd": {"lr": 1, "nesterov": 1}}}, r"there is no setting 'nesterov' \(of sgd\)"),
-        ({"methods": {"sgd": {"lr": 1, "sigma": 1}}}, "sigma=1 has no meaning for method='sgd'"),
+        ({"methods": {"sgd": {"lr": 1, "sigma": 1}}}, "sigma=1 does not apply to method='sgd'"),
         ({"methods": ["sgd"], "grid": {"lr": 1, "sigma": 1}}, "none of sgd has the setting 'sigma'"),
         ({"methods": ["sgd"], "grid": {"lr": 1, "rate": 1}}, "there is no setting 'rate'"),
         ({"methods": ["sgd"], "grid": "huge"}, "grid must be 'short', 'paper', or values"),

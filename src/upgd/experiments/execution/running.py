@@ -116,8 +116,8 @@ def mistake(options: Any, spelled: Callable[[str], str], with_value: str) -> str
     if options.ray is not None and options.workers is not None:
         workers, cluster = spelled("workers"), with_value.format(ray, options.ray)
         return (
-            f"{with_value.format(workers, options.workers)} has no meaning with {cluster}, where the cluster determines the "
-            "number of concurrent jobs; remove one of them"
+            f"{with_value.format(workers, options.workers)} cannot be combined with {cluster}, where the cluster determines "
+            "the number of concurrent jobs; remove one of them"
         )
     return None
 
