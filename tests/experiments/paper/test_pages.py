@@ -144,6 +144,8 @@ def test_the_page_states_how_much_is_computed():
     assert found.panel(study.panels[0]) == (None, [])
     only = plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], methods=["sgd"])
     assert _computed(reproduce(only, results)) == "Computed: weight-wise, global: 4 settings, 4 final runs."
+    both = plan("upgd-stationary-mnist", "smoke", panels=["weight-global", "weight-local"], methods=["sgd"])
+    assert _computed(reproduce(both, results)) == "Computed, for each panel: 4 settings, 4 final runs."
 
 
 class TestUnfinished:

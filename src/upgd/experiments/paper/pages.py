@@ -31,15 +31,16 @@ _PAGE = """\
 
 {about}
 
-{computed}
+{computed} {scale}
 
-{notes}{scale} Curves are means over task windows (neighbouring windows are averaged if there are more than 80),
-with 95% confidence bands over runs. Tables show means ± 95% confidence intervals over runs. Methods are sorted by the
-number of diverged runs, then by the mean, which excludes diverged runs. Differences are paired by seed, row minus
-column, with 95% confidence intervals; those in bold are significant at the 5% level in a paired t-test with Holm's
-correction for all pairs of the panel. {level}
+{notes}{panels}
 
-{panels}
+## How to read the figures and tables
+
+Curves are means over task windows (neighbouring windows are averaged if there are more than 80), with 95% confidence bands
+over runs. Tables show means ± 95% confidence intervals over runs. Methods are sorted by the number of diverged runs, then by
+the mean, which excludes diverged runs. Differences are paired by seed, row minus column, with 95% confidence intervals; those
+in bold are significant at the 5% level in a paired t-test with Holm's correction for all pairs of the panel. {level}
 
 ## How this was computed
 
@@ -221,7 +222,8 @@ def _who_diverged(found: Reproduction, panel: Panel) -> str:
 
 def _computed(found: Reproduction) -> str:
     """Return a sentence about how much of each panel has been computed, and one about those that have not."""
-    parts, absent = [], []
+    parts: dict[str, str] = {}
+    absent = []
     for panel in found.plan.panels:
         arms = [arm for arm in panel.arms if arm in found.plan.arms()]
         wanted = {arm: len(found.plan.settings(arm)) for arm in arms}
@@ -232,13 +234,17 @@ def _computed(found: Reproduction) -> str:
             continue
         missing = [f"{arm.name} {there[arm]:,} of {wanted[arm]:,}" for arm in arms if there[arm] < wanted[arm]]
         ended = f"{_of(sum(n for n, _ in final.values()), sum(n for _, n in final.values()))} final runs"
-        parts.append(
-            f"{_inside_a_sentence(panel.title)}: {_of(sum(there.values()), sum(wanted.values()))} settings, {ended}"
+        parts[_inside_a_sentence(panel.title)] = (
+            f"{_of(sum(there.values()), sum(wanted.values()))} settings, {ended}"
             + (f" (settings of {', '.join(missing)})" if missing else "")
         )
-    sentences = [
-        f"{what}: {'; '.join(which)}." for what, which in (("Computed", parts), ("Not computed", absent)) if which
-    ]
+    sentences = []
+    if len(parts) > 1 and not absent and len(set(parts.values())) == 1:
+        sentences.append(f"Computed, for each panel: {next(iter(parts.values()))}.")
+    elif parts:
+        sentences.append(f"Computed: {'; '.join(f'{title}: {part}' for title, part in parts.items())}.")
+    if absent:
+        sentences.append(f"Not computed: {'; '.join(absent)}.")
     return " ".join(sentences)
 
 
