@@ -144,7 +144,7 @@ def check_accident(rank: int) -> None:
 def check_two(rank: int) -> None:
     check_layouts(rank)
     check_accident(rank)
-    with pytest.raises(TypeError, match=r"'0.weight' is sharded over processes.*use the weight-wise optimizer\.$"):
+    with pytest.raises(TypeError, match=r"'0.weight' is sharded over processes.*use the weight-wise optimizer$"):
         upgd.FeatureUPGD(sharded_model())
 
 
@@ -470,7 +470,7 @@ def test_partitions_compare_utilities_with_those_of_other_processes() -> None:
 
 
 def test_a_process_group_is_one() -> None:
-    with pytest.raises(TypeError, match=r"process_group must be.*it is 'all'; try torch.distributed.group.WORLD\.$"):
+    with pytest.raises(TypeError, match=r"process_group must be.*it is 'all'; try torch.distributed.group.WORLD$"):
         upgd.UPGD(model().parameters(), process_group="all")
 
 
