@@ -33,7 +33,7 @@ PAPERS = ", paper's grid"
 
 def test_every_page_is_checked_but_the_older_ones():
     written = {page.stem for page in RESULTS.glob("*.md") if "Written by `upgd reproduce" in page.read_text("utf-8")}
-    assert written - {page.id for page in PAGES} == {"ablation", "ups-stationary-mnist", "utility-quality"}
+    assert written - {page.id for page in PAGES} == {"ups-stationary-mnist", "utility-quality"}
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,11 @@ def test_the_runs_of_the_search_that_diverged(page, panels):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_chosen_setting_was_best_in_the_shortlist(page, panels, regenerated, shipped):
-    """Of the best few of the search, on fresh seeds; scores that agree in six digits may be in any order."""
-    plan = regenerated(page)[1]
+    """Of the best few of the search, on fresh seeds; scores that agree in six digits may be in any order.
+
+    If the shortlist is not finished, the page says so.
+    """
+    plan, unfinished = regenerated(page)[1], "Not finished: the shortlist on fresh seeds lacks "
     again = range(plan.sweep_seeds, plan.sweep_seeds + plan.shortlist_seeds)
     for panel in panels(page):
         for line in panel.lines:
@@ -328,7 +331,8 @@ def test_the_chosen_setting_was_best_in_the_shortlist(page, panels, regenerated,
             if plan.shortlist:
                 own = dict(ranks(pool, again, _rows(plan, line.arm, shipped)))
                 worst = sorted(searched.values())[: plan.shortlist][-1]
-                assert own.keys() >= {number for number, rank in searched.items() if rank < worst - 3e-6}, line.name
+                lacking = {number for number, rank in searched.items() if rank < worst - 3e-6} - own.keys()
+                assert not lacking or unfinished in page.read_text(encoding="utf-8"), line.name
                 candidates = _best({number: own[number] for number in candidates if number in own}, 1)
             assert line.settings in [pool[number] for number in candidates]
 
