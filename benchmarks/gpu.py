@@ -22,6 +22,9 @@ from upgd.streams import make
 
 UPGD = {"method": "upgd", "lr": 0.01, "sigma": 0.1, "beta_utility": 0.9999, "weight_decay": 0.01}
 
+SGD = {"method": "sgd", "lr": 0.001}
+PGD = {"method": "pgd", "lr": 0.001, "sigma": 0.1}
+
 #: Methods with kernels generated from their rules.
 GENERATED = {
     "UPGD, second order": {**UPGD, "order": 2},
@@ -31,6 +34,7 @@ GENERATED = {
     "AdamW": {"method": "adamw", "lr": 1e-4},
     "AdaUPGD": {"method": "adaupgd", "lr": 1e-4},
     "L2 Init": {"method": "l2-init", "lr": 0.01},
+    "L2 Init with Adam": {"method": "l2-init", "optimizer": "adam", "lr": 1e-4},
     "streaming EWC": {"method": "s-ewc", "lr": 0.01, "kappa": 1.0},
     "streaming SI": {"method": "s-si", "lr": 0.01, "kappa": 1.0},
     "Continual Backprop": {"method": "continual-backprop", "lr": 1e-3},
@@ -38,6 +42,8 @@ GENERATED = {
     "ReDo": {"method": "redo", "lr": 1e-3},
     "Self-Normalized Resets": {"method": "self-normalized-resets", "lr": 1e-3},
 }
+#: Those with many numbers per weight, which take more of a GPU.
+LARGE = ("AdaUPGD", "L2 Init with Adam", "streaming SI", "Continual Backprop with Adam")
 
 
 def rate(network, learners: Sequence[Learner], stream, seconds: float = 0.4, backend: str = "auto") -> float:
@@ -74,8 +80,13 @@ def colour_images():
     return make("output-permuted", data=(pictures, (np.arange(5_000) % 10).astype(np.uint8)))
 
 
+def each(count: int, *settings: dict[str, Any]) -> list[Learner]:
+    """Return some learners for each of the settings."""
+    return [Learner(seed=seed, **own) for own in settings for seed in range(count)]
+
+
 def upgd_learners(count: int, **more) -> list[Learner]:
-    return [Learner(seed=seed, **{**UPGD, **more}) for seed in range(count)]
+    return each(count, {**UPGD, **more})
 
 
 def plain_rate(network, optimizer, stream, steps: int = 300) -> float:
@@ -111,10 +122,10 @@ def on_chip(kind: str):
     yield "UPGD, local scaling, 150", paper, upgd_learners(150, scaling="local"), stream
     yield "UPGD, anticorrelated noise, 150", paper, upgd_learners(150, noise="anticorrelated"), stream
     yield "UPGD, not protecting, 150", paper, upgd_learners(150, method="upgd-nonprotecting"), stream
-    yield "SGD, 150", paper, [Learner(method="sgd", lr=0.001, seed=s) for s in range(150)], stream
-    yield "PGD, 150", paper, [Learner(method="pgd", lr=0.001, sigma=0.1, seed=s) for s in range(150)], stream
+    yield "SGD, 150", paper, each(150, SGD), stream
+    yield "PGD, 150", paper, each(150, PGD), stream
     for name, settings in GENERATED.items():
-        yield f"{name}, 150", paper, [Learner(seed=seed, **settings) for seed in range(150)], stream
+        yield f"{name}, 150", paper, each(150, settings), stream
     yield "784-300-150-47, UPGD, 150", MLP((784, 300, 150, 47)), upgd_learners(150), images(kind, 47)
     toy = [Learner(method="upgd", lr=0.001, sigma=0.001, seed=s) for s in range(150)]
     small, changing = MLP((16, 300, 150, 1), "identity"), make("toy-changing-inputs")
@@ -127,21 +138,16 @@ def on_chip(kind: str):
         changing,
     )
     yield "UPGD, 24", paper, upgd_learners(24), stream
-    mixed = [
-        own
-        for settings in ({}, {"scaling": "local"}, {"noise": "anticorrelated"})
-        for own in upgd_learners(8, **settings)
-    ]
+    local, anticorrelated = {**UPGD, "scaling": "local"}, {**UPGD, "noise": "anticorrelated"}
+    mixed = each(8, UPGD, local, anticorrelated)
     yield "UPGD, local scaling, anticorrelated noise, 8 each", paper, mixed, stream
-    some = [
-        Learner(seed=s, **settings) for settings in (UPGD, GENERATED["AdamW"], GENERATED["L2 Init"]) for s in range(8)
-    ]
-    yield "UPGD, AdamW, L2 Init, 8 each", paper, some, stream
+    yield "UPGD, AdamW, L2 Init, 8 each", paper, each(8, UPGD, GENERATED["AdamW"], GENERATED["L2 Init"]), stream
+    many = [UPGD, local, anticorrelated, SGD, PGD, *(own for name, own in GENERATED.items() if name not in LARGE)]
+    yield f"{len(many)} methods, 4 each", paper, each(4, *many), stream
     convnet, colour = ConvNet((3, 32, 32), 10), colour_images()
     yield "ConvNet, UPGD, 128", convnet, upgd_learners(128, sigma=0.001), colour
     for name in ("UPGD, second order", "UPGD, feature-wise", "AdamW", "AdaUPGD", "L2 Init"):
-        learners = [Learner(seed=seed, **{**GENERATED[name], "lr": 1e-4}) for seed in range(128)]
-        yield f"ConvNet, {name}, 128", convnet, learners, colour
+        yield f"ConvNet, {name}, 128", convnet, each(128, {**GENERATED[name], "lr": 1e-4}), colour
 
 
 def compile_kernels(rows) -> None:
