@@ -51,7 +51,7 @@ def test_run_prints_a_table_and_keeps_the_results(upgd, folder):
     assert records[0].key.settings["sigma"] == 0.01
     again = upgd(*arguments)
     assert again[:2] == (0, out)
-    assert again[2] == "100%, 0/0 jobs, 2 learners stored\n"
+    assert again[2] == "100%, nothing left to compute, 2 learners stored\n"
 
 
 def test_quiet_and_json(upgd):
@@ -440,7 +440,7 @@ def test_stores_are_put_together(filled, folder):
     )
     assert (folder / "other.db").read_bytes() == before
     # Merged results are not computed again, and keep their numbers.
-    assert "0/0 jobs" in filled(*arguments[:-2])[2]
+    assert "nothing left to compute" in filled(*arguments[:-2])[2]
     with Store.read("upgd.db") as own, Store.read("other.db") as other:
         (ours, theirs) = ({r.key.digest: r for r in store.records(methods=["sgd"])} for store in (own, other))
     for digest, record in theirs.items():
@@ -575,7 +575,7 @@ def test_a_stopped_sweep_explains_how_to_continue(folder, kill, workers, nohup):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
-    assert "stopped; 0 more learners are in upgd.db" in err
+    assert "stopped; unfinished runs are saved" in err
     assert "repeat the command to continue" in err
     there = [path.suffix for path in (folder / "upgd.db.checkpoints").iterdir()]
     assert {suffix: there.count(suffix) for suffix in (".json", ".pt")} == {".json": workers, ".pt": workers}

@@ -253,6 +253,7 @@ def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> i
 
 def computed(experiment: "Experiment", execution: Execution) -> "Results | int":
     """Return the results of an experiment, computing what the store lacks; or the exit status if it was stopped."""
+    from upgd.experiments.analysis.wording import plural
     from upgd.experiments.execution.running import Runner, TimeUp
 
     options = options_of(execution)
@@ -262,12 +263,8 @@ def computed(experiment: "Experiment", execution: Execution) -> "Results | int":
             with runner:
                 return runner(experiment)
         except KeyboardInterrupt as stop:
-            more = runner.added
-            print(
-                f"upgd: stopped; {more} more {'learner is' if more == 1 else 'learners are'} in {options.store}, and "
-                "unfinished runs are saved; repeat the command to continue",
-                file=sys.stderr,
-            )
+            added = f"{plural(runner.added, 'learner')} added to {options.store}, and " if runner.added else ""
+            print(f"upgd: stopped; {added}unfinished runs are saved; repeat the command to continue", file=sys.stderr)
             return 0 if isinstance(stop, TimeUp) else 130
 
 

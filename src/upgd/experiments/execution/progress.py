@@ -133,7 +133,7 @@ class Progress:
         """Return the parts of the summary other than the percentage."""
         learners = self.learners + self.already
         parts = {
-            "jobs": f"{self.finished}/{self.jobs} jobs",
+            "jobs": f"{self.finished}/{self.jobs} jobs" if self.jobs else "nothing left to compute",
             "learners": f"{learners} learner{'' if learners == 1 else 's'} stored",
         }
         if self.rate > 0 and (self.seconds >= _SOME_TIME_S or not self._little):
