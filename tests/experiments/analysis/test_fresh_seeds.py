@@ -177,7 +177,7 @@ def test_a_reference_is_compared_with_each_other_method():
 def test_an_unknown_or_ambiguous_reference_is_an_error():
     records = [record("upgd"), record("upgd", {"scaling": "local"}), record("sgd")]
     with pytest.raises(
-        ValueError, match="there is no method 'adamw' to compare with; choose among UPGD; UPGD, local; SGD"
+        ValueError, match="there is no method 'adamw' to compare with; choose among UPGD; UPGD, local; sgd"
     ):
         Results(records).table(against="adamw")
     assert Results(records).table(against="UPGD, local").lines[0]["against"] == "UPGD, local"

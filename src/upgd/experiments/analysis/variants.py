@@ -130,6 +130,8 @@ def _reference(comparison: Comparison, entries: Sequence[Entry], name: str) -> E
     found = [entry for entry in entries if name in (entry.method, variant(entry).label)]
     if len(found) == 1:
         return found[0]
-    labels = dict.fromkeys(variant(entry).label for entry in found or entries)
+    methods = {variant(entry).label: entry.method for entry in found or entries}
+    # A method with one variant is known by its name, and several variants of a method by their labels.
+    known = [method if [*methods.values()].count(method) == 1 else label for label, method in methods.items()]
     problem = "are several methods" if found else "is no method"
-    raise ValueError(f"{comparison.title}: there {problem} {name!r} to compare with; choose among {'; '.join(labels)}")
+    raise ValueError(f"{comparison.title}: there {problem} {name!r} to compare with; choose among {'; '.join(known)}")
