@@ -136,4 +136,4 @@ def test_a_table_can_compare_all_pairs_or_with_a_reference(upgd, folder):
         code, _, err = upgd("table", "--pairs", wrong)
         assert (code, wrong.split("=")[0] in err) == (2, True)
     code, _, err = upgd("table", "--against", "adamw")
-    assert (code, "choose among SGD; UPGD; PGD" in err) == (1, True)
+    assert (code, "choose among sgd; upgd; pgd" in err) == (1, True)
