@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 __all__ = ["Need", "Share", "laid", "shared", "whole"]
 
-#: Learners are cut between clusters only if this saves as much time per block, in milliseconds and as a fraction.
+#: Clusters are divided among groups only if this saves more time per block: so many milliseconds plus this fraction.
 _SAVED, _FRACTION = 0.1, 0.02
 
 
@@ -38,8 +38,13 @@ class Share(NamedTuple):
 def shared(needs: tuple[Need, ...], steps: int, fractions: bool) -> tuple[Share, ...]:
     """Return each group's clusters for a block, such that all groups end at about the same time.
 
-    Groups get whole numbers of clusters, unless ``fractions`` of clusters save time; for these, costs must be known exactly.
-    Only groups with clusters of the same size can use one cluster after another.
+    Groups get whole numbers of clusters, unless fractions save time. Only groups with clusters of the same size can use a
+    cluster one after another.
+
+    Args:
+        needs: the groups.
+        steps: number of steps of the block.
+        fractions: whether fractions are allowed; costs must have been measured.
     """
     apart = tuple(laid([need], count, steps)[0] for need, count in zip(needs, whole(needs), strict=True))
     if not fractions:
@@ -84,8 +89,8 @@ def whole(needs: Sequence[Need]) -> list[int]:
 def laid(needs: Sequence[Need], clusters: int, steps: int) -> list[Share]:
     """Lay the learners of all groups end to end on clusters of one size, each filled until the same time (McNaughton's rule).
 
-    A group that begins in the middle of a cluster gets the end of this one, its last piece, and the beginning of the next
-    one, or all of it and so on. Thus at most one group per cluster has both, and fewer groups than there are clusters.
+    A group that begins in the middle of a cluster gets the rest of it, as its last piece, and continues at the beginning of
+    the next cluster. At most one group per cluster continues, and none on the last, so these are fewer than the clusters.
 
     >>> laid([Need(2, 1.0, 3), Need(2, 1.2, 3)], 3, 60)
     [Share(pieces=(32, 88), late=None), Share(pieces=(73, 47), late=32.0)]

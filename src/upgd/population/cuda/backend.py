@@ -232,8 +232,11 @@ class CudaBackend:
         block = self.ready(chunk, loss, tally)
         block.start(0, block.clusters)
 
-    def ready(self, chunk: Chunk, loss: Loss, tally: Tally, pieces: Sequence[int] | None = None) -> "Block":
-        """Return what :meth:`advance` does, to be started. By default, it uses all clusters; see :func:`.schedule`."""
+    def ready(self, chunk: Chunk, loss: Loss, tally: Tally, pieces: Sequence[int] | None = None) -> Block:
+        """Prepare what :meth:`advance` computes, without starting it. By default, it uses all clusters.
+
+        See :func:`.schedule` for the pieces.
+        """
         with torch.cuda.device(self._device):
             kernel = _kernel(self._plan, loss, chunk.index is not None, self._device)
             # The kernel skips diverged learners, but in the schedule they would keep clusters from the others.
