@@ -25,7 +25,7 @@ NOTES = sorted(RESULTS.glob("*.notes.md"))
 PAGES = [
     pytest.param(page, id=page.stem)
     for page in sorted(RESULTS.glob("*.md"))
-    if re.search("^(Computed|Not computed)[,:] ", page.read_text(encoding="utf-8"), re.MULTILINE)
+    if re.search("^(Computed|Not computed)[,:]", page.read_text(encoding="utf-8"), re.MULTILINE)
 ]
 SYMBOLS = {"lr": "lr", "β": "beta_utility", "σ": "sigma", "wd": "weight_decay", "ε": "eps", "β₁β₂": "betas"}
 PAPERS = ", paper's grid"

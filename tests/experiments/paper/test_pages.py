@@ -123,7 +123,7 @@ class TestNotes:
 def test_the_page_states_how_much_is_computed():
     study = plan("upgd-stationary-mnist", "smoke", panels=["weight-global", "weight-local"])
     assert _computed(reproduce(study, lambda _: Results([]))) == (
-        "Not computed: weight-wise, global; weight-wise, local."
+        "Not computed: weight-wise, global; weight-wise, local. "
     )
 
     def some(experiment):  # nothing of UPGD, and one run of SGD's search
@@ -132,20 +132,29 @@ def test_the_page_states_how_much_is_computed():
         return Results([one for one in own if one.key.method != "sgd" or one.key.settings["lr"] == 0.01])
 
     assert _computed(reproduce(replace(study, panels=study.panels[:1]), some)) == (
-        "Computed: weight-wise, global: 7 of 12 settings, 8 of 12 final runs (settings of UPGD 0 of 2, SGD 1 of 2, SGD, half "
-        "steps 0 of 2)."
+        "Computed: weight-wise, global: 7 of 12 settings, 8 of 12 final runs "
+        "(settings of UPGD: 0 of 2; SGD: 1 of 2; SGD, half steps: 0 of 2). "
     )
 
     def others(experiment):
         return Results([one for one in results(experiment).records if not one.key.method.startswith("upgd")])
 
     found = reproduce(replace(study, panels=study.panels[:1]), others)
-    assert _computed(found) == "Not computed: weight-wise, global."
+    assert _computed(found) == "Not computed: weight-wise, global. "
     assert found.panel(study.panels[0]) == (None, [])
     only = plan("upgd-stationary-mnist", "smoke", panels=["weight-global"], methods=["sgd"])
-    assert _computed(reproduce(only, results)) == "Computed: weight-wise, global: 4 settings, 4 final runs."
+    assert _computed(reproduce(only, results)) == "Computed: weight-wise, global: 4 settings, 4 final runs. "
     both = plan("upgd-stationary-mnist", "smoke", panels=["weight-global", "weight-local"], methods=["sgd"])
-    assert _computed(reproduce(both, results)) == "Computed, for each panel: 4 settings, 4 final runs."
+    assert _computed(reproduce(both, results)) == "Computed, for each panel: 4 settings, 4 final runs. "
+
+    def less(experiment):  # one learning rate with local scaling
+        own = [(one, one.key.settings) for one in results(experiment).records]
+        return Results([one for one, settings in own if settings.get("scaling") != "local" or settings["lr"] == 0.01])
+
+    assert _computed(reproduce(study, less)) == (
+        "Computed:\n\n- weight-wise, global: 12 settings, 12 final runs\n"
+        "- weight-wise, local: 10 of 12 settings, 12 final runs (settings of UPGD: 1 of 2; UPGD, non-protecting: 1 of 2)\n\n"
+    )
 
 
 class TestUnfinished:

@@ -31,7 +31,7 @@ _PAGE = """\
 
 {about}
 
-{computed} {scale}
+{computed}{scale}
 
 {notes}{panels}
 
@@ -221,7 +221,7 @@ def _who_diverged(found: Reproduction, panel: Panel) -> str:
 
 
 def _computed(found: Reproduction) -> str:
-    """Return a sentence about how much of each panel has been computed, and one about those that have not."""
+    """Return how much of each panel has been computed, in a sentence or a list, and which panels have not been computed."""
     parts: dict[str, str] = {}
     absent = []
     for panel in found.plan.panels:
@@ -232,20 +232,20 @@ def _computed(found: Reproduction) -> str:
         if not any(there[arm] for arm in found.plan.own(panel)):
             absent.append(_inside_a_sentence(panel.title))
             continue
-        missing = [f"{arm.name} {there[arm]:,} of {wanted[arm]:,}" for arm in arms if there[arm] < wanted[arm]]
+        missing = [f"{arm.name}: {there[arm]:,} of {wanted[arm]:,}" for arm in arms if there[arm] < wanted[arm]]
         ended = f"{_of(sum(n for n, _ in final.values()), sum(n for _, n in final.values()))} final runs"
         parts[_inside_a_sentence(panel.title)] = (
             f"{_of(sum(there.values()), sum(wanted.values()))} settings, {ended}"
-            + (f" (settings of {', '.join(missing)})" if missing else "")
+            + (f" (settings of {'; '.join(missing)})" if missing else "")
         )
-    sentences = []
-    if len(parts) > 1 and not absent and len(set(parts.values())) == 1:
-        sentences.append(f"Computed, for each panel: {next(iter(parts.values()))}.")
-    elif parts:
-        sentences.append(f"Computed: {'; '.join(f'{title}: {part}' for title, part in parts.items())}.")
-    if absent:
-        sentences.append(f"Not computed: {'; '.join(absent)}.")
-    return " ".join(sentences)
+    lines = [f"{title}: {part}" for title, part in parts.items()]
+    if len(lines) > 1 and not absent and len(set(parts.values())) == 1:
+        text = f"Computed, for each panel: {next(iter(parts.values()))}. "
+    elif len(lines) > 1:
+        text = "Computed:\n\n" + "".join(f"- {line}\n" for line in lines) + "\n"
+    else:
+        text = "".join(f"Computed: {line}. " for line in lines)
+    return text + (f"Not computed: {'; '.join(absent)}. " if absent else "")
 
 
 def _final_runs(found: Reproduction, arm: Arm) -> tuple[int, int]:
