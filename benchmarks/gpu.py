@@ -54,7 +54,7 @@ def rate(network, learners: Sequence[Learner], stream, seconds: float = 0.4, bac
     population.run(stream, 300, window=100_000)
     steps = int(max(300, min(20_000, 300 * seconds / (time.perf_counter() - begin))))
     best = 0.0
-    for _ in range(2):
+    for _ in range(3):
         begin = time.perf_counter()
         population.run(stream, steps, window=100_000)
         best = max(best, steps * len(learners) / (time.perf_counter() - begin))
