@@ -67,6 +67,7 @@ CASES = [
     Case(MNIST, {"method": "adamw", "lr": 1e-4, "betas": (0.0, 0.99), "weight_decay": 0.0}, None),
     Case(MNIST, _CBP, 0.801),
     Case(EMNIST, _UPGD_EMNIST, None),
+    Case(EMNIST, _UPGD_EMNIST | {"sigma": 0.0}, None),
     Case(EMNIST, _UPGD_EMNIST | {"normalize": 0.999}, 0.716),
     Case(EMNIST, _UPGD_EMNIST | {"normalize": 0.9999}, 0.716),
     Case(EMNIST, _UPGD_EMNIST | {"gated": "output"}, 0.701),
