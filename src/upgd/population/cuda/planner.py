@@ -72,6 +72,9 @@ class Program:
         return self.scalars + (self.resets.scalars if self.resets else 0)
 
 
+_BY_HAND = Program("", (), 0, 0)  #: the requirements of a hand-written rule
+
+
 @dataclass(frozen=True)
 class Block:
     """Some lanes of a layer, ``4·chunks`` from ``first``: chunk i of rows 2j, 2j + 1 is for thread (j mod groups, i)."""
@@ -167,7 +170,8 @@ class ChipPlan:
     program: Program | None  #: None for a hand-written rule
     cluster: int
     layers: tuple[LayerPlan, ...]
-    offsets: dict[str, int]  #: offsets in shared memory, in floats
+    #: Offsets in shared memory, in floats (of MEANS and VARIANCES, in global memory), and the numbers of the barriers.
+    offsets: dict[str, int]
     floats: int  #: number of floats of shared memory
     far_floats: int  #: number of floats of global memory per CTA
     barriers: dict[str, int]  #: the exchanges, and the number of bytes that a CTA receives
@@ -366,96 +370,131 @@ def _far_entries(blocks: Sequence[Block]) -> int:
     return sum(8 * block.far * block.chunks for block in blocks)
 
 
+class _Memory:
+    """Assigns offsets, in floats, one after the other; all are multiples of 16 bytes."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[str, int] = {}
+        self.end = 0
+
+    def reserve(self, floats: int) -> int:
+        start, self.end = self.end, self.end + -(-floats // 4) * 4
+        return start
+
+    def place(self, name: str, floats: int) -> None:
+        self.offsets[name] = self.reserve(floats)
+
+
 def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, cluster: int) -> ChipPlan:
-    """Assign offsets in shared memory."""
-    offsets: dict[str, int] = {}
-    end = 0
-
-    def place(name: str, floats: int) -> None:
-        nonlocal end
-        offsets[name] = end
-        end += -(-floats // 4) * 4
-
-    words = _words(kind, program)
-    by_hand, tensors = program is None, 2 * len(layers)
-    needs = program or Program("", (), 0, 0)
+    """Assign offsets in shared memory, and in the CTA's part of global memory."""
     barriers = _barriers(layers, kind, program, cluster)
-    place("BARRIERS", 2 * len(barriers))
-    offsets |= {name: i for i, name in enumerate(barriers)}
-    offsets["VECTORS_AT"] = end
+    shared, far = _Memory(), _Memory()
+    shared.place("BARRIERS", 2 * len(barriers))
+    shared.offsets |= {name: i for i, name in enumerate(barriers)}
+    shared.offsets["VECTORS_AT"] = shared.end
     for layer in layers:
-        number, hidden = layer.number, layer.number + 1 < len(layers)
-        vectors = {"H": hidden, "D": 1, "C": needs.curvature}
-        vectors["NORMS"] = by_hand and kind.scaling == "local" and layer.turned
-        if needs.features and hidden:
-            vectors |= {"GATE_GRADIENT": 1, "GATE_CURVATURE": needs.curvature}
-            vectors |= {"UNIT_STATE": len(needs.unit_state), "UNIT_OBSERVED": len(needs.unit_reductions)}
-        if needs.resets and hidden:  # every CTA has the values of all units
-            own = {"UNIT_STATE": len(needs.unit_state), "ALL_H": not layer.turned, "OUTGOING": needs.resets.outgoing}
-            own |= {"RANKED": needs.resets.selections > 0, "AMONG": needs.resets.selections, "CHOSEN": 1, "MOVED": 1}
-            for name, count in own.items():
-                place(f"{name}.{number}", count * _units_kept(layer, program))
-        for n, (_, over) in enumerate(needs.reductions):
-            vectors[f"VALUES_{n}"] = over == "unit"
-        for name, count in vectors.items():
-            place(f"{name}.{number}", count * layer.vector)
-        place(f"BIAS_WORDS.{number}", words * layer.biases(cluster))
-        for name in barriers:
-            kind_of, _, of_layer = name.partition(".")
-            if of_layer == str(number) and kind_of != "HEARD":
-                of_units = hidden and (kind_of == "NORM" or kind_of.startswith("UNITS"))
-                shares = of_units or (kind_of == "BACKWARD" and _exchanges_last(barriers))
-                place(f"{kind_of}_BUFFER.{number}", 0 if shares else cluster * layer.padded)
-                if shares:
-                    # All CTAs have read the sums of the forward pass before the first one reaches this layer in the
-                    # backward pass, and have read these before the next forward pass: other exchanges are in between.
-                    offsets[f"{kind_of}_BUFFER.{number}"] = offsets[f"FORWARD_BUFFER.{number - (not of_units)}"]
-    place("OUTPUTS_AT", layers[-1].dense.outputs)
-    place("TARGETS_AT", layers[-1].dense.outputs)
-    place("MAXIMA", tensors if "SCALE" in barriers and kind.scaling == "global" else 0)
-    place("KEYS", 8)
+        hidden = layer.number + 1 < len(layers)
+        for name, floats in _of_layer(layer, hidden, kind, program, cluster).items():
+            shared.place(f"{name}.{layer.number}", floats)
+        _place_buffers(shared, layer, hidden, barriers, cluster)
+    for name, floats in _of_learner(layers, kind, program, barriers).items():
+        shared.place(name, floats)
+    shared.offsets["VECTORS_END"] = shared.end
+    _place_scratch(shared, layers, kind, by_hand=program is None)
+    placed = _place_tiles(shared, far, layers, kind, _words(kind, program))
+    for name in ("MEANS", "VARIANCES"):
+        far.place(name, layers[0].padded if kind.normalize else 0)
+    return ChipPlan(kind, program, cluster, placed, shared.offsets | far.offsets, shared.end, far.end, barriers)
+
+
+def _of_layer(layer: LayerPlan, hidden: bool, kind: Kind, program: Program | None, cluster: int) -> dict[str, int]:
+    """Return the floats of a layer's values and biases."""
+    needs = program or _BY_HAND
+    floats = {}
+    if needs.resets and hidden:  # every CTA has the values of all units
+        units = {"UNIT_STATE": len(needs.unit_state), "ALL_H": not layer.turned, "OUTGOING": needs.resets.outgoing}
+        units |= {"RANKED": needs.resets.selections > 0, "AMONG": needs.resets.selections, "CHOSEN": 1, "MOVED": 1}
+        floats = {name: count * _units_kept(layer, program) for name, count in units.items()}
+    vectors = {"H": hidden, "D": 1, "C": needs.curvature}
+    vectors["NORMS"] = program is None and kind.scaling == "local" and layer.turned
+    if needs.features and hidden:
+        vectors |= {"GATE_GRADIENT": 1, "GATE_CURVATURE": needs.curvature}
+        vectors |= {"UNIT_STATE": len(needs.unit_state), "UNIT_OBSERVED": len(needs.unit_reductions)}
+    vectors |= {f"VALUES_{n}": over == "unit" for n, (_, over) in enumerate(needs.reductions)}
+    floats |= {name: count * layer.vector for name, count in vectors.items()}
+    return floats | {"BIAS_WORDS": _words(kind, program) * layer.biases(cluster)}
+
+
+def _place_buffers(memory: _Memory, layer: LayerPlan, hidden: bool, barriers: Mapping[str, int], cluster: int) -> None:
+    """Place the buffers of a layer's exchanges, except of those that write to their destination."""
     for name in barriers:
+        exchange, _, number = name.partition(".")
+        if number != str(layer.number) or exchange == "HEARD":
+            continue
+        # All CTAs have read the sums of the forward pass before the first one reaches this layer in the backward pass, and
+        # have read these before the next forward pass: other exchanges are in between.
+        if hidden and (exchange == "NORM" or exchange.startswith("UNITS")):
+            memory.offsets[f"{exchange}_BUFFER.{number}"] = memory.offsets[f"FORWARD_BUFFER.{number}"]
+        elif exchange == "BACKWARD" and _exchanges_last(barriers):
+            memory.offsets[f"BACKWARD_BUFFER.{number}"] = memory.offsets[f"FORWARD_BUFFER.{layer.number - 1}"]
+        else:
+            memory.place(f"{exchange}_BUFFER.{number}", cluster * layer.padded)
+
+
+def _of_learner(
+    layers: Sequence[LayerPlan], kind: Kind, program: Program | None, barriers: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the floats of values that exist once per learner."""
+    needs = program or _BY_HAND
+    by_hand, tensors, outputs = program is None, 2 * len(layers), layers[-1].dense.outputs
+    floats = {"OUTPUTS_AT": outputs, "TARGETS_AT": outputs}
+    floats["MAXIMA"] = tensors if "SCALE" in barriers and kind.scaling == "global" else 0
+    floats["KEYS"] = 8
+    for name, received in barriers.items():
         if "." not in name and name != "GATHER":
-            place(f"{name}_BUFFER", barriers[name] // 4)
-            place(f"{name}_VALUES", 0 if by_hand else tensors)
-    place("OF_WARPS", 0 if by_hand else tensors * THREADS // 32)
-    place("NUMBERS", needs.numbers)
-    place("JOINED", len(needs.resets.joins) * len(layers) if needs.resets else 0)
-    place("OF_LAYERS", len(needs.unit_state) * len(layers) if needs.resets else 0)
-    place("ANY_CHOSEN", 1)
-    offsets["VECTORS_END"] = end
-    # Scratch memory: sums of lanes over rows (except in the first layer), and sums of rows over lanes, which are separate for
-    # each even layer; followed by norms. Normalized inputs are stored there temporarily.
-    place("PART", 0)
-    for layer in layers:
-        if not layer.turned:
-            place(f"PARTS_AT.{layer.number}", layer.rows * layer.parts)
+            floats |= {f"{name}_BUFFER": received // 4, f"{name}_VALUES": 0 if by_hand else tensors}
+    floats |= {"OF_WARPS": 0 if by_hand else tensors * THREADS // 32, "NUMBERS": needs.numbers}
+    floats["JOINED"] = len(needs.resets.joins) * len(layers) if needs.resets else 0
+    floats["OF_LAYERS"] = len(needs.unit_state) * len(layers) if needs.resets else 0
+    return floats | {"ANY_CHOSEN": 1}
+
+
+def _place_scratch(memory: _Memory, layers: Sequence[LayerPlan], kind: Kind, by_hand: bool) -> None:
+    """Place scratch memory: sums of lanes over rows (except in the first layer), and sums of rows over lanes, which are
+    separate for each even layer; followed by norms. Normalized inputs are stored there temporarily."""
+    start = memory.offsets["PART"] = memory.end
+    for layer in layers[::2]:
+        memory.place(f"PARTS_AT.{layer.number}", layer.rows * layer.parts)
     if by_hand and kind.scaling == "local":
         for layer in layers[::2]:
-            place(f"NORMS.{layer.number}", layer.vector)
+            memory.place(f"NORMS.{layer.number}", layer.vector)
     other = [layers[0].padded if kind.normalize else 0]
     for layer in layers[1:]:
         other.append(layer.padded * max(block.used_groups for block in layer.blocks))
         if layer.turned:
-            offsets[f"PARTS_AT.{layer.number}"] = offsets["PART"]
+            memory.offsets[f"PARTS_AT.{layer.number}"] = start
             other.append(layer.rows * layer.parts)
-    end = max(end, offsets["PART"] + -(-max(other) // 4) * 4)
+    memory.end = max(memory.end, start + -(-max(other) // 4) * 4)
+
+
+def _place_tiles(
+    shared: _Memory, far: _Memory, layers: Sequence[LayerPlan], kind: Kind, words: int
+) -> tuple[LayerPlan, ...]:
+    """Place the tiles that are not in registers, and return the layers with their offsets."""
+    keeps_noise = kind.noise == "anticorrelated"
     placed = []
-    far = 0
     for layer in layers:
-        blocks = []
-        for block in layer.blocks:
-            place("block", words * block.shared_floats)
-            blocks.append(replace(block, shared=offsets.pop("block"), far_at=far))
-            far += words * 8 * block.far * block.chunks
-            if kind.noise == "anticorrelated":
-                blocks[-1] = replace(blocks[-1], last_at=far)
-                far += 8 * block.pairs * block.chunks
+        blocks = [
+            replace(
+                block,
+                shared=shared.reserve(words * block.shared_floats),
+                far_at=far.reserve(words * _far_entries([block])),
+                last_at=far.reserve(8 * block.pairs * block.chunks) if keeps_noise else 0,
+            )
+            for block in layer.blocks
+        ]
         placed.append(replace(layer, blocks=tuple(blocks)))
-    for name in ("MEANS", "VARIANCES"):
-        offsets[name] = far
-        far += layers[0].padded if kind.normalize else 0
-    return ChipPlan(kind, program, cluster, tuple(placed), offsets, end, far, barriers)
+    return tuple(placed)
 
 
 def _exchanges_last(barriers: Iterable[str]) -> bool:
@@ -472,7 +511,7 @@ def _units_kept(layer: LayerPlan, program: Program | None) -> int:
 def _barriers(layers: Sequence[LayerPlan], kind: Kind, program: Program | None, cluster: int) -> dict[str, int]:
     """Return the exchanges of a step, and the number of bytes that each CTA receives."""
     names: dict[str, int] = {}
-    needs = program or Program("", (), 0, 0)
+    needs = program or _BY_HAND
     tensors = cluster * 2 * len(layers) * 4
     for layer in layers:
         own = []
@@ -520,7 +559,7 @@ def source(plan: ChipPlan, loss: Loss, indexed: bool, parts: Mapping[str, str]) 
 
 def _constants(plan: ChipPlan, loss: Loss, indexed: bool) -> list[str]:
     kind, program = plan.kind, plan.program
-    needs = program or Program("", (), 0, 0)
+    needs = program or _BY_HAND
     rule = "GENERATED" if program else kind.rule.upper()
     lines = [
         "enum { RELU, LEAKY, TANH, IDENTITY };",
