@@ -225,7 +225,7 @@ INLINE void learn(Thread& me, const Arguments& args, const Segment& segment) {
     method.learn(me, own_step);
     for (int b = 0; b < BLOCKS_0; ++b) for (int k = 0; k < 4; ++k) me.x[b][k] = me.x_next[b][k];
     target = target_after;
-    if constexpr (EXCHANGES < 2) cluster_sync();  // otherwise, each exchange waits for the other
+    if constexpr (BARRIER_COUNT < 2) cluster_sync();  // otherwise, each exchange waits for the other
   }
   __syncthreads();
   move<false>(me, args, segment.learner);
