@@ -105,7 +105,7 @@ def reproduce(
     write_only
         Only write the pages from the results in the store.
     """
-    of_sweeps: dict[str, Any] = {  # arguments of plan
+    of_sweeps = {  # arguments of plan
         "panels": panels,
         "methods": methods,
         "grid": grid,
@@ -126,30 +126,17 @@ def reproduce(
     load_torch()
 
     from upgd.experiments.analysis import figures
-    from upgd.experiments.paper.catalogue import STUDIES, UTILITY_QUALITY
-    from upgd.experiments.paper.plans import plan, study_named
+    from upgd.experiments.paper.catalogue import UTILITY_QUALITY
 
     check(execution, dry_run=dry_run)
     if as_json and not dry_run:
         raise UsageError("--json applies to --dry-run only; remove it, or add --dry-run")
-    studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
-    if [study.name for study in studies] == [UTILITY_QUALITY]:  # with other studies, the options apply to those
-        _refuse(given)
+    studies = _studies(names, given)
     if not dry_run:
         figures.check()
         check_folder(output, f"--output {output}")
     lengths = _lengths(sweep_steps, studies)
-    parsed = of_sweeps | {
-        "panels": _names(panels),
-        "methods": _names(methods),
-        "only": dict(_values(text) for text in only),
-        "data": _stand_ins(data, studies),
-    }
-    plans = {
-        study.name: plan(study.name, scale, **parsed | {"sweep_steps": _by_problem(lengths[study.name], study)})
-        for study in studies
-        if study.name != UTILITY_QUALITY
-    }
+    plans = _plans(studies, scale, of_sweeps, lengths)
     folders, began = [*resume_from, output / "data"], time.monotonic()
     if as_json:
         print(json.dumps([remaining.facts(own, execution, folders) for own in plans.values()], indent=2))
@@ -162,15 +149,60 @@ def reproduce(
         if dry_run:
             _say_what_is_left(plans[study.name], execution, folders)
             return True
-        own = [f"{name}={one}" if name else one for name, one in lengths[study.name].items()]
-        command = _command(study.name, scale=scale, **of_sweeps | {"sweep_steps": own})
-        limited = execution
-        if execution.stop_after is not None:
-            limited = replace(execution, stop_after=max(0.0, began + execution.stop_after - time.monotonic()))
-        return _carry_out(plans[study.name], limited, output, command, write_only, resume_from)
+        command = _command(study.name, scale, of_sweeps, lengths[study.name])
+        return _carry_out(plans[study.name], _limited(execution, began), output, command, write_only, resume_from)
 
     status = _each(studies, scale, carry_out, store_path(execution.store))
     return 0 if dry_run and status == 1 else status
+
+
+def _studies(names: Sequence[str], given: set[str]) -> list["Study"]:
+    """Return the named studies, after rejecting options of sweeps for the one that is not a sweep."""
+    from upgd.experiments.paper.catalogue import STUDIES, UTILITY_QUALITY
+    from upgd.experiments.paper.plans import study_named
+
+    studies = list(STUDIES.values()) if "all" in names else [study_named(name) for name in dict.fromkeys(names)]
+    if given and [study.name for study in studies] == [UTILITY_QUALITY]:  # with other studies, they apply to those
+        raise UsageError(
+            f"{UTILITY_QUALITY} is not a sweep and does not support {option_names(given)}; leave these options out, or use "
+            "`upgd run utility-quality-weights`, which takes --seeds and --steps"
+        )
+    return studies
+
+
+def _plans(
+    studies: Sequence["Study"], scale: str, options: Mapping[str, Any], lengths: Mapping[str, Mapping[str, int]]
+) -> dict[str, "Plan"]:
+    """Parse options, and return the plans of the studies that are sweeps.
+
+    Args:
+        studies: the studies.
+        scale: their scale.
+        options: the options of sweeps, as typed.
+        lengths: see :func:`_lengths`.
+    """
+    from upgd.experiments.paper.catalogue import UTILITY_QUALITY
+    from upgd.experiments.paper.plans import plan
+
+    parsed = {
+        **options,
+        "panels": _names(options["panels"]),
+        "methods": _names(options["methods"]),
+        "only": dict(_values(text) for text in options["only"]),
+        "data": _stand_ins(options["data"], studies),
+    }
+    return {
+        study.name: plan(study.name, scale, **parsed | {"sweep_steps": _by_problem(lengths[study.name], study)})
+        for study in studies
+        if study.name != UTILITY_QUALITY
+    }
+
+
+def _limited(execution: Execution, began: float) -> Execution:
+    """Return options with the rest of the time limit, which counts from ``began``."""
+    if execution.stop_after is None:
+        return execution
+    return replace(execution, stop_after=max(0.0, began + execution.stop_after - time.monotonic()))
 
 
 def _each(studies: Sequence["Study"], scale: str, carry_out: Callable[["Study"], bool], store: Path) -> int:
@@ -207,17 +239,6 @@ def _each(studies: Sequence["Study"], scale: str, carry_out: Callable[["Study"],
 
 class _Nothing(ValueError):
     """There are no results for a page."""
-
-
-def _refuse(options: set[str]) -> None:
-    """Reject options of sweeps for the study that is not a sweep."""
-    from upgd.experiments.paper.catalogue import UTILITY_QUALITY
-
-    if options:
-        raise UsageError(
-            f"{UTILITY_QUALITY} is not a sweep and does not support {option_names(options)}; leave these options out, or use "
-            "`upgd run utility-quality-weights`, which takes --seeds and --steps"
-        )
 
 
 def _list() -> int:
@@ -334,7 +355,7 @@ def _values(text: str) -> tuple[str, list[float]]:
 
 
 def _lengths(texts: Sequence[str], studies: Sequence["Study"]) -> dict[str, dict[str, int]]:
-    """Parse --sweep-steps: steps by problem, with "" for all others."""
+    """Parse --sweep-steps: for each study, steps by problem, with "" for all others."""
     lengths = dict(_length(text) for text in texts)
     known = dict.fromkeys(problem for study in studies for problem in study.problems())
     for name, steps in lengths.items():
@@ -365,10 +386,11 @@ def _by_problem(lengths: Mapping[str, int], study: "Study") -> dict[str, int]:
     return all_of_them | {name: steps for name, steps in lengths.items() if name}
 
 
-def _command(name: str, **options: object) -> str:
+def _command(name: str, scale: str, options: Mapping[str, Any], lengths: Mapping[str, int]) -> str:
     """Return the command that produces the same page."""
+    own = [f"{problem}={steps}" if problem else steps for problem, steps in lengths.items()]
     words = ["upgd", "reproduce", name]
-    for option, given in options.items():
+    for option, given in {"scale": scale, **options, "sweep_steps": own}.items():
         values = given if isinstance(given, tuple | list) else [] if given is None else [given]
         for value in values:
             words += [f"--{option.replace('_', '-')}", str(value)]
