@@ -85,7 +85,7 @@ def compute(store: str) -> None:
 def table(records: Iterable[Record]) -> str:
     """Return one row per setting that has been run, with the mean over its seeds."""
     means = {record.key.digest: float(record.accuracy @ record.lengths) / record.key.steps for record in records}
-    lines = ["| problem | setting | public | here | range of the seeds |", "|---|---|---:|---:|---|"]
+    lines = ["| problem | setting | public | here | range of the seeds |", "|---|---|---:|---:|---:|"]
     for case in CASES:
         own = [means[digest] for digest in whole(case.experiment).digests if digest in means]
         if own:
