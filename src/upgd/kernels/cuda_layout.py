@@ -6,7 +6,7 @@ within every captured graph, so that each graph has its own addresses. Nothing s
 
 import itertools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -73,65 +73,69 @@ class Common:
                 self.learner.copy_(everywhere(self.learner))
 
 
+class _Division:
+    """The division of a part's tensors into rows, and into blocks; the lists have one number per tensor."""
+
+    def __init__(self, part: Part) -> None:
+        self.sizes = [param.numel() for param in part.params]
+        self.rows = [param.shape[0] if param.ndim > 1 else 1 for param in part.params]
+        self.starts = part.starts or [0] * len(part.params)
+        columns = [size // max(1, number) for size, number in zip(self.sizes, self.rows, strict=True)]
+        self.row_lengths = columns if part.scales else []  #: if the states have 8 bits
+        #: Whether a shard, or a row if the states have 8 bits, may begin with the second normal of a pair.
+        self.odd = part.noise > 0 and any(first % 2 for first in (*self.starts, *self.row_lengths))
+        if part.scales:
+            self.blocks = [
+                -(-number * -(-size // CODED) // (_BLOCK // CODED))
+                for number, size in zip(self.rows, columns, strict=True)
+            ]
+        else:
+            self.blocks = [
+                -(-(size + (first % 2 if self.odd else 0)) // _BLOCK)
+                for size, first in zip(self.sizes, self.starts, strict=True)
+            ]
+
+    def table(self, part: Part) -> list[list[int]]:
+        """Return the rows of the table (see :data:`upgd.kernels.triton_text.ROWS`)."""
+        nothing = [0] * len(part.params)
+        rows = {
+            "parameter": _addresses(part.params),
+            "gradient": _addresses(part.grads),
+            "curvature": _addresses(part.curvatures) or nothing,
+            "step": _addresses(part.steps) or nothing,
+            "number": part.numbers,
+            "start": self.starts,
+            "entries": self.sizes,
+            "rows": self.rows,
+            "first_block": starts_of(self.blocks),
+            "blocks": self.blocks,
+            "first_row": starts_of(self.rows),
+        }
+        return [rows[name] for name in ROWS] + [_addresses(tensors) for tensors in (*part.states, *part.scales)]
+
+
 class Laid:
     """A part of a step, laid out for the kernels."""
 
     def __init__(self, part: Part, common: Common, start: int) -> None:
         self.part, self.common = part, common
-        self.block, self.warps = _BLOCK, _WARPS
         self.offset = start  #: the index of the first tensor among all that are reduced
-        self.coded = bool(part.scales)
-        self.row_lengths: list[int] = []  #: if the states have 8 bits
-        self.kernels = kernels(part.rule, part.noise, part.slots, self.coded)
+        self.kernels = kernels(part.rule, part.noise, part.slots, bool(part.scales))
         self.by_unit = any(over == "unit" for _, over in part.rule.reductions)
         self.signature = self._signature(part)
-        device, count = common.device, len(part.params)
-        sizes = [param.numel() for param in part.params]
-        rows = [param.shape[0] if param.ndim > 1 else 1 for param in part.params]
-        shard_starts = part.starts or [0] * count
-        columns = [size // max(1, number) for size, number in zip(sizes, rows, strict=True)]
-        first_entries = [*shard_starts, *(columns if self.coded else [])]  # of the rows, if the states have 8 bits
-        self.sharded, self.odd = any(shard_starts), part.noise > 0 and any(first % 2 for first in first_entries)
-        if self.coded:
-            self.row_lengths = columns
-            blocks = [
-                -(-number * -(-size // CODED) // (self.block // CODED))
-                for number, size in zip(rows, columns, strict=True)
-            ]
-        else:
-            blocks = [
-                -(-(size + (first % 2 if self.odd else 0)) // self.block)
-                for size, first in zip(sizes, shard_starts, strict=True)
-            ]
-        nothing = [0] * count
-        self.blocks, self.rows = sum(blocks), sum(rows)
-        self.piece_counts = rows if self.by_unit else blocks  #: for each tensor, as iterated by ``observe``
+        self.division = _Division(part)
+        self.blocks = sum(self.division.blocks)
+        #: The number of pieces of each tensor: ``observe`` iterates over rows or blocks.
+        self.piece_counts = self.division.rows if self.by_unit else self.division.blocks
         self.piece_starts = starts_of(self.piece_counts)
         self.pieces = sum(self.piece_counts)
-        table = {
-            "parameter": [param.data_ptr() for param in part.params],
-            "gradient": [grad.data_ptr() for grad in part.grads],
-            "curvature": [diagonal.data_ptr() for diagonal in part.curvatures] or nothing,
-            "step": [step.data_ptr() for step in part.steps] or nothing,
-            "number": part.numbers,
-            "start": shard_starts,
-            "entries": sizes,
-            "rows": rows,
-            "first_block": starts_of(blocks),
-            "blocks": blocks,
-            "first_row": starts_of(rows),
-        }
-        lists = [table[name] for name in ROWS]
-        lists += [[tensor.data_ptr() for tensor in tensors] for tensors in (*part.states, *part.scales)]
-        self.table = torch.empty(len(lists), count, dtype=torch.int64, device=device)
-        _send(self.table, [number for row in lists for number in row])
-        numbers = torch.arange(count, dtype=torch.int32, device=device)
-        counts = self.table[ROWS.index("blocks")]
-        self.tensor_of_block = torch.repeat_interleave(numbers, counts, output_size=self.blocks)
-        if self.by_unit:
-            counts = self.table[ROWS.index("rows")]
-            self.tensor_of_row = torch.repeat_interleave(numbers, counts, output_size=self.rows)
-        width = widths(Narrow(part.rule, part.noise, part.slots, self.coded))
+        device, count = common.device, len(part.params)
+        table = self.division.table(part)
+        self.table = torch.empty(len(table), count, dtype=torch.int64, device=device)
+        _send(self.table, [number for row in table for number in row])
+        self.tensor_of_block = self._tensor_of("blocks", self.blocks)
+        self.tensor_of_piece = self._tensor_of("rows", self.pieces) if self.by_unit else self.tensor_of_block
+        width = widths(Narrow(part.rule, part.noise, part.slots, bool(part.scales)))
         self.names, self.early_names = names_of(part.rule), set(early_names_of(part.rule))
         self.h = torch.empty(max(1, len(self.names)), dtype=torch.float64, device=device)
         self.k = torch.empty(count * width.scalars, dtype=torch.float32, device=device)
@@ -152,19 +156,22 @@ class Laid:
         self.versions = -1
         self._send_values()
 
+    def _tensor_of(self, what: str, count: int) -> Tensor:
+        """Return the index of the tensor of each block or row."""
+        numbers = torch.arange(len(self.part.params), dtype=torch.int32, device=self.common.device)
+        return torch.repeat_interleave(numbers, self.table[ROWS.index(what)], output_size=count)
+
     @staticmethod
     def _signature(part: Part) -> tuple[Any, ...]:
-        addresses = tuple(
-            tensor.data_ptr() for tensors in (part.params, *part.states, *part.scales) for tensor in tensors
-        )
-        steps = tuple(step.data_ptr() for step in part.steps)
+        addresses = tuple(_addresses(itertools.chain(part.params, *part.states, *part.scales)))
+        steps = tuple(_addresses(part.steps))
         shapes = tuple(param.shape for param in part.params)
         places = tuple(part.numbers), tuple(part.starts), part.slots
         return addresses, part.rule, part.noise, steps, shapes, places, bool(part.curvatures)
 
     @staticmethod
     def _moving(part: Part) -> list[int]:
-        return [tensor.data_ptr() for tensors in (part.grads, part.curvatures) for tensor in tensors]
+        return _addresses([*part.grads, *part.curvatures])
 
     def takes(self, part: Part, start: int) -> bool:
         """Return whether this is the same part, apart from gradients, curvature and settings."""
@@ -260,15 +267,15 @@ class Laid:
             self.pieces,
             first,
             preparing,
-            self.tensor_of_row if self.by_unit else self.tensor_of_block,
+            self.tensor_of_piece,
             **self._preparing(),
             slots=self.slots,
             partial=self.partial,
             grad_scale=common.grad_scale,
             sign=self.part.sign,
             **self.types,
-            BLOCK=_ROW_BLOCK if self.by_unit else self.block,
-            num_warps=_ROW_WARPS if self.by_unit else self.warps,
+            BLOCK=_ROW_BLOCK if self.by_unit else _BLOCK,
+            num_warps=_ROW_WARPS if self.by_unit else _WARPS,
         )
 
     def combine(self) -> None:
@@ -306,9 +313,9 @@ class Laid:
             self.part.sign,
             **self.types,
             AMP=common.amp,
-            ODD=self.odd,
-            BLOCK=self.block,
-            num_warps=self.warps,
+            ODD=self.division.odd,
+            BLOCK=_BLOCK,
+            num_warps=_WARPS,
         )
 
     def _types(self) -> dict[str, Any]:
@@ -318,9 +325,15 @@ class Laid:
         return {
             "WT": kinds[self.part.params[0].dtype],
             "GT": kinds[self.part.grads[0].dtype],
-            "ALIGNED": not any(number % 16 for number in (*self.signature[0], *self.moving, *self.row_lengths)),
-            "SHARDED": self.sharded,
+            "ALIGNED": not any(
+                number % 16 for number in (*self.signature[0], *self.moving, *self.division.row_lengths)
+            ),
+            "SHARDED": any(self.division.starts),
         }
+
+
+def _addresses(tensors: Iterable[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def starts_of(counts: list[int]) -> list[int]:
