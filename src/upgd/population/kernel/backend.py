@@ -98,7 +98,7 @@ class KernelBackend:
         self._parameters = torch.zeros(len(group), self._plan.parameter_count)
         self._state: dict[str, dict[str, Tensor]] = {"parameters": self._named(self._parameters)}
         #: Running means and variances of the inputs, one per unit before the first layer's outputs.
-        self._normalizer = torch.zeros(len(group), 2, int(self._plan.layers[0, 6]) if group.kind.normalize else 0)
+        self._normalizer = torch.zeros(len(group), 2, self._plan.layers[0].outputs if group.kind.normalize else 0)
         self._normalizer[:, 1] = 1
 
     def _name_normalizer(self, shape: torch.Size) -> None:
@@ -147,7 +147,7 @@ class KernelBackend:
 
     def _compile(self) -> None:
         """Compile the kernels, or load them from the cache."""
-        convolutions = bool(self._plan.layers[:, 12].any())
+        convolutions = any(layer.kernel for layer in self._plan.layers)
         passes = forward_with(convolutions), backward_with(convolutions, self._second_order())
         self._functions = *map(address_of, passes), self._step()
         address_of(learn)
@@ -172,12 +172,12 @@ class KernelBackend:
     def _learn(self, i: int, chunk: Chunk, loss: Loss, tally: Tally, own: tuple[int, ...]) -> None:
         """Call the kernels; ``own`` are the entries of the job that only the rule of this method uses."""
         p = self._plan
-        longest = int(p.layers[:, :2].max())
+        longest = max(max(layer.rows, layer.columns) for layer in p.layers)
         floats, bytes_ = scratch(p.units, p.rows, longest, p.workspace), np.zeros(p.rows, np.uint8)
         samples, rate = _samples(chunk, self._rows[i], loss), np.array(self._rates[i])
         job = np.array(
             [
-                *(p.layers.ctypes.data, p.slopes.ctypes.data, len(p.layers), p.units, p.rows, longest),
+                *(p.table.ctypes.data, p.slopes.ctypes.data, len(p.layers), p.units, p.rows, longest),
                 *(floats.ctypes.data, bytes_.ctypes.data, self._parameters[i].data_ptr()),
                 *(_NOISES[self._kind.noise], self._seeds[i]),
                 *(array.ctypes.data if array.size else 0 for array in samples),
@@ -200,13 +200,13 @@ class KernelBackend:
         }
 
     def _named_features(self) -> dict[str, Tensor]:
-        hidden = zip(self._plan.weights[:-1], self._plan.layers.tolist(), strict=False)
-        return {name: self._features[:, layer[6] : layer[6] + layer[0]] for name, layer in hidden}
+        hidden = zip(self._plan.weights[:-1], self._plan.layers[:-1], strict=True)
+        return {name: self._features[:, layer.outputs : layer.outputs + layer.rows] for name, layer in hidden}
 
     def _find_extremes(self) -> None:
         """Compute the largest and smallest utility of every row, which the kernels otherwise keep up to date."""
         largest, smallest = self._extremes.unbind(1)
-        for rows, columns, weight, bias, row, *_ in self._plan.layers.tolist():
+        for rows, columns, weight, bias, row, *_ in self._plan.layers:
             of_rows = self._trace[:, weight : weight + rows * columns].view(-1, rows, columns)
             smallest[:, row : row + rows], largest[:, row : row + rows] = of_rows.aminmax(dim=2)
             if bias >= 0:

@@ -1,13 +1,14 @@
 """The networks that the kernels support, convolutions followed by Linear layers, and their memory layout."""
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from torch import nn
 
 from upgd.kernels.machine import Floats, Integers
 from upgd.population import network as net
-from upgd.population.kernel.layout import aligned
+from upgd.population.kernel.layout import Layer, aligned
 
 __all__ = ["Link", "NetworkLayout", "chain", "plan"]
 
@@ -23,10 +24,11 @@ class Link:
 
 @dataclass(frozen=True)
 class NetworkLayout:
-    """The memory layout of a network; see :class:`upgd.population.kernel.layout.Layer`."""
+    """The memory layout of a network."""
 
-    layers: Integers  #: one row per layer
-    slopes: Floats  #: negative slope of the activation after each layer
+    layers: list[Layer]
+    table: Integers  #: all fields of the layers but the last, one row per layer
+    slopes: Floats  #: the last field
     weights: list[str]  #: their names
     parameters: dict[str, tuple[int, tuple[int, ...]]]  #: offset and shape of each
     parameter_count: int
@@ -81,49 +83,75 @@ def plan(network: nn.Module) -> NetworkLayout:
     for name, parameter in network.named_parameters():
         parameters[name] = (count, tuple(parameter.shape))
         count += parameter.numel()
-
-    image = net.read(network).image or (0, 0, 0)
-    table, slopes = [], []
-    inputs = row = 0
-    units = int(np.prod(image)) or links[0].layer.inputs
-    patches = [0]
-    for link in links:
-        weight, shape = parameters[link.layer.weight]
-        rows, columns = shape[0], int(np.prod(shape[1:]))
-        bias = parameters[link.layer.bias][0] if link.layer.bias is not None else -1
-        tanh = int(link.activation is not None and link.activation.kind == "tanh")
-        slope = 1.0 if link.activation is None else link.activation.slope
-        geometry: tuple[int, ...] = (0, 0, 0, 0, 0)
-        positions, outputs = 1, units
-        if isinstance(link.layer, net.Convolution):
-            kernel = link.layer.kernel_size[0]
-            height, width = image[1] - kernel + 1, image[2] - kernel + 1
-            geometry, positions = (*image, kernel, link.pool), height * width
-            image = (rows, height, width)
-            patches.append(columns * positions)
-        units += rows * positions
-        following = outputs
-        if link.pool:
-            following = units
-            image = (rows, image[1] // link.pool, image[2] // link.pool)
-            units += int(np.prod(image))
-        table.append([rows, columns, weight, bias, row, inputs, outputs, tanh, positions, *geometry, 0, 0])
-        slopes.append(slope)
-        row += rows + 1
-        inputs = following
-    workspace = aligned(max(patches[2:], default=0))  # derivatives with respect to the network's inputs are not needed
-    for layer in table:
-        rows, columns, positions, kernel = layer[0], layer[1], layer[8], layer[12]
-        if kernel:
-            layer[14], layer[15] = workspace, workspace + aligned(columns * positions)
-            workspace = layer[15] + aligned(2 * rows * (columns + 1))
+    layers, units = _layers(links, parameters, net.read(network).image)
+    layers, workspace = _with_workspace(layers)
     return NetworkLayout(
-        layers=np.array(table, np.int64),
-        slopes=np.array(slopes, np.float32),
+        layers=layers,
+        table=np.array([layer[:-1] for layer in layers], np.int64),
+        slopes=np.array([layer.slope for layer in layers], np.float32),
         weights=[link.layer.weight for link in links],
         parameters=parameters,
         parameter_count=count,
-        rows=row,
+        rows=sum(layer.rows + 1 for layer in layers),
         units=units,
         workspace=workspace,
     )
+
+
+def _layers(
+    links: list[Link], parameters: dict[str, tuple[int, tuple[int, ...]]], image: tuple[int, int, int] | None
+) -> tuple[list[Layer], int]:
+    """Return the layers, without their workspace, and the number of units."""
+    layers: list[Layer] = []
+    inputs = row = 0
+    units = prod(image) if image else links[0].layer.inputs
+    for link in links:
+        weight, (rows, *others) = parameters[link.layer.weight]
+        kernel, positions, (channels, height, width) = 0, 1, (0, 0, 0)
+        if isinstance(link.layer, net.Convolution):
+            assert image
+            kernel, (channels, height, width) = link.layer.kernel_size[0], image
+            image = rows, height - kernel + 1, width - kernel + 1
+            positions = image[1] * image[2]
+        layers.append(
+            Layer(
+                rows=rows,
+                columns=prod(others),
+                weight=weight,
+                bias=parameters[link.layer.bias][0] if link.layer.bias is not None else -1,
+                row=row,
+                inputs=inputs,
+                outputs=units,
+                activation=int(link.activation is not None and link.activation.kind == "tanh"),
+                positions=positions,
+                channels=channels,
+                height=height,
+                width=width,
+                kernel=kernel,
+                pool=link.pool,
+                patches=0,
+                filters=0,
+                slope=1.0 if link.activation is None else link.activation.slope,
+            )
+        )
+        row += rows + 1
+        inputs, units = units, units + rows * positions
+        if link.pool:
+            assert image
+            image = rows, image[1] // link.pool, image[2] // link.pool
+            inputs, units = units, units + prod(image)
+    return layers, units
+
+
+def _with_workspace(layers: list[Layer]) -> tuple[list[Layer], int]:
+    """Return the layers with offsets in the workspace, and the size of the workspace."""
+    # The derivatives of patches come first; those of the network's inputs are not needed.
+    end = aligned(max((layer.columns * layer.positions for layer in layers[1:] if layer.kernel), default=0))
+    placed = []
+    for layer in layers:
+        if layer.kernel:
+            patches, filters = end, end + aligned(layer.columns * layer.positions)
+            end = filters + aligned(2 * layer.rows * (layer.columns + 1))
+            layer = layer._replace(patches=patches, filters=filters)
+        placed.append(layer)
+    return placed, end
