@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from upgd.experiments.analysis.figures import luminance
 from upgd.methods import colours as of_methods
 
 __all__ = ["Colours", "colours", "contrast"]
@@ -27,7 +30,7 @@ def colours(methods: Sequence[str]) -> dict[str, Colours]:
 
 def contrast(one: str, other: str) -> float:
     """Return the contrast ratio of two colours, from 1 to 21, as defined by the Web Content Accessibility Guidelines."""
-    low, high = sorted(_luminance(colour) for colour in (one, other))
+    low, high = sorted(luminance(np.array(_parts(colour)) / 255) for colour in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -41,11 +44,9 @@ def _lightened(colour: str) -> str:
 
 
 def _mixed(colour: str, white: float) -> str:
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
+    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in _parts(colour))
 
 
-def _luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+def _parts(colour: str) -> list[int]:
+    """Return the red, green and blue parts of a colour, from 0 to 255."""
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]

@@ -72,7 +72,7 @@ class Section:
 
     @cached_property
     def diverged(self) -> list[ScoredSetting]:
-        """Return the settings with diverged learners, on any seeds."""
+        """The settings with diverged learners, on any seeds."""
         found = [
             _setting(variant, entry, self.comparison, entry is self.best[variant].entry)
             for variant, own in by_variant(self.comparison).items()
@@ -105,9 +105,10 @@ class Section:
             return "Every learner diverged."
         noun = self.comparison.metric.replace("-", " ")
         of_it = f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} of"
-        highest = max if METRICS[self.comparison.metric].higher else min
-        lead = f"has the {'highest' if highest is max else 'lowest'} {noun}:"
-        if highest(row.mean for row in lines if not math.isnan(row.mean)) != ahead.mean:
+        higher = METRICS[self.comparison.metric].higher
+        means = [row.mean for row in lines if not math.isnan(row.mean)]
+        lead = f"has the {'highest' if higher else 'lowest'} {noun}:"
+        if ahead.mean != (max(means) if higher else min(means)):
             lead = f"diverges least often, with {of_it}"
         if len(lines) == 1:
             lead = f"has {of_it}"
@@ -116,7 +117,7 @@ class Section:
         words = f"{first} {lead} {ahead.mean:{spec}}{spread} over all steps ({_counted(ahead)})."
         if len(lines) > 1 and lines[1].difference is not None:
             second, p = lines[1], lines[1].p_holm
-            behind = (second.difference or 0) * (-1 if highest is max else 1)
+            behind = (second.difference or 0) * (-1 if higher else 1)
             words += f" {self.ranked[1].label} follows, {abs(behind):.2g} {'behind' if behind >= 0 else 'ahead'}"
             if p is not None:
                 words += f", paired t-test p {'< 0.001' if p < 0.001 else f'= {p:.2g}'} (Holm)"
@@ -125,7 +126,7 @@ class Section:
 
     @property
     def caveat(self) -> str:
-        """Return a caveat about the statistical tests, or an empty string."""
+        """A caveat about the statistical tests, or an empty string."""
         after_search = any(row.evaluation == "search" and row.p is not None for row in self.rows)
         return CAVEAT if after_search else ""
 

@@ -99,7 +99,7 @@ def _table(one: Section) -> str:
         for variant, row, at_edge in zip(one.ranked, one.rows, edges, strict=True)
     ]
     caption = (
-        f"{_shown(one)}, mean over all steps; differences by a paired t-test over common seeds, p-values corrected "
+        f"{_shown(one)}, mean over all steps; differences tested over common seeds (paired t-test), p-values corrected "
         "for all pairs of methods (Holm)"
     )
     swatches = [_swatch(one, variant) for variant in one.ranked]
@@ -137,11 +137,8 @@ def _row(label: str, row: Row, edges: Sequence[str], spec: str, diverged: bool) 
 def _sensitivity(one: Section, anchor: str) -> str:
     if len(one.settings) == len(one.best):
         return ""
-    better = max if METRICS[one.comparison.metric].higher else min
-    ordered = sorted(
-        one.settings,
-        key=lambda s: (s.diverged / s.seeds, math.isnan(s.score), -s.score if better is max else s.score),
-    )
+    sign = -1 if METRICS[one.comparison.metric].higher else 1
+    ordered = sorted(one.settings, key=lambda s: (s.diverged / s.seeds, math.isnan(s.score), sign * s.score))
     spec = number_format(setting.score for setting in ordered)
     lines = [_setting(setting, spec) for setting in ordered]
     table = _tabular("All settings, best first", ["method", "setting", "mean", "seeds", "diverged"], lines, words=2)
@@ -174,7 +171,7 @@ def _divergences(one: Section) -> str:
     diverged = one.diverged
     if not diverged:
         return '<h3>Divergences</h3><p class="note">No learner diverged.</p>'
-    count = sum(setting.diverged for setting in diverged)
+    learners = sum(setting.diverged for setting in diverged)
     lines = [
         [s.variant.label, settings_text(s.settings), f"{s.diverged} of {s.seeds}", f"{s.diverged_at:,}"]
         for s in sorted(diverged, key=lambda s: s.diverged_at or 0)
@@ -183,7 +180,7 @@ def _divergences(one: Section) -> str:
         "Settings with diverged learners", ["method", "setting", "learners", "first at step"], lines, words=2
     )
     return (
-        f"<h3>Divergences</h3><p>{count:,} of {len(one.records):,} learners diverged, in "
+        f"<h3>Divergences</h3><p>{learners:,} of {len(one.records):,} learners diverged, in "
         f"{plural(len(diverged), 'setting')}. Settings are ranked by number of diverged learners first.</p>"
         f'<details class="on-paper"><summary>Diverged settings</summary>{table}</details>'
     )

@@ -159,7 +159,7 @@ def test_the_first_loss_that_is_not_finite_is_where_it_diverged():
     [
         ({"loss": []}, "loss must be one number for each step"),
         ({"loss": [[1.0]]}, "loss must be one number for each step"),
-        ({"loss": "abc"}, "loss must be one number for each step"),
+        ({"loss": "abc"}, "loss must be one number for each step, in a list or an array of one dimension, not 'abc'"),
         ({"loss": [1.0, 2.0], "accuracy": [1.0]}, "accuracy has 1 values"),
         ({"loss": [1.0], "window": 0}, "steps and window must be integers of at least 1"),
         ({"loss": [1.0], "settings": {"net": object()}}, r"settings\['net'\] must be a finite number, a string"),

@@ -58,10 +58,16 @@ def interval(values: Floats, metric: Metric) -> tuple[Floats, Floats, Floats]:
 
 def _at(found: Series, ends: NDArray[np.int64]) -> Floats:
     """Return the means over windows with these ends, which must be among those of the series."""
+    if len(ends) == len(found.ends):
+        return found.values
     first = np.searchsorted(found.ends, ends[:-1], side="right")
-    starts = np.concatenate([[0], first])
-    joined: Floats = np.add.reduceat(found.values * found.lengths, starts) / np.add.reduceat(found.lengths, starts)
-    return joined if len(ends) < len(found.ends) else found.values
+    return _merged(found.values, found.lengths, np.concatenate([[0], first]))
+
+
+def _merged(values: Floats, lengths: NDArray[np.int64], starts: NDArray[np.int64]) -> Floats:
+    """Return the means of neighbouring windows; each group of them begins at one of ``starts``."""
+    merged: Floats = np.add.reduceat(values * lengths, starts, axis=-1) / np.add.reduceat(lengths, starts)
+    return merged
 
 
 def of_seeds(entry: Entry, metric: Metric, points: int) -> tuple[NDArray[Any], Floats]:
@@ -77,5 +83,4 @@ def of_seeds(entry: Entry, metric: Metric, points: int) -> tuple[NDArray[Any], F
     values = np.array([_at(one, ends) for one in found if np.isin(ends, one.ends).all()])
     together = -(-len(ends) // points)
     first = np.arange(0, len(ends), together)
-    joined = np.add.reduceat(values * lengths, first, axis=1) / np.add.reduceat(lengths, first)
-    return ends[np.minimum(first + together, len(ends)) - 1], joined
+    return ends[np.minimum(first + together, len(ends)) - 1], _merged(values, lengths, first)

@@ -257,31 +257,34 @@ def rows(
         evaluation: the kind of seeds of the entries.
         corrected: whether to correct p for the number of tests; for many settings, that is slow and of little use.
     """
+    if not entries:
+        return []
     metric = comparison.metric
     sign = -1 if METRICS[metric].higher else 1
 
     def rank(entry: Entry) -> tuple[float, bool, float]:
-        mean = _score(entry, tuple(entry.records), metric)
-        diverged = sum(record.diverged_at is not None for record in entry.records.values())
-        return diverged / len(entry.records), math.isnan(mean), sign * mean
+        mean = _score(entry, entry.records, metric)
+        return _diverged(entry, entry.records) / len(entry.records), math.isnan(mean), sign * mean
 
     ordered = sorted(entries, key=rank)
-    to = ordered[0] if reference is None and ordered else reference
-    others = [entry for entry in ordered if entry is not to]
     if corrected and reference is None:
         # The best entry is the first in every pair that it is part of.
-        tests = {id(pair.second): pair for pair in pairs(comparison, ordered) if pair.first is to}
+        tests = [pair for pair in pairs(comparison, ordered) if pair.first is ordered[0]]
     else:
-        found = [_pair(to, entry, metric) for entry in others if to is not None]
-        adjusted = holm([pair.p for pair in found]) if corrected else [None] * len(found)
-        tests = {id(pair.second): replace(pair, p_holm=p) for pair, p in zip(found, adjusted, strict=True)}
-    return [_table_row(entry, tests.get(id(entry)), metric, evaluation) for entry in ordered]
+        to = reference or ordered[0]
+        tests = [_pair(to, entry, metric) for entry in ordered if entry is not to]
+        tests = _corrected(tests) if corrected else tests
+    by_entry = {id(test.second): test for test in tests}
+    return [_table_row(entry, by_entry.get(id(entry)), metric, evaluation) for entry in ordered]
 
 
 def pairs(comparison: Comparison, entries: Sequence[Entry]) -> list[Pair]:
     """Compare every entry with every other, with p corrected for the number of pairs."""
-    found = [_pair(first, second, comparison.metric) for first, second in combinations(entries, 2)]
-    return [replace(pair, p_holm=p) for pair, p in zip(found, holm([pair.p for pair in found]), strict=True)]
+    return _corrected([_pair(first, second, comparison.metric) for first, second in combinations(entries, 2)])
+
+
+def _corrected(tests: Sequence[Pair]) -> list[Pair]:
+    return [replace(test, p_holm=p) for test, p in zip(tests, holm([test.p for test in tests]), strict=True)]
 
 
 def holm(chances: Sequence[float | None]) -> list[float | None]:
@@ -318,9 +321,13 @@ def _comparison(records: list[Record], metric: Metric | None) -> Comparison:
     return comparison
 
 
-def _score(entry: Entry, seeds: Sequence[int], metric: Metric) -> float:
-    areas = _finite([area(entry.records[seed], metric) for seed in seeds])
-    return float(areas.mean()) if len(areas) else math.nan
+def _score(entry: Entry, seeds: Iterable[int], metric: Metric) -> float:
+    return _mean_of(area(entry.records[seed], metric) for seed in seeds)
+
+
+def _mean_of(values: Iterable[float]) -> float:
+    finite = _finite(values)
+    return float(finite.mean()) if len(finite) else math.nan
 
 
 def _finite(values: Iterable[float]) -> NDArray[np.float64]:
@@ -345,7 +352,7 @@ def _search_seeds(entries: Sequence[Entry], compared: Sequence[int]) -> tuple[in
     return tuple(sorted({*compared, *(seed for seed, count in having.items() if count > len(entries) / 2)}))
 
 
-def _diverged(entry: Entry, seeds: Sequence[int]) -> int:
+def _diverged(entry: Entry, seeds: Iterable[int]) -> int:
     return sum(entry.records[seed].diverged_at is not None for seed in seeds)
 
 
@@ -413,8 +420,8 @@ def _table_row(entry: Entry, test: Pair | None, metric: Metric, evaluation: Eval
     return Row(
         entry=entry,
         seeds=len(learners),
-        diverged=sum(record.diverged_at is not None for record in learners),
-        mean=float(areas.mean()) if len(areas) else math.nan,
+        diverged=_diverged(entry, entry.records),
+        mean=_mean_of(areas),
         error=float(areas.std(ddof=1) / math.sqrt(len(areas))) if len(areas) > 1 else math.nan,
         first_quarter=_mean_of(quarter(record, metric, "first") for record in learners),
         last_quarter=_mean_of(quarter(record, metric, "last") for record in learners),
@@ -424,11 +431,6 @@ def _table_row(entry: Entry, test: Pair | None, metric: Metric, evaluation: Eval
         p_holm=None if test is None else test.p_holm,
         evaluation=evaluation,
     )
-
-
-def _mean_of(values: Iterable[float]) -> float:
-    finite = _finite(values)
-    return float(finite.mean()) if len(finite) else math.nan
 
 
 def _pair(first: Entry, second: Entry, metric: Metric) -> Pair:

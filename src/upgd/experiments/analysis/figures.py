@@ -312,14 +312,14 @@ def _size(points: float) -> float:
 
 def _reach(values: NDArray[Any], metric: Metric, band: Band) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return the mean and both ends of the band."""
-    mean, low, high = interval(values, metric)
+    mean = values.mean(0)
     if band == "range":
         return mean, values.min(0), values.max(0)
     if band == "sd":
         spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
         least, most = METRICS[metric].bounds
         return mean, np.maximum(mean - spread, least), np.minimum(mean + spread, most)
-    return mean, low, high
+    return interval(values, metric)
 
 
 def _draw(
@@ -368,12 +368,9 @@ def _furnish(ax: "Axes", style: Mapping[str, Any]) -> None:
 
 
 def _spans_decades(values: Iterable[NDArray[Any]]) -> bool:
-    means = [v.mean(0) for v in values]
-    return (
-        bool(means)
-        and min(m.min() for m in means) > 0
-        and max(m.max() for m in means) > 30 * min(m.min() for m in means)
-    )
+    """Return whether the curves need a logarithmic axis."""
+    means = np.concatenate([np.zeros(0), *(own.mean(0) for own in values)])
+    return bool(len(means) and 0 < 30 * means.min() < means.max())
 
 
 def _steps(step: float) -> str:

@@ -13,9 +13,9 @@ A metric is the mean of its series over all steps; loss of plasticity is the las
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ Metric = Literal[
     "weight-norm",
 ]
 Floats = NDArray[np.float64]
+_Diagnostics = Mapping[str, list[Any]]  #: see :attr:`upgd.store.Record.diagnostics`
 
 #: Number of snapshots: enough for a curve, at a few per cent of the run time.
 _LOOKS_PER_RUN = 20
@@ -134,36 +135,29 @@ def _forgetting(record: Record) -> Series | None:
     return Series(record.ends[1:], record.lengths[1:], falls.astype(np.float64))
 
 
-def _looked(figures: Callable[[Record], list[list[float]]]) -> Callable[[Record], Series | None]:
+def _looked(figures: Callable[[_Diagnostics], list[list[float]]]) -> Callable[[Record], Series | None]:
     """Return a function that averages diagnostics, such as those of all layers, at every snapshot."""
 
     def found(record: Record) -> Series | None:
-        listed = figures(record) if record.diagnostics and record.diagnostics["step"] else []
-        if not listed:
+        looks = record.diagnostics
+        if not looks or not looks["step"] or not (listed := figures(looks)):
             return None
-        assert record.diagnostics is not None
         values = np.array(listed, np.float64).mean(0)
-        ends = np.array(record.diagnostics["step"], np.int64)
+        ends = np.array(looks["step"], np.int64)
         return None if np.isnan(values).any() else Series(ends, np.diff(ends, prepend=0), values)
 
     return found
 
 
-def _named(name: str) -> Callable[[Record], list[list[float]]]:
+def _named(name: str) -> Callable[[_Diagnostics], list[list[float]]]:
     """Return a function that returns the diagnostic of that name."""
-
-    def found(record: Record) -> list[list[float]]:
-        looks = record.diagnostics or {}
-        return [looks[name]] if name in looks else []
-
-    return found
+    return lambda looks: [looks[name]] if name in looks else []
 
 
-def _of_hidden_layers(figure: str) -> Callable[[Record], list[list[float]]]:
+def _of_hidden_layers(figure: str) -> Callable[[_Diagnostics], list[list[float]]]:
     """Return a function that returns a diagnostic of the outputs of all hidden layers, identified by their dormant units."""
 
-    def found(record: Record) -> list[list[float]]:
-        looks = record.diagnostics or {}
+    def found(looks: _Diagnostics) -> list[list[float]]:
         layers = [name.partition("/")[2] for name in looks if name.startswith("dormant_share/")]
         return [looks[f"{figure}/{layer}"] for layer in layers if f"{figure}/{layer}" in looks]
 

@@ -170,7 +170,7 @@ class Results:
         from upgd.experiments.analysis import figures
 
         if not self.records:
-            raise ValueError("there is nothing to plot: these results contain no learners")
+            raise ValueError("there is nothing to plot: these results contain no learners; select others")
         comparison = self.comparisons(metric)[0]
         entries = None if methods is None else _chosen(comparison, [methods] if isinstance(methods, str) else methods)
         return figures.curves(comparison, entries, ax=ax, legend=legend, band=band, title=title)

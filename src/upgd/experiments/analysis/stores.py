@@ -10,6 +10,7 @@
 """
 
 import os
+import reprlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -187,7 +188,9 @@ def _values(name: str, values: ArrayLike) -> NDArray[np.float64]:
     except (TypeError, ValueError):
         array = np.empty((0, 0))
     if array.ndim != 1 or not len(array):
-        raise ValueError(f"{name} must be one number for each step, in a list or an array of one dimension")
+        raise ValueError(
+            f"{name} must be one number for each step, in a list or an array of one dimension, not {reprlib.repr(values)}"
+        )
     return array
 
 

@@ -71,7 +71,34 @@ class Table:
         return [(title, self._cells(lines)) for title, lines in parts.items()]
 
     def _cells(self, lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        return _cells(lines)
+        spec = number_format(line[name] for line in lines for name in ("mean", "first_quarter", "last_quarter"))
+
+        def number(value: float | None, sign: str = "") -> str:
+            return "–" if value is None else format(value, sign + spec)
+
+        difference = "vs. best" if lines[0]["against"] is None else "vs. reference"
+        columns: dict[str, list[str]] = {
+            "method": [line["method"] + (f" ({line['source']})" if line["source"] else "") for line in lines],
+            "settings": [settings_text(line["settings"], line.get("edges") or ()) for line in lines],
+            "mean ± s.e.": [f"{number(line['mean'])} ± {number(line['standard_error'])}" for line in lines],
+            "first quarter": [number(line["first_quarter"]) for line in lines],
+            "last quarter": [number(line["last_quarter"]) for line in lines],
+            difference: [number(line["difference"], "+").replace("-", "−") for line in lines],
+            "p (Holm)": [p_text(line["p_holm"]) for line in lines],
+            "tried": [value_text(line.get("tried")) for line in lines],
+            "seeds": [value_text(line["seeds"]) for line in lines],
+            "diverged": [value_text(line["diverged"]) for line in lines],
+            "learner-steps": [value_text(line["learner_steps"]) for line in lines],
+        }
+        if not any(line["diverged"] for line in lines):
+            del columns["diverged"]
+        if all(line.get("tried") in (None, 1) for line in lines):
+            del columns["tried"]
+        if len(lines) == 1 or all(line["p_holm"] is None for line in lines):
+            del columns["p (Holm)"]
+        if len(lines) == 1:
+            del columns[difference]
+        return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
 
 
 class PairTable(Table):
@@ -100,37 +127,6 @@ CAVEAT = (
 
 
 _ON: dict[Evaluation, str] = {None: "", "fresh": ", on fresh seeds", "search": ", on the seeds of the search"}
-
-
-def _cells(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    spec = number_format(line[name] for line in lines for name in ("mean", "first_quarter", "last_quarter"))
-
-    def number(value: float | None, sign: str = "") -> str:
-        return "–" if value is None else format(value, sign + spec)
-
-    difference = "vs. best" if lines[0]["against"] is None else "vs. reference"
-    columns: dict[str, list[str]] = {
-        "method": [line["method"] + (f" ({line['source']})" if line["source"] else "") for line in lines],
-        "settings": [settings_text(line["settings"], line.get("edges") or ()) for line in lines],
-        "mean ± s.e.": [f"{number(line['mean'])} ± {number(line['standard_error'])}" for line in lines],
-        "first quarter": [number(line["first_quarter"]) for line in lines],
-        "last quarter": [number(line["last_quarter"]) for line in lines],
-        difference: [number(line["difference"], "+").replace("-", "−") for line in lines],
-        "p (Holm)": [p_text(line["p_holm"]) for line in lines],
-        "tried": [value_text(line.get("tried")) for line in lines],
-        "seeds": [value_text(line["seeds"]) for line in lines],
-        "diverged": [value_text(line["diverged"]) for line in lines],
-        "learner-steps": [value_text(line["learner_steps"]) for line in lines],
-    }
-    if not any(line["diverged"] for line in lines):
-        del columns["diverged"]
-    if all(line.get("tried") in (None, 1) for line in lines):
-        del columns["tried"]
-    if len(lines) == 1 or all(line["p_holm"] is None for line in lines):
-        del columns["p (Holm)"]
-    if len(lines) == 1:
-        del columns[difference]
-    return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
 
 
 def _html(rows: Sequence[Sequence[str]]) -> str:

@@ -70,10 +70,10 @@ def dashes(variants: Iterable[Variant]) -> dict[Variant, str]:
 
 def by_variant(comparison: Comparison) -> dict[Variant, Comparison]:
     """Group the entries of a comparison by variant."""
-    sorted_: dict[Variant, list[Entry]] = {}
+    grouped: dict[Variant, list[Entry]] = {}
     for entry in comparison.entries:
-        sorted_.setdefault(variant(entry), []).append(entry)
-    return {one: replace(comparison, entries=tuple(entries)) for one, entries in sorted_.items()}
+        grouped.setdefault(variant(entry), []).append(entry)
+    return {one: replace(comparison, entries=tuple(entries)) for one, entries in grouped.items()}
 
 
 def best_of_variants(comparison: Comparison) -> dict[Variant, Best]:
