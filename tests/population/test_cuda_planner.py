@@ -172,6 +172,14 @@ def test_both_passes_share_a_buffer_if_another_exchange_follows_the_backward_pas
     assert (plan.offsets["BACKWARD_BUFFER.2"] == plan.offsets["FORWARD_BUFFER.1"]) == shared
 
 
+@pytest.mark.parametrize(("hidden", "shared"), [(31, True), (30, False)])
+def test_both_passes_share_no_buffer_if_a_block_is_not_heard_of_in_between(hidden: int, shared: bool) -> None:
+    group = group_of(lr=0.1, method="continual-backprop")
+    plan = planner.plan(dense_layers(MLP((9, hidden, 8, 20))), group.kind, 16, H200, backend._program(group))
+    assert plan is not None
+    assert (plan.offsets["BACKWARD_BUFFER.2"] == plan.offsets["FORWARD_BUFFER.1"]) == shared
+
+
 def test_the_papers_network_fits_on_eight_multiprocessors_with_registers_and_not_on_four() -> None:
     plan = planner.plan(PAPER, UPGD, 8, H200)
     assert plan is not None

@@ -34,7 +34,8 @@ INLINE void put_if(bool wanted, float* to, float v) { asm volatile("{\n.reg .pre
 INLINE u32 at(u32 address, u32 rank) { u32 there; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank)); return there; }
 INLINE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 INLINE void cluster_sync() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
-// In two parts: others may overwrite what was read before, but need not see what was written.
+// In two parts: others may overwrite what was read before, but need not see what was written. Without .relaxed, every warp would wait for
+// a fence of all its memory accesses. It is not needed: a value that has been used has been read.
 INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 INLINE void barrier_init(u64* b) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared(b)) : "memory"); }

@@ -10,7 +10,12 @@ template <int l> INLINE void outputs_of_rows(Thread& me) {
     if constexpr (l + 1 < LAYERS) { if (j == 0) memory[L::H + row] = active<L::ACTIVATION>(a, L::SLOPE); }
     else for (int to = j; to < CLUSTER; to += 8) send1(memory + OUTPUTS_AT + me.first<l>() + row, barrier(GATHER), to, __float_as_int(a));
   });
-  if constexpr (l + 1 == LAYERS) me.receive(GATHER, L::OUTPUTS * 4);
+  if constexpr (l + 1 == LAYERS) {
+    // A CTA without outputs says that it has come so far: others may now overwrite what it has received before.
+    if constexpr (L::OUTPUTS < CLUSTER)
+      if (me.rows<l>() == 0 && threadIdx.x < CLUSTER) send1(memory + OUTPUTS_AT + L::OUTPUTS + me.rank - me.first<l>(), barrier(GATHER), threadIdx.x, 0);
+    me.receive(GATHER, (L::OUTPUTS < CLUSTER ? CLUSTER : L::OUTPUTS) * 4);
+  }
 }
 template <int l> INLINE void forward(Thread& me) {  // from layer l to the last
   if constexpr (l < LAYERS) {

@@ -392,11 +392,12 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
     shared.place("BARRIERS", 2 * len(barriers))
     shared.offsets |= {name: i for i, name in enumerate(barriers)}
     shared.offsets["VECTORS_AT"] = shared.end
+    exchanges_last = _exchanges_last(barriers, layers[0], cluster)
     for layer in layers:
         hidden = layer.number + 1 < len(layers)
         for name, floats in _of_layer(layer, hidden, kind, program, cluster).items():
             shared.place(f"{name}.{layer.number}", floats)
-        _place_buffers(shared, layer, hidden, barriers, cluster)
+        _place_buffers(shared, layer, hidden, barriers, cluster, exchanges_last)
     for name, floats in _of_learner(layers, kind, program, barriers).items():
         shared.place(name, floats)
     shared.offsets["VECTORS_END"] = shared.end
@@ -425,7 +426,9 @@ def _of_layer(layer: LayerPlan, hidden: bool, kind: Kind, program: Program | Non
     return floats | {"BIAS_WORDS": _words(kind, program) * layer.biases(cluster)}
 
 
-def _place_buffers(memory: _Memory, layer: LayerPlan, hidden: bool, barriers: Mapping[str, int], cluster: int) -> None:
+def _place_buffers(
+    memory: _Memory, layer: LayerPlan, hidden: bool, barriers: Iterable[str], cluster: int, exchanges_last: bool
+) -> None:
     """Place the buffers of a layer's exchanges, except of those that write to their destination."""
     for name in barriers:
         exchange, _, number = name.partition(".")
@@ -435,7 +438,7 @@ def _place_buffers(memory: _Memory, layer: LayerPlan, hidden: bool, barriers: Ma
         # have read these before the next forward pass: other exchanges are in between.
         if hidden and (exchange == "NORM" or exchange.startswith("UNITS")):
             memory.offsets[f"{exchange}_BUFFER.{number}"] = memory.offsets[f"FORWARD_BUFFER.{number}"]
-        elif exchange == "BACKWARD" and _exchanges_last(barriers):
+        elif exchange == "BACKWARD" and exchanges_last:
             memory.offsets[f"BACKWARD_BUFFER.{number}"] = memory.offsets[f"FORWARD_BUFFER.{layer.number - 1}"]
         else:
             memory.place(f"{exchange}_BUFFER.{number}", cluster * layer.padded)
@@ -447,7 +450,7 @@ def _of_learner(
     """Return the floats of values that exist once per learner."""
     needs = program or _BY_HAND
     by_hand, tensors, outputs = program is None, 2 * len(layers), layers[-1].dense.outputs
-    floats = {"OUTPUTS_AT": outputs, "TARGETS_AT": outputs}
+    floats = {"OUTPUTS_AT": max(outputs, barriers.get("GATHER", 0) // 4), "TARGETS_AT": outputs}
     floats["MAXIMA"] = tensors if "SCALE" in barriers and kind.scaling == "global" else 0
     floats["KEYS"] = 8
     for name, received in barriers.items():
@@ -497,10 +500,14 @@ def _place_tiles(
     return tuple(placed)
 
 
-def _exchanges_last(barriers: Iterable[str]) -> bool:
-    """Return whether every step has an exchange after the backward pass, but none that uses a buffer of the forward pass."""
+def _exchanges_last(barriers: Iterable[str], first: LayerPlan, cluster: int) -> bool:
+    """Return whether every step has an exchange among all CTAs after the backward pass, but none that uses a buffer of the
+    forward pass."""
     kinds = {name.partition(".")[0].rstrip("0123456789") for name in barriers}
-    return not kinds & {"NORM", "UNITS_"} and bool(kinds & {"SCALE", "REDUCTION_", "UNIT_REDUCTION_", "HEARD"})
+    last = {"SCALE", "REDUCTION_", "UNIT_REDUCTION_"}
+    if -(-first.dense.outputs // first.grain) >= cluster:  # only CTAs that own units of the first layer are heard of
+        last.add("HEARD")
+    return not kinds & {"NORM", "UNITS_"} and bool(kinds & last)
 
 
 def _units_kept(layer: LayerPlan, program: Program | None) -> int:
@@ -526,7 +533,7 @@ def _barriers(layers: Sequence[LayerPlan], kind: Kind, program: Program | None, 
         if needs.resets and not layer.turned and layer.number + 1 < len(layers):
             names[f"HEARD.{layer.number}"] = layer.dense.outputs * 4 * (1 + needs.resets.outgoing)
     if not layers[-1].turned:
-        names["GATHER"] = layers[-1].dense.outputs * 4
+        names["GATHER"] = max(layers[-1].dense.outputs, cluster) * 4  # a CTA without outputs also sends a number
     if program is None and kind.rule == "utility":
         names["SCALE"] = tensors if kind.scaling == "global" else tensors // 2
     names |= {f"REDUCTION_{n}": tensors for n in range(len(needs.reductions))}

@@ -26,8 +26,8 @@ template <class L> struct Quad {
 template <class L, int COUNT> struct Few {
   static constexpr int N = COUNT;
   int from, size;  // counted through the rows of the CTA
-  INLINE int row_of(int k) const { return max(from + k, 0) / L::INPUTS; }
   INLINE bool real(int k) const { return u32(from + k) < u32(size); }
+  INLINE int row_of(int k) const { return (real(k) ? from + k : 0) / L::INPUTS; }  // one of the CTA's, in any case
   INLINE int place(int k) const { return L::WORDS_AT + place_in<L>((from + k) / L::INPUTS, (from + k) % L::INPUTS); }
   INLINE void get(int n, float (&v)[N]) const { for (int k = 0; k < N; ++k) v[k] = real(k) ? memory[place(k) + n * L::SIZE] : 0.f; }
   INLINE void put(int n, const float (&v)[N]) const { for (int k = 0; k < N; ++k) if (real(k)) memory[place(k) + n * L::SIZE] = v[k]; }
