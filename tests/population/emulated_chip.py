@@ -35,24 +35,63 @@ class Kernel:
 
     #: The order in which the fibers run.
     order = 0
+    #: The races found, if they are to be detected.
+    races: set[str] | None = None
 
     def __init__(self, plan: ChipPlan, text: str, active: int) -> None:
-        self._library, self.active = _compiled(text), active
+        self._library, self.active = _compiled(text, Kernel.races is not None), active
 
     def launch(self, clusters: int, arguments: ctypes.Structure, stream: int) -> None:
         self._library.launch(ctypes.byref(arguments), clusters, ctypes.c_ulonglong(Kernel.order))
+        if Kernel.races is not None:
+            Kernel.races.update(_races(self._library))
 
 
 @functools.cache
-def _compiled(text: str) -> ctypes.CDLL:
+def _compiled(text: str, with_races: bool) -> ctypes.CDLL:
     assert COMPILER is not None
-    path = _FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
-    source = path.with_suffix(".cpp")
+    path = _FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}{with_races:d}.so"
+    source, compiled = path.with_suffix(".cpp"), path.with_suffix(".o")
     source.write_text(f"{text}\nvoid call_advance() {{ advance(*passed); }}\n", encoding="utf-8")
-    command = [COMPILER, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(path), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:4000]
+    # The functions that the sanitizer calls are in emulated_machine.h, not in its library.
+    more = ["-fsanitize=thread", "-g", "-DRACES"] if with_races else []
+    compile_ = [COMPILER, "-std=c++17", "-O1", "-w", "-fPIC", f"-I{_MACHINE.parent}", *more, "-c", str(source)]
+    for command in ([*compile_, "-o", str(compiled)], [COMPILER, "-shared", "-o", str(path), str(compiled)]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(path))
+
+
+class _Race(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("before", "after")),
+        *((name, ctypes.c_int) for name in ("kind_before", "kind_after")),
+    )
+
+
+def _races(library: ctypes.CDLL) -> set[str]:
+    """Return the races of the last launch: pairs of accesses, with their places in the source."""
+    room = (_Race * 100)()
+    found = room[: library.races_found(room, len(room))]
+
+    def access(kind: int, code: int) -> str:
+        command = ["addr2line", "-i", "-e", library._name, hex(code - 1)]  # the code is the address after the access
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        places = " in ".join(line.rsplit("/", 1)[-1].split(" ")[0] for line in lines)
+        return f"{('read', 'write', 'atomic')[kind]} at {places}"
+
+    return {
+        f"{access(race.kind_after, race.after)}, not ordered after the {access(race.kind_before, race.before)}"
+        for race in found
+    }
+
+
+def races(problem: Problem, learners: list[Learner], cluster: int, steps: int = 3) -> set[str]:
+    """Run some steps on clusters of a size and return the races in shared memory."""
+    with patch.object(Kernel, "races", set()) as found, clusters_of(cluster):
+        population = run(problem, learners, EmulatedBackend, steps)
+        assert population._backends[0].size == cluster
+    return found
 
 
 class EmulatedBackend(CudaBackend):
@@ -90,7 +129,8 @@ def shared_bytes(count: int) -> Iterator[None]:
 
 @contextmanager
 def _emulated() -> Iterator[None]:
-    parts = {**on_chip.parts(), "machine.cuh": _MACHINE.read_text(encoding="utf-8")}
+    texts = {**on_chip.parts(), "machine.cuh": _MACHINE.read_text(encoding="utf-8")}
+    parts = {name: f'#line 1 "{name}"\n{text}' for name, text in texts.items()}
 
     def kernel(plan: ChipPlan, loss: str, indexed: bool, device: torch.device) -> Kernel:
         return Kernel(plan, on_chip.text(plan, loss, indexed, parts), 2)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 // machine.cuh for a CPU: every CUDA thread is a fiber, and the clusters run one after the other. In which order the fibers of a
-// cluster take turns is drawn, so that what a missing barrier lets happen does happen sooner or later.
+// cluster take turns is drawn, so that what a missing barrier lets happen does happen sooner or later. With RACES defined and
+// -fsanitize=thread, whose calls are answered here, races are detected in any order; see emulated_races.h.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -23,15 +24,22 @@ struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
+constexpr int FLOATS = 58112;  // of a CTA's shared memory
+#include "emulated_races.h"
+#define UNWATCHED __attribute__((noinline, no_sanitize("thread")))  // its accesses are not reported
+#define CALLER __builtin_return_address(0)
+
 struct Meeting { int arrived[2] = {0, 0}; u64 round = 0; u32 values[2][32]; };
 struct Cta {
-  alignas(16) float floats[58112];
+  alignas(16) float floats[FLOATS];
   int arrived = 0, rank = 0; u64 round = 0;
   std::map<u64, Meeting> meetings;  // by warp and mask
+  Gate gate, gates[32];             // of __syncthreads, and of mbarriers
+  Watched watched;
 };
 struct Index { unsigned x; };
-struct Fiber { ucontext_t context; Cta* cta; Index thread, block; bool done; std::unique_ptr<char[]> stack; u64 round = 0; };
-struct Cluster { std::vector<std::unique_ptr<Cta>> ctas; int arrived = 0; u64 round = 0; };
+struct Fiber { ucontext_t context; Cta* cta; Index thread, block; bool done; std::unique_ptr<char[]> stack; Watcher watcher; u64 round = 0; };
+struct Cluster { std::vector<std::unique_ptr<Cta>> ctas; int arrived = 0; u64 round = 0; Gate gate; };
 static Fiber* current;
 static Cluster* cluster_of_all;
 static ucontext_t scheduler;
@@ -57,23 +65,29 @@ inline float cosine(float x) { return cosf(x); }
 inline float larger(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 inline float smaller(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
 inline float chosen_near(float x, float bound, float a, float b) { return fabsf(x) < bound ? a : b; }
-inline int atomicMax(int* place, int value) { const int old = *place; *place = max(old, value); return old; }
+UNWATCHED inline int atomicMax(int* place, int value) {
+  watch(current->cta->watched, current->watcher, (char*)place - (char*)memory, 4, ATOMIC, CALLER);
+  const int old = *place; *place = max(old, value); return old;
+}
 inline void __threadfence() {}
 inline void put_if(bool wanted, float* to, float v) { if (wanted) *to = v; }
 
 inline void __syncthreads() {
   Cta& cta = *current->cta;
   const u64 round = cta.round;
-  if (++cta.arrived == THREADS) { cta.arrived = 0; ++cta.round; return; }
+  arrive(current->watcher, cta.gate);
+  if (++cta.arrived == THREADS) { cta.arrived = 0; ++cta.round; open(cta.gate); }
   while (cta.round == round) rest();
+  pass(current->watcher, cta.gate);
 }
-inline void cluster_arrive() {
+inline void cluster_arrive(bool relaxed = true) {
   Cluster& all = *cluster_of_all;
   current->round = all.round;
-  if (++all.arrived == CLUSTER * THREADS) { all.arrived = 0; ++all.round; }
+  arrive(current->watcher, all.gate, relaxed);
+  if (++all.arrived == CLUSTER * THREADS) { all.arrived = 0; ++all.round; open(all.gate); }
 }
-inline void cluster_wait() { while (cluster_of_all->round == current->round) rest(); }
-inline void cluster_sync() { cluster_arrive(); cluster_wait(); }
+inline void cluster_wait() { while (cluster_of_all->round == current->round) rest(); pass(current->watcher, cluster_of_all->gate); }
+inline void cluster_sync() { cluster_arrive(false); cluster_wait(); }
 inline const u32* meet(u32 mask, u32 value) {  // what the lanes of the mask have brought
   Meeting& here = current->cta->meetings[(u64)(threadIdx.x / 32) << 32 | mask];
   const u64 round = here.round, side = round & 1;
@@ -89,23 +103,61 @@ inline int __reduce_min_sync(u32 mask, int v) { const u32* all = meet(mask, v); 
 // An mbarrier: bytes that are still to come, whether the one thread has said how many, and the phase.
 struct Barrier { int32_t bytes : 30; u32 waits : 1, phase : 1; u32 unused; };
 inline u64* barrier(int i) { return (u64*)(memory + BARRIERS) + i; }
-inline void settle(Barrier& b) { if (!b.waits && b.bytes == 0) { b.phase ^= 1; b.waits = 1; } }
-inline void barrier_init(u64* b) { *(Barrier*)b = {0, 1, 0, 0}; }
-inline void barriers_known() {}
-inline void barrier_expect(u64* b, u32 bytes) { Barrier& own = *(Barrier*)b; own.bytes += bytes; own.waits = 0; settle(own); }
-inline void barrier_wait(u64* b, u32 phase) { while (((Barrier*)b)->phase == phase) rest(); }
 template <class T> inline T* there(T* p, u32 rank) { return (T*)((char*)cluster_of_all->ctas[rank]->floats + ((char*)p - (char*)memory)); }
-inline void arrived(u64* b, u32 rank, int bytes) { Barrier& other = *(Barrier*)there(b, rank); other.bytes -= bytes; settle(other); }
-inline void send4(float* to, u64* b, u32 rank, const float* v) { std::memcpy(there(to, rank), v, 16); if (CLUSTER > 1) arrived(b, rank, 16); }
-inline void send1(void* to, u64* b, u32 rank, int v) { std::memcpy(there((char*)to, rank), &v, 4); if (CLUSTER > 1) arrived(b, rank, 4); }
+inline Gate& gate_of(u64* b, u32 rank) { return cluster_of_all->ctas[rank]->gates[b - barrier(0)]; }
+UNWATCHED inline void settle(u64* b, u32 rank, int bytes, bool says) {
+  Barrier& other = *(Barrier*)there(b, rank);
+  other.bytes += bytes; if (says) other.waits = 0;
+  arrive(current->watcher, gate_of(b, rank));
+  if (!other.waits && other.bytes == 0) { other.phase ^= 1; other.waits = 1; open(gate_of(b, rank)); }
+}
+UNWATCHED inline void barrier_init(u64* b) { *(Barrier*)b = {0, 1, 0, 0}; }
+inline void barriers_known() {}
+inline void barrier_expect(u64* b, u32 bytes) { settle(b, current->cta->rank, bytes, true); }
+UNWATCHED inline void barrier_wait(u64* b, u32 phase) { while (((Barrier*)b)->phase == phase) rest(); pass(current->watcher, gate_of(b, current->cta->rank)); }
+UNWATCHED inline void send(void* to, u64* b, u32 rank, const void* v, int bytes) {
+  const Gate* counts = CLUSTER > 1 ? &gate_of(b, rank) : nullptr;
+  watch(cluster_of_all->ctas[rank]->watched, current->watcher, (char*)to - (char*)memory, bytes, WRITE, CALLER, counts);
+  std::memcpy(there((char*)to, rank), v, bytes);
+  if (CLUSTER > 1) settle(b, rank, -bytes, false);
+}
+inline void send4(float* to, u64* b, u32 rank, const float* v) { send(to, b, rank, v, 16); }
+inline void send1(void* to, u64* b, u32 rank, int v) { send(to, b, rank, &v, 4); }
 inline u32 cluster_rank() { return current->cta->rank; }
 inline void wait_until(const int* place, int value) { if (*(volatile const int*)place != value) __builtin_trap(); }
 inline void tell(int* place, int value) { *place = value; }
 
+#ifdef RACES
+UNWATCHED inline void seen(const void* at, int bytes, Kind kind, const void* code) {
+  if (current && at >= memory && at < memory + FLOATS) watch(current->cta->watched, current->watcher, (char*)at - (char*)memory, bytes, kind, code);
+}
+extern "C" {
+#define SEEN_BY_SANITIZER(BYTES) \
+  UNWATCHED void __tsan_read##BYTES(void* at) { seen(at, BYTES, READ, CALLER); } \
+  UNWATCHED void __tsan_write##BYTES(void* at) { seen(at, BYTES, WRITE, CALLER); } \
+  UNWATCHED void __tsan_unaligned_read##BYTES(void* at) { seen(at, BYTES, READ, CALLER); } \
+  UNWATCHED void __tsan_unaligned_write##BYTES(void* at) { seen(at, BYTES, WRITE, CALLER); }
+SEEN_BY_SANITIZER(1) SEEN_BY_SANITIZER(2) SEEN_BY_SANITIZER(4) SEEN_BY_SANITIZER(8) SEEN_BY_SANITIZER(16)
+UNWATCHED void __tsan_read_range(void* at, size_t bytes) { seen(at, bytes, READ, CALLER); }
+UNWATCHED void __tsan_write_range(void* at, size_t bytes) { seen(at, bytes, WRITE, CALLER); }
+UNWATCHED void __tsan_init() {}
+UNWATCHED void __tsan_func_entry(void*) {}
+UNWATCHED void __tsan_func_exit() {}
+UNWATCHED void __tsan_vptr_read(void**) {}
+UNWATCHED void __tsan_vptr_update(void**, void*) {}
+UNWATCHED int races_found(Race* to, int room) {  // since the last call
+  const int count = min<int>(room, races.size());
+  std::copy_n(races.begin(), count, to);
+  races.clear();
+  return count;
+}
+}
+#endif
+
 struct Arguments;
 static const Arguments* passed;
 static void begin_fiber() { extern void call_advance(); call_advance(); current->done = true; rest(); }
-extern "C" void launch(const void* arguments, int clusters, u64 order) {
+extern "C" UNWATCHED void launch(const void* arguments, int clusters, u64 order) {
   passed = (const Arguments*)arguments;
   for (int number = 0; number < clusters; ++number) {
     Cluster all;
@@ -115,9 +167,11 @@ extern "C" void launch(const void* arguments, int clusters, u64 order) {
       all.ctas.emplace_back(new Cta);
       Cta* cta = all.ctas.back().get();
       cta->rank = rank;
+      for (int i = 0; i < 32; ++i) counts_stores(cta->gates[i], 32 * rank + i);
       for (float& x : cta->floats) x = NAN;
       for (unsigned t = 0; t < THREADS; ++t) {
-        fibers.emplace_back(new Fiber{{}, cta, {t}, {(unsigned)(number * CLUSTER + rank)}, false, std::unique_ptr<char[]>(new char[1 << 16])});
+        const Index block = {(unsigned)(number * CLUSTER + rank)};
+        fibers.emplace_back(new Fiber{{}, cta, {t}, block, false, std::unique_ptr<char[]>(new char[1 << 16]), rank * THREADS + t});
         Fiber& f = *fibers.back();
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack.get(); f.context.uc_stack.ss_size = 1 << 16; f.context.uc_link = nullptr;
@@ -135,5 +189,6 @@ extern "C" void launch(const void* arguments, int clusters, u64 order) {
         running -= f.done;
       }
     }
+    current = nullptr;
   }
 }
