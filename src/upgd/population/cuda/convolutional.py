@@ -1,7 +1,7 @@
 """The on-chip memory layout of a learner whose network starts with convolutions; pure arithmetic, without a GPU. The terms
 are those of ``convolution.cu``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from torch import nn
 
 from upgd.population import network as net
 from upgd.population.backend import Kind, Loss
+from upgd.population.cuda.places import Memory, Turns
 from upgd.population.cuda.planner import Program, reductions
 from upgd.population.torch_backend import gated_parameters
 
@@ -327,13 +328,7 @@ def _best(scratch: int, choices: Sequence[LayerPlan], cost: Callable[[LayerPlan]
 
 def _spread(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
     """Assign the entries of layers, and biases, to different first warps."""
-    start = 0
-
-    def turn(threads: int) -> int:
-        nonlocal start
-        mine, start = start, (start + -(-threads // 32) * 32) % THREADS
-        return mine
-
+    turn = Turns(THREADS)
     groups = [layer.rows * layer.stage.inputs // (4 if layer.quads else 2) for layer in layers]
     made = [replace(layer, first_thread=turn(count)) for layer, count in zip(layers, groups, strict=True)]
     return tuple(replace(layer, bias_thread=turn(layer.rows)) for layer in made)
@@ -341,56 +336,58 @@ def _spread(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
 
 def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program, cluster: int) -> StagePlan:
     """Assign offsets in shared memory."""
-    offsets: dict[str, int] = {}
-    end = 0
-
-    def place(name: str, floats: int) -> None:
-        nonlocal end
-        offsets[name] = end
-        end += -(-floats // 4) * 4
-
-    tensors, words = 2 * len(layers), 1 + len(program.state)
-    barriers = _barriers(layers, program)
-    place("BARRIERS", 2 * len(barriers))
-    offsets |= {name: i for i, name in enumerate(barriers)}
-    offsets["VECTORS_AT"] = end
+    memory, barriers, words = Memory(), _barriers(layers, program), 1 + len(program.state)
+    memory.place("BARRIERS", 2 * len(barriers))
+    memory.offsets |= {name: i for i, name in enumerate(barriers)}
+    memory.offsets["VECTORS_AT"] = memory.end
     for layer in layers:
-        stage, number, hidden = layer.stage, layer.number, layer.number + 1 < len(layers)
-        values, curved = layer.rows * stage.values, program.curvature
-        floats = {"IN": stage.channels * layer.plane if stage.kernel else layer.step, "C": curved * values}
-        if stage.kernel:
-            own = layer.rows * stage.inputs
-            floats |= {"SEEN": 2 * values, "WEIGHT_GRADIENT": own, "BIAS_GRADIENT": layer.rows}
-            floats |= {"WEIGHT_CURVATURE": curved * own, "BIAS_CURVATURE": curved * layer.rows}
-        else:
-            floats["D"] = layer.rows
-        if hidden:
-            floats |= {"BACKWARD_BUFFER": cluster * values, "BEND_BUFFER": curved * cluster * values}
-        if hidden and program.features:
-            floats |= {"GATE_GRADIENT": layer.rows, "GATE_CURVATURE": layer.rows}
-            floats["UNIT_STATE"] = len(program.unit_state) * layer.rows
-            floats["UNIT_OBSERVED"] = len(program.unit_reductions) * layer.rows
-        floats |= {f"VALUES_{n}": layer.rows for n, (_, over) in enumerate(program.reductions) if over == "unit"}
-        floats["BIAS_WORDS"] = words * layer.rows if stage.bias else 0
-        for name, count in floats.items():
-            place(f"{name}.{number}", count)
-    place("OUTPUTS_AT", layers[-1].stage.outputs)
-    place("TARGETS_AT", layers[-1].stage.outputs)
-    place("KEYS", 8)
+        for name, floats in _of_layer(layer, layer.number + 1 < len(layers), program, cluster).items():
+            memory.place(f"{name}.{layer.number}", floats)
+    for name, floats in _of_learner(layers, kind, program, barriers, cluster).items():
+        memory.place(name, floats)
+    memory.offsets["VECTORS_END"] = memory.end
+    memory.place("PART", max(layer.scratch for layer in layers))
+    for layer in layers:
+        memory.place(f"WORDS_AT.{layer.number}", words * layer.rows_stored * layer.step)
+    return StagePlan(kind, program, cluster, layers, memory.offsets, memory.end, barriers)
+
+
+def _of_layer(layer: LayerPlan, hidden: bool, program: Program, cluster: int) -> dict[str, int]:
+    """Return the floats of a layer's values, except weights and their state."""
+    stage, values, curved = layer.stage, layer.rows * layer.stage.values, program.curvature
+    floats = {"IN": stage.channels * layer.plane if stage.kernel else layer.step, "C": curved * values}
+    if stage.kernel:
+        own = layer.rows * stage.inputs
+        floats |= {"SEEN": 2 * values, "WEIGHT_GRADIENT": own, "BIAS_GRADIENT": layer.rows}
+        floats |= {"WEIGHT_CURVATURE": curved * own, "BIAS_CURVATURE": curved * layer.rows}
+    else:
+        floats["D"] = layer.rows
+    if hidden:
+        floats |= {"BACKWARD_BUFFER": cluster * values, "BEND_BUFFER": curved * cluster * values}
+    if hidden and program.features:
+        floats |= {"GATE_GRADIENT": layer.rows, "GATE_CURVATURE": layer.rows}
+        floats["UNIT_STATE"] = len(program.unit_state) * layer.rows
+        floats["UNIT_OBSERVED"] = len(program.unit_reductions) * layer.rows
+    floats |= {f"VALUES_{n}": layer.rows for n, (_, over) in enumerate(program.reductions) if over == "unit"}
+    return floats | {"BIAS_WORDS": (1 + len(program.state)) * layer.rows if stage.bias else 0}
+
+
+def _of_learner(
+    layers: Sequence[LayerPlan], kind: Kind, program: Program, barriers: Iterable[str], cluster: int
+) -> dict[str, int]:
+    """Return the floats of values that exist once per learner."""
+    tensors, first, outputs = 2 * len(layers), layers[0].stage, layers[-1].stage.outputs
+    floats = {"OUTPUTS_AT": outputs, "TARGETS_AT": outputs, "KEYS": 8}
     for name in barriers:
         if "." not in name:
-            place(f"{name}_BUFFER", cluster * tensors)
-            place(f"{name}_VALUES", tensors)
-    place("OF_WARPS", tensors * THREADS // 32)
-    place("NUMBERS", program.scalars)
-    first = layers[0].stage
-    for name in ("MEANS", "VARIANCES"):
-        place(name, first.channels * first.sides[0] * first.sides[1] if kind.normalize else 0)
-    offsets["VECTORS_END"] = end
-    place("PART", max(layer.scratch for layer in layers))
-    for layer in layers:
-        place(f"WORDS_AT.{layer.number}", words * layer.rows_stored * layer.step)
-    return StagePlan(kind, program, cluster, layers, offsets, end, barriers)
+            floats |= {f"{name}_BUFFER": cluster * tensors, f"{name}_VALUES": tensors}
+    inputs = first.channels * first.sides[0] * first.sides[1] if kind.normalize else 0
+    return floats | {
+        "OF_WARPS": tensors * THREADS // 32,
+        "NUMBERS": program.scalars,
+        "MEANS": inputs,
+        "VARIANCES": inputs,
+    }
 
 
 def _barriers(layers: Sequence[LayerPlan], program: Program) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from upgd.methods.method import Reduction
 from upgd.population.backend import Kind, Loss
+from upgd.population.cuda.places import Memory, Turns
 
 __all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "Program", "Resets", "fastest", "plan", "reductions", "source"]
 
@@ -299,13 +300,7 @@ def _layers(layers: Sequence[Dense], cluster: int) -> tuple[LayerPlan, ...] | No
 
 def _spread(layers: Sequence[LayerPlan], cluster: int) -> tuple[LayerPlan, ...]:
     """Assign small blocks, and biases, to different first warps."""
-    start = 0
-
-    def turn(threads: int) -> int:
-        nonlocal start
-        mine, start = start, (start + -(-threads // 32) * 32) % THREADS
-        return mine
-
+    turn = Turns(THREADS)
     made = []
     for layer in layers:
         blocks = [
@@ -370,25 +365,10 @@ def _far_entries(blocks: Sequence[Block]) -> int:
     return sum(8 * block.far * block.chunks for block in blocks)
 
 
-class _Memory:
-    """Assigns offsets, in floats, one after the other; all are multiples of 16 bytes."""
-
-    def __init__(self) -> None:
-        self.offsets: dict[str, int] = {}
-        self.end = 0
-
-    def reserve(self, floats: int) -> int:
-        start, self.end = self.end, self.end + -(-floats // 4) * 4
-        return start
-
-    def place(self, name: str, floats: int) -> None:
-        self.offsets[name] = self.reserve(floats)
-
-
 def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, cluster: int) -> ChipPlan:
     """Assign offsets in shared memory, and in the CTA's part of global memory."""
     barriers = _barriers(layers, kind, program, cluster)
-    shared, far = _Memory(), _Memory()
+    shared, far = Memory(), Memory()
     shared.place("BARRIERS", 2 * len(barriers))
     shared.offsets |= {name: i for i, name in enumerate(barriers)}
     shared.offsets["VECTORS_AT"] = shared.end
@@ -427,7 +407,7 @@ def _of_layer(layer: LayerPlan, hidden: bool, kind: Kind, program: Program | Non
 
 
 def _place_buffers(
-    memory: _Memory, layer: LayerPlan, hidden: bool, barriers: Iterable[str], cluster: int, exchanges_last: bool
+    memory: Memory, layer: LayerPlan, hidden: bool, barriers: Iterable[str], cluster: int, exchanges_last: bool
 ) -> None:
     """Place the buffers of a layer's exchanges, except of those that write to their destination."""
     for name in barriers:
@@ -462,7 +442,7 @@ def _of_learner(
     return floats | {"ANY_CHOSEN": 1}
 
 
-def _place_scratch(memory: _Memory, layers: Sequence[LayerPlan], kind: Kind, by_hand: bool) -> None:
+def _place_scratch(memory: Memory, layers: Sequence[LayerPlan], kind: Kind, by_hand: bool) -> None:
     """Place scratch memory: sums of lanes over rows (except in the first layer), and sums of rows over lanes, which are
     separate for each even layer; followed by norms. Normalized inputs are stored there temporarily."""
     start = memory.offsets["PART"] = memory.end
@@ -481,7 +461,7 @@ def _place_scratch(memory: _Memory, layers: Sequence[LayerPlan], kind: Kind, by_
 
 
 def _place_tiles(
-    shared: _Memory, far: _Memory, layers: Sequence[LayerPlan], kind: Kind, words: int
+    shared: Memory, far: Memory, layers: Sequence[LayerPlan], kind: Kind, words: int
 ) -> tuple[LayerPlan, ...]:
     """Place the tiles that are not in registers, and return the layers with their offsets."""
     keeps_noise = kind.noise == "anticorrelated"
