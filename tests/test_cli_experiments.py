@@ -529,6 +529,10 @@ def test_demo_makes_a_table_and_a_page(upgd, folder, monkeypatch):
         (["run", "mine.toml"], 2, "`upgd sweep mine.toml`"),
         (["reproduce", "toy-changing-inputs", "--dry-run", "--ray", "auto"], 2, "leave out --ray"),
         (
+            ["reproduce", "toy-changing-inputs", "--dry-run", "--resume-from", "elsewhere"],
+            *(2, "--resume-from elsewhere: there are no results (*.csv.gz); name the subfolder data"),
+        ),
+        (
             ["run", "stationary-digits", "--method", "sgd", "--lr", "1", "--dry-run", "--ray", "auto"],
             2,
             "leave out --ray",

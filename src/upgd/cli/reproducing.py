@@ -132,6 +132,11 @@ def reproduce(
     if as_json and not dry_run:
         raise UsageError("--json applies to --dry-run only; remove it, or add --dry-run")
     studies = _studies(names, given)
+    for folder in resume_from:
+        if not any(folder.glob("*.csv.gz")):
+            raise UsageError(
+                f"--resume-from {folder}: there are no results (*.csv.gz); name the subfolder data of an earlier --output"
+            )
     if not dry_run:
         figures.check()
         check_folder(output, f"--output {output}")
