@@ -35,6 +35,7 @@ _COLOURS = {
     "linear layer": "#999933",
     "SGD, half steps": "#999933",
     "UPGD, σ 0": "#AA4499",
+    "UPS, local": "#44AA99",
     "even search, authors' code": "#AA4499",
 }
 
