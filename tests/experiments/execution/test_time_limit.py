@@ -7,7 +7,7 @@ from made_records import results
 
 from upgd.experiments import Experiment
 from upgd.experiments.execution import time_limit
-from upgd.experiments.execution.jobs import Checkpoints
+from upgd.experiments.execution.jobs import Checkpoints, whole
 from upgd.experiments.execution.running import execute
 from upgd.experiments.execution.time_limit import TimeLimit, TimeUp
 from upgd.experiments.spec.declare import Listed
@@ -57,6 +57,27 @@ def test_only_jobs_that_end_in_time_are_started(clock, seconds, jobs):
         assert _stored(clock, store, TimeLimit(seconds)) == [[learners, True] for learners in jobs]
         assert len(store) == sum(jobs)
     assert clock.seconds < seconds
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "started"),
+    [  # two jobs, then one of 40 learners
+        ((10, 2), (10, 20), [10, 2, 27]),  # one learner per second in nine tenths of the 30 seconds left
+        ((2, 10), (6, 24), [2, 10, 11]),
+        ((10, 10), (10, 20), [10, 10, 13]),  # of equally large jobs, the latest counts
+    ],
+)
+def test_the_speed_is_that_of_the_largest_job(clock, sizes, seconds, started):
+    everything = whole(STUDY)
+    jobs = [everything.part(everything.learners[:size]) for size in (*sizes, 40)]
+    fitting, begun = TimeLimit(60.0).fitting(jobs), []
+    for took in (*seconds, 0):
+        (job,) = next(fitting)
+        begun.append(len(job.learners))
+        clock.seconds += took
+    assert begun == started
+    with pytest.raises(TimeUp):
+        next(fitting)
 
 
 def test_the_first_job_is_started_as_its_speed_is_unknown(clock):

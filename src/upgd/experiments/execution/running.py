@@ -43,8 +43,8 @@ class Options:
         look_every: number of steps between diagnostics; None for no diagnostics.
         checkpoint_every: seconds between snapshots of unfinished work.
         stop_after: seconds after which a :class:`Runner` saves its work and raises :class:`TimeUp`; None for no limit.
-            Without a store, unfinished jobs are lost. One process then starts only jobs that, at the speed of the previous
-            one, end within the limit; the last one has fewer learners if that is necessary.
+            Without a store, unfinished jobs are lost. One process then starts only jobs that, at the speed of the largest
+            one so far, end within the limit; the last one has fewer learners if that is necessary.
         job_size: maximum number of learners per job; None for as many as are useful. Small jobs lose less work if snapshots
             do not outlive the machine.
     """

@@ -13,7 +13,9 @@ class TimeUp(KeyboardInterrupt):
 
 
 class TimeLimit:
-    """The time at which to stop, and the speed of the last job of each problem and network.
+    """The time at which to stop, and the speed of the largest job of each problem and network so far.
+
+    A small job may not fill a GPU, so its speed would underestimate that of larger ones.
 
     Args:
         seconds: from now.
@@ -26,7 +28,8 @@ class TimeLimit:
 
     def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
-        self._speeds: dict[tuple[str, str], float] = {}
+        #: Number of learners and learner-steps per second of the largest job, of equally large ones the latest.
+        self._largest: dict[tuple[str, str], tuple[int, float]] = {}
 
     def check(self) -> None:
         """Raise :class:`TimeUp` if the time is up."""
@@ -44,12 +47,15 @@ class TimeLimit:
             yield [job if learners == len(job.learners) else job.part(job.learners[:learners])]
             if learners < len(job.learners):
                 raise TimeUp
-            self._speeds[job.problem, job.network] = job.learner_steps / max(time.monotonic() - start, 1e-9)
+            seconds = max(time.monotonic() - start, 1e-9)
+            largest, _ = self._largest.get((job.problem, job.network), (0, 0.0))
+            if learners >= largest:
+                self._largest[job.problem, job.network] = learners, job.learner_steps / seconds
 
     def _room(self, job: Job, now: float) -> int:
         """Return how many of the job's learners can be computed in time; all if the speed is not known."""
-        speed = self._speeds.get((job.problem, job.network))
-        if speed is None:
+        if (job.problem, job.network) not in self._largest:
             return len(job.learners)
+        _, speed = self._largest[job.problem, job.network]
         possible = int(self._PART * (self._deadline - now) * speed / job.steps)
         return 0 if possible < self._SMALLEST * len(job.learners) else min(possible, len(job.learners))
