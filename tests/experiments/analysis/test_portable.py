@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -156,6 +157,19 @@ def test_of_two_the_longer_curves_are_kept(tmp_path):
     assert portable.merge(path, [one]) == 1
     assert portable.merge(path, [portable.coarsened(one, 2), portable.coarsened(other, 2)]) == 2
     assert [len(found.loss) for found in portable.read(path)] == [8, 2]
+
+
+def test_a_file_that_has_all_records_is_left_alone(tmp_path):
+    path = tmp_path / "results.csv.gz"
+    one, other = record(windows=8, window=5), record(windows=8, window=5, seed=1)
+    portable.write(path, [one, other])
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), 1))  # as by another version of zlib
+    os.utime(path, ns=(10**18, 10**18))
+    content = path.read_bytes()
+    assert portable.merge(path, [portable.coarsened(one, 2), other]) == 2
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == (content, 10**18)
+    assert portable.merge(path, [record(windows=20, window=2)]) == 2
+    assert [len(found.loss) for found in portable.read(path)] == [20, 8]
 
 
 def test_curves_of_different_windows_are_drawn_together():

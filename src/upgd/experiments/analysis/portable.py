@@ -80,6 +80,8 @@ def write(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
 def merge(path: str | os.PathLike[str], records: Iterable[Record]) -> int:
     """Add records to a file, which is created if necessary; of duplicate records, the one with longer curves is kept.
 
+    A file that has all of them already is not written again, because another version of zlib may compress it differently.
+
     Args:
         path: the file.
         records: the records to add.
@@ -87,13 +89,16 @@ def merge(path: str | os.PathLike[str], records: Iterable[Record]) -> int:
     Returns:
         The number of records in the file.
     """
-    found = {record.key.digest: record for record in (read(path) if os.path.exists(path) else ())}
+    exists = os.path.exists(path)
+    found = {record.key.digest: record for record in (read(path) if exists else ())}
+    new: dict[str, Record] = {}
     for record in records:
-        there = found.get(record.key.digest)
+        there = new.get(record.key.digest) or found.get(record.key.digest)
         if there is None or len(there.loss) < len(record.loss):
-            found[record.key.digest] = record
-    write(path, found.values())
-    return len(found)
+            new[record.key.digest] = record
+    if new or not exists:
+        write(path, (found | new).values())
+    return len(found | new)
 
 
 def read(path: str | os.PathLike[str]) -> list[Record]:
