@@ -176,9 +176,31 @@ def _runs(plan, arm, settings, seeds, shipped):
 def _search(plan, arm, shipped):
     rows = _rows(plan, arm, shipped, searching=True)
     wanted = [
-        Learner(method=arm.method, seed=seed, **one) for one in plan.settings(arm) for seed in range(plan.sweep_seeds)
+        Learner(method=arm.method, seed=seed, **one) for one in _pool(plan, arm) for seed in range(plan.sweep_seeds)
     ]
     return {one: rows[one] for one in wanted if one in rows}
+
+
+def _pool(plan, arm):
+    """The settings of an arm's search, without those that were dropped after the screening."""
+    wanted = {Learner(method=arm.method, **one) for one in plan.swept(arm)}
+    return [one for one in plan.settings(arm) if Learner(method=arm.method, **one) in wanted]
+
+
+def _screening(plan, arm, shipped):
+    """The rank, smallest for the best, of each setting of an arm's screening; empty if it is not complete."""
+    place, metric = plan.place(arm), "loss" if arm.problem.startswith("toy") else "accuracy"
+    options = {**plan.study.options, **plan.scale.options}
+    wanted = (place.network, str(plan.screen.get(arm.problem)), arm.method)
+    ranks = {}
+    for row in shipped(place.problem):
+        same = (row["network"], row["steps"], row["method"]) == wanted and json.loads(row["options"]) == options
+        if same and int(row["seed"]) < plan.sweep_seeds:
+            score = -_score(row, metric) if metric == "accuracy" else _score(row, metric)
+            ranks.setdefault(row["learner"].but(seed=0), []).append(1e6 if math.isnan(score) else score)
+    own = {Learner(method=arm.method, **one): one for one in plan.screened(arm)}
+    complete = own and all(len(ranks.get(one, ())) == plan.sweep_seeds for one in own)
+    return {one: np.mean(ranks[one]) for one in own} if complete else {}
 
 
 def _score(row, metric):
@@ -216,7 +238,8 @@ def test_there_are_pages():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_number_of_a_table_follows_from_the_rows(page, panels):
+def test_every_number_of_a_table_follows_from_the_rows(page, panels, regenerated, shipped):
+    plan = regenerated(page)[1]
     for panel in panels(page):
         metric = panel.metric
         for line in panel.lines:
@@ -230,6 +253,7 @@ def test_every_number_of_a_table_follows_from_the_rows(page, panels):
                 assert (cell == "–" and not quarters) or float(cell) == _close(np.mean(quarters))
             assert cells[6] == f"{len(line.runs) - len(scores)} of {len(line.runs)}"
             tried = {one.but(seed=0) for one in panel.searches[line.arm]}
+            tried |= _screening(plan, line.arm, shipped).keys()
             if line.name.endswith(PAPERS):
                 tried &= {Learner(method=line.arm.method, **one) for one in settings_of(line.arm, "paper")}
             assert cells[2].split()[0].replace(",", "") == str(len(tried))
@@ -245,10 +269,11 @@ def test_every_number_of_a_table_follows_from_the_rows(page, panels):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_is_bold_is_significant_and_what_is_level_is_within_the_grid(page, panels):
+def test_what_is_bold_is_significant_and_what_is_level_is_within_the_grid(page, panels, regenerated, shipped):
+    plan = regenerated(page)[1]
     for panel in panels(page):
         lines, sign = panel.lines, 1 if panel.metric == "accuracy" else -1
-        promised = [_promised(panel.searches[one.arm], one, panel.metric) for one in lines]
+        promised = [_promised(_means(plan, panel, one, shipped), one) for one in lines]
         cells, p_values, paired = [], [], []
         for i, row in enumerate(panel.matrix[1:]):
             for j in range(i + 1, len(lines)):
@@ -265,23 +290,33 @@ def test_what_is_bold_is_significant_and_what_is_level_is_within_the_grid(page, 
             assert cell.endswith("=") == (p >= 0.05 or abs(ahead) <= (second if ahead > 0 else first)), cell
 
 
-def _promised(search, line, metric):
-    """Estimate the improvement between settings of the grid, by parabolas through the chosen one and its neighbours."""
+def _means(plan, panel, line, shipped):
+    """The score of every setting of the search, and of every setting of the screening if the chosen one is among them."""
     scores = {}
-    for learner, row in search.items():
-        scores.setdefault(learner.but(seed=0), []).append(_score(row, metric))
+    for learner, row in panel.searches[line.arm].items():
+        scores.setdefault(learner.but(seed=0), []).append(_score(row, panel.metric))
     means = {learner: np.mean(own) if np.isnan(own).all() else np.nanmean(own) for learner, own in scores.items()}
-    best, height = Learner(method=line.arm.method, **line.settings), 0.0
-    for name, value in line.settings.items():
-        near = sorted(
-            (_order(dict(one.values)[name]), mean) for one, mean in means.items() if one.but(**{name: value}) == best
-        )
-        at = [value for value, _ in near].index(_order(dict(best.values)[name]))
-        sides = [near[i][1] for i in (at - 1, at + 1) if 0 <= i < len(near)]
-        steps = [abs(means[best] - side) for side in sides if not math.isnan(side)]
-        both = len(steps) == 2 and sum(steps) > 0
-        height += (steps[0] - steps[1]) ** 2 / (8 * sum(steps)) if both else sum(steps) / 8
-    return height
+    screened = _screening(plan, line.arm, shipped)
+    screened = {one: math.nan if rank > 1e5 else rank for one, rank in screened.items()}
+    return [means, screened] if Learner(method=line.arm.method, **line.settings) in screened else [means]
+
+
+def _promised(stages, line):
+    """Estimate the improvement between settings of the grid, by parabolas through the chosen one and its neighbours."""
+    return sum(max(_height(means, line, name) for means in stages) for name in line.settings)
+
+
+def _height(means, line, name):
+    """The estimate for one hyperparameter."""
+    best, value = Learner(method=line.arm.method, **line.settings), line.settings[name]
+    near = sorted(
+        (_order(dict(one.values)[name]), mean) for one, mean in means.items() if one.but(**{name: value}) == best
+    )
+    at = [value for value, _ in near].index(_order(dict(best.values)[name]))
+    sides = [near[i][1] for i in (at - 1, at + 1) if 0 <= i < len(near)]
+    steps = [abs(means[best] - side) for side in sides if not math.isnan(side)]
+    both = len(steps) == 2 and sum(steps) > 0
+    return (steps[0] - steps[1]) ** 2 / (8 * sum(steps)) if both else sum(steps) / 8
 
 
 def _order(value):
@@ -312,7 +347,7 @@ def test_the_chosen_setting_was_best_in_the_shortlist(page, panels, regenerated,
     again = range(plan.sweep_seeds, plan.sweep_seeds + plan.shortlist_seeds)
     for panel in panels(page):
         for line in panel.lines:
-            pool = plan.settings(line.arm)
+            pool = _pool(plan, line.arm)
             if line.name.endswith(PAPERS):
                 pool = [one for one in pool if one in settings_of(line.arm, "paper")]
 
@@ -341,6 +376,19 @@ def _best(ranks, count):
     """The best few, and those that agree with the last of them in six digits."""
     worst = sorted(ranks.values())[:count][-1]
     return [number for number, rank in ranks.items() if rank <= worst + 3e-6]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_search_has_the_best_of_the_screened_settings(page, regenerated, shipped):
+    plan = regenerated(page)[1]
+    for arm in plan.arms():
+        ranks = _screening(plan, arm, shipped)
+        kept = {Learner(method=arm.method, **one) for one in plan.swept(arm)} & ranks.keys()
+        assert len(kept) == (max(math.ceil(plan.keep * len(ranks)), plan.shortlist) if ranks else 0)
+        assert (
+            max((ranks[one] for one in kept), default=0)
+            <= min((ranks[one] for one in ranks.keys() - kept), default=0) + 3e-6
+        )
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 __all__ = ["facts", "text"]
 
+#: The stages that are one line of the text. The shortlist consists of runs like the final ones.
+_TOGETHER = {"screening": ("screening",), "search": ("search",), "final runs": ("shortlist", "final runs")}
+
 
 def facts(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> dict[str, Any]:
     """Return what is computed and what is left of a plan; ``seconds`` is None, with a reason, if data sets are missing."""
@@ -18,16 +21,16 @@ def facts(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> dict[s
     from upgd.experiments.execution.work import device_named
     from upgd.experiments.execution.workers import processes_that_help
     from upgd.experiments.paper.pieces import together
-    from upgd.experiments.paper.remaining import STAGES, Remaining
+    from upgd.experiments.paper.remaining import Remaining
 
     device = device_named(execution.device)
     workers = execution.workers or processes_that_help(device)
     with together(plan, store_path(execution.store), folders) as store:
         rest = Remaining(plan, store)
-        stages = {name: rest.stage(name) for name in STAGES}
+        stages = {name: rest.stage(name) for name in rest.stages}
         seconds, reason, jobs = None, None, 0
         try:
-            planned = rest.planned(STAGES, store, workers, device)
+            planned = rest.planned(rest.stages, store, workers, device)
             jobs, seconds = len(planned), _seconds(planned, workers, device, execution)
         except DataError as error:
             reason = str(error)
@@ -36,7 +39,7 @@ def facts(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> dict[s
         "panels": {
             panel.key: {
                 name: {"computed": stage.computed, "wanted": stage.wanted}
-                for name, stage in ((name, rest.stage(name, panel)) for name in STAGES)
+                for name, stage in ((name, rest.stage(name, panel)) for name in rest.stages)
                 if stage.wanted
             }
             for panel in plan.panels
@@ -68,19 +71,23 @@ def text(found: dict[str, Any], plan: "Plan", places: str) -> str:
         f"{key}: {', '.join(f'{name} {_of(**counts)}' for name, counts in stages.items())}"
         for key, stages in found["panels"].items()
     ]
-    search, *others = found["left"].values()
-    steps = sum(one["learner_steps"] for one in others)
-    if search["learners"]:
-        lines.append(f"left of the search: {search['learners']:,} learners, {search['learner_steps']:,} learner-steps")
-        if plan.grid == "climb":
+    begun = False
+    for what, names in _TOGETHER.items():
+        left = [found["left"][name] for name in names if name in found["left"]]
+        learners, steps = (sum(one[number] for one in left) for number in ("learners", "learner_steps"))
+        if not learners:
+            continue
+        lines.append(
+            f"then the {what}: {steps:,} learner-steps"
+            if begun
+            else f"left of the {what}: {learners:,} learners, {steps:,} learner-steps"
+        )
+        begun = True
+        if what == "search" and plan.grid == "climb":
             lines.append(
                 "then a search around the best of them, repeated while it finds better settings; not included in the time"
             )
-        lines.append(f"then the final runs: {steps:,} learner-steps")
-    elif steps:
-        learners = sum(one["learners"] for one in others)
-        lines.append(f"left of the final runs: {learners:,} learners, {steps:,} learner-steps")
-    else:
+    if not begun:
         return f"  nothing is left to compute; all results are in {places}"
     if found["seconds"] is None:
         lines.append(f"no estimate of the time: {found['no_estimate']}")

@@ -14,7 +14,17 @@ from cyclopts import Parameter
 
 from upgd.cli import remaining
 from upgd.cli.executing import check, check_folder, given_options, option_names, options_of, terminable
-from upgd.cli.options import Execution, Json, Steps, UsageError, load_torch, plain_digits, read_steps, store_path
+from upgd.cli.options import (
+    Execution,
+    Json,
+    Steps,
+    UsageError,
+    load_torch,
+    option_name,
+    plain_digits,
+    read_steps,
+    store_path,
+)
 
 if TYPE_CHECKING:
     from upgd.experiments.paper.catalogue import Study
@@ -24,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["reproduce"]
 
 Repeated = Annotated[tuple[str, ...], Parameter(negative="")]
+#: Parsed options that are numbers of steps: option → study → problem → steps, with "" for all other problems.
+Lengths = Mapping[str, Mapping[str, Mapping[str, int]]]
 
 
 def reproduce(
@@ -39,6 +51,8 @@ def reproduce(
     final_seeds: int | None = None,
     steps: Steps = None,
     sweep_steps: Repeated = (),
+    screen: Repeated = (),
+    keep: float | None = None,
     data: Repeated = (),
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("reproduced"),
     resume_from: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
@@ -91,6 +105,12 @@ def reproduce(
     sweep_steps
         Number of steps in the search, if fewer, such as 300000, or output-permuted-cifar10=300000 for one problem; can be
         repeated. The best setting of short runs need not be the best of long ones.
+    screen
+        With --grid extended: first run the settings outside the paper's grid for only so many steps, such as 250000, or
+        output-permuted-cifar10=250000 for one problem; can be repeated. The search then tries the best of them.
+    keep
+        The fraction of the screened settings of each curve that the search tries, but at least as many as the shortlist
+        has. Default: 0.25.
     data
         Replace a data set by another, such as emnist=emnist-subset; can be repeated.
     output
@@ -111,6 +131,8 @@ def reproduce(
         "grid": grid,
         "sweep_seeds": sweep_seeds,
         "sweep_steps": sweep_steps,
+        "screen": screen,
+        "keep": keep,
         "shortlist": shortlist,
         "shortlist_seeds": shortlist_seeds,
         "final_seeds": final_seeds,
@@ -140,7 +162,10 @@ def reproduce(
     if not dry_run:
         figures.check()
         check_folder(output, f"--output {output}")
-    lengths = _lengths(sweep_steps, studies)
+    if keep is not None and not screen:
+        raise UsageError(f"--keep {keep:g} applies to --screen only; remove it, or add --screen STEPS")
+    typed = {"sweep_steps": sweep_steps, "screen": screen}
+    lengths = {name: _lengths(name, texts, studies) for name, texts in typed.items()}
     plans = _plans(studies, scale, of_sweeps, lengths)
     folders, began = [*resume_from, output / "data"], time.monotonic()
     if as_json:
@@ -154,7 +179,7 @@ def reproduce(
         if dry_run:
             _say_what_is_left(plans[study.name], execution, folders)
             return True
-        command = _command(study.name, scale, of_sweeps, lengths[study.name])
+        command = _command(study, scale, of_sweeps, lengths)
         return _carry_out(plans[study.name], _limited(execution, began), output, command, write_only, resume_from)
 
     status = _each(studies, scale, carry_out, store_path(execution.store))
@@ -175,16 +200,14 @@ def _studies(names: Sequence[str], given: set[str]) -> list["Study"]:
     return studies
 
 
-def _plans(
-    studies: Sequence["Study"], scale: str, options: Mapping[str, Any], lengths: Mapping[str, Mapping[str, int]]
-) -> dict[str, "Plan"]:
+def _plans(studies: Sequence["Study"], scale: str, options: Mapping[str, Any], lengths: Lengths) -> dict[str, "Plan"]:
     """Parse options, and return the plans of the studies that are sweeps.
 
     Args:
         studies: the studies.
         scale: their scale.
         options: the options of sweeps, as typed.
-        lengths: see :func:`_lengths`.
+        lengths: those of them that are numbers of steps, parsed.
     """
     from upgd.experiments.paper.catalogue import UTILITY_QUALITY
     from upgd.experiments.paper.plans import plan
@@ -197,7 +220,9 @@ def _plans(
         "data": _stand_ins(options["data"], studies),
     }
     return {
-        study.name: plan(study.name, scale, **parsed | {"sweep_steps": _by_problem(lengths[study.name], study)})
+        study.name: plan(
+            study.name, scale, **parsed | {name: _by_problem(own[study.name], study) for name, own in lengths.items()}
+        )
         for study in studies
         if study.name != UTILITY_QUALITY
     }
@@ -302,6 +327,8 @@ def _say_what_came_out(found: "Reproduction") -> None:
             continue
         scores = ", ".join(f"{name} {row.mean:.4g}" for name, row in found.rows(panel))
         print(f"  {panel.title}, online {comparison.metric}: {scores}")
+    if found.unscreened:
+        print(f"  {found.unscreened:,} learners of the screening are missing")
     if found.unsearched:
         print(f"  {found.unsearched:,} learners of the search are missing")
     if found.unlisted:
@@ -359,29 +386,30 @@ def _values(text: str) -> tuple[str, list[float]]:
         raise UsageError(f"--only takes NAME=VALUES, such as sigma=0.1,0.01, not {text!r}") from None
 
 
-def _lengths(texts: Sequence[str], studies: Sequence["Study"]) -> dict[str, dict[str, int]]:
-    """Parse --sweep-steps: for each study, steps by problem, with "" for all others."""
-    lengths = dict(_length(text) for text in texts)
+def _lengths(name: str, texts: Sequence[str], studies: Sequence["Study"]) -> dict[str, dict[str, int]]:
+    """Parse an option such as --sweep-steps: for each study, steps by problem, with "" for all others."""
+    option = option_name(name)
+    lengths = dict(_length(option, text) for text in texts)
     known = dict.fromkeys(problem for study in studies for problem in study.problems())
-    for name, steps in lengths.items():
-        if name and name not in known:
+    for problem, steps in lengths.items():
+        if problem and problem not in known:
             where = ", ".join(study.name for study in studies)
             raise UsageError(
-                f"--sweep-steps {name}={steps}: there is no problem {name!r} in {where}; choose among {', '.join(known)}"
+                f"{option} {problem}={steps}: there is no problem {problem!r} in {where}; choose among {', '.join(known)}"
             )
     return {
-        study.name: {name: steps for name, steps in lengths.items() if not name or name in study.problems()}
+        study.name: {problem: steps for problem, steps in lengths.items() if not problem or problem in study.problems()}
         for study in studies
     }
 
 
-def _length(text: str) -> tuple[str, int]:
-    name, equals, number = text.rpartition("=")
+def _length(option: str, text: str) -> tuple[str, int]:
+    problem, equals, number = text.rpartition("=")
     with suppress(ValueError):
-        if name or not equals:
-            return name.strip(), read_steps(number)
+        if problem or not equals:
+            return problem.strip(), read_steps(number)
     raise UsageError(
-        f"--sweep-steps takes a number or NAME=NUMBER, such as 300000 or output-permuted-cifar10=300000, not {text!r}"
+        f"{option} takes a number or NAME=NUMBER, such as 300000 or output-permuted-cifar10=300000, not {text!r}"
     )
 
 
@@ -391,11 +419,17 @@ def _by_problem(lengths: Mapping[str, int], study: "Study") -> dict[str, int]:
     return all_of_them | {name: steps for name, steps in lengths.items() if name}
 
 
-def _command(name: str, scale: str, options: Mapping[str, Any], lengths: Mapping[str, int]) -> str:
+def _command(study: "Study", scale: str, options: Mapping[str, Any], lengths: Lengths) -> str:
     """Return the command that produces the same page."""
-    own = [f"{problem}={steps}" if problem else steps for problem, steps in lengths.items()]
-    words = ["upgd", "reproduce", name]
-    for option, given in {"scale": scale, **options, "sweep_steps": own}.items():
+    own = {
+        option: [f"{problem}={steps}" if problem else steps for problem, steps in by_study[study.name].items()]
+        for option, by_study in lengths.items()
+    }
+    given_to_it = {"scale": scale, **options, **own}
+    if not own["screen"]:  # --screen names problems of other studies
+        given_to_it["keep"] = None
+    words = ["upgd", "reproduce", study.name]
+    for option, given in given_to_it.items():
         values = given if isinstance(given, tuple | list) else [] if given is None else [given]
         for value in values:
             words += [f"--{option.replace('_', '-')}", str(value)]

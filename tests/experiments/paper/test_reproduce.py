@@ -14,7 +14,7 @@ from upgd.experiments import run
 from upgd.experiments.execution.jobs import whole
 from upgd.experiments.paper import best_known
 from upgd.experiments.paper.catalogue import SCALES, STUDIES, Arm, settings_of
-from upgd.experiments.paper.remaining import STAGES, Remaining
+from upgd.experiments.paper.remaining import Remaining
 from upgd.experiments.paper.reproduce import plan, reproduce, stored
 from upgd.experiments.spec import defaults
 from upgd.store import Store
@@ -314,7 +314,8 @@ def test_an_extended_grid_shows_the_best_inside_the_papers_too():
 
 def _left(chosen, store):
     """The learner-steps that are left of the search, and of the other stages."""
-    search, *others = (Remaining(chosen, store).stage(name).learner_steps for name in STAGES)
+    rest = Remaining(chosen, store)
+    search, *others = (rest.stage(name).learner_steps for name in rest.stages)
     return [search, sum(others)]
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from made_records import record
@@ -205,6 +206,7 @@ def test_utility_quality_is_called(upgd, tmp_path, monkeypatch):
         ("--sweep-seeds 1 --sweep-steps 20 --panels weight-global", "--panels, --sweep-seeds and --sweep-steps"),
         ("--store x.db --workers 2", "--store and --workers"),
         ("--device cuda", "--device"),
+        ("--grid extended --screen 20 --keep 0.5", "--grid, --keep and --screen"),
     ],
 )
 def test_utility_quality_refuses_options_of_sweeps(upgd, tmp_path, monkeypatch, options, named):
@@ -229,23 +231,109 @@ def test_utility_quality_refuses_options_of_sweeps(upgd, tmp_path, monkeypatch, 
 CIFAR10 = "output-permuted-cifar10"
 
 
+@pytest.fixture
+def planned(upgd, monkeypatch):
+    """Run a command without computing; return the plans, and the commands for the pages."""
+    from upgd.cli import reproducing
+
+    planned = []
+    monkeypatch.setattr(reproducing, "_carry_out", lambda plan, *rest: planned.append((plan, rest[2])) or True)
+
+    def type_(line):
+        planned.clear()
+        code, said = upgd(line)
+        assert code == 0, said.err
+        return list(planned)
+
+    return type_
+
+
+class TestScreening:
+    def test_it_is_a_stage_of_its_own(self, upgd, tmp_path):
+        """PGD has 63 settings: 20 of the paper, and a fifth of the others, 9, after the screening."""
+        what = (
+            "reproduce upgd-stationary-mnist --scale smoke --panels weight-global --methods pgd --grid extended --screen 20 "
+            "--keep 0.2 --steps 40"
+        )
+        code, said = upgd(f"{what} --dry-run --workers 1")
+        assert code == 0, said.err
+        assert said.out.splitlines()[1:5] == [
+            "  weight-global: screening 0 of 43, search 0 of 29, final runs 0 of 2",
+            "  left of the screening: 43 learners, 860 learner-steps",
+            "  then the search: 1,160 learner-steps",
+            "  then the final runs: 80 learner-steps",
+        ]
+        (found,) = json.loads(upgd(f"{what} --dry-run --json --workers 1")[1].out)
+        assert found["panels"]["weight-global"]["screening"] == {"computed": 0, "wanted": 43}
+        assert list(found["left"]) == ["screening", "search", "shortlist", "final runs"]
+        code, said = upgd(f"{what} --quiet --workers 1")
+        assert code == 0, said.err
+        text = (tmp_path / "reproduced" / "upgd-stationary-mnist.md").read_text(encoding="utf-8")
+        assert f"Command: `upgd {what}`" in text
+        assert "Search: 63 settings, 1 run each" in text
+        assert (
+            "43 of the settings, all outside the paper's grid, were screened in runs of 20 steps: the best 20% of each curve "
+            "then ran at full length, and the other 34 did not."
+        ) in text
+        assert "nothing is left to compute" in upgd(f"{what} --dry-run")[1].out
+        without = what.replace("--screen 20 --keep 0.2 ", "")
+        (found,) = json.loads(upgd(f"{without} --dry-run --json --workers 1")[1].out)
+        assert found["panels"]["weight-global"]["search"] == {"computed": 29, "wanted": 63}
+        assert "screening" not in found["left"]
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "--screen 1e3",
+            f"--screen {CIFAR10}=30 --keep 0.5",
+            f"--screen {CIFAR10}=30 --screen 2_000 --sweep-steps 1e5",
+        ],
+    )
+    def test_the_command_on_the_page_gives_the_same_plan(self, planned, words):
+        found = planned(f"reproduce ablation input-permuted-mnist --grid extended {words}")
+        assert [plan.study.name for plan, _ in found] == ["ablation", "input-permuted-mnist"]
+        for plan, command in found:
+            ((again, same),) = planned(command.removeprefix("upgd "))
+            assert same == command
+            assert again == (plan if plan.screen else replace(plan, keep=again.keep))  # without it, keep has no effect
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            (
+                "--screen 9",
+                "screen applies to the grid 'extended' only, not to 'paper'; choose that grid, or leave screen",
+            ),
+            (
+                "--grid star --screen 9",
+                "screen applies to the grid 'extended' only, not to 'star'",
+            ),
+            ("--grid extended --keep 0.5", "--keep 0.5 applies to --screen only; remove it, or add --screen STEPS"),
+            ("--grid extended --screen 9 --keep 0", "keep must be a number above 0 and at most 1, not 0"),
+            ("--grid extended --screen 9 --keep 1.1", "keep must be a number above 0 and at most 1, not 1.1"),
+            (
+                "--grid extended --screen 1e6",
+                "screen must be less than the 1,000,000 steps of the search on input-permuted",
+            ),
+            ("--grid extended --screen 0", "screen must be an integer of at least 1, not 0"),
+            (
+                "--grid extended --screen soon",
+                "--screen takes a number or NAME=NUMBER, such as 300000 or .*, not 'soon'",
+            ),
+            (
+                "--grid extended --screen cifar10=9",
+                "--screen cifar10=9: there is no problem 'cifar10' in ablation; choose among input-permuted-mnist, ",
+            ),
+        ],
+    )
+    def test_mistakes_get_a_sentence(self, upgd, words, sentence):
+        code, said = upgd(f"reproduce ablation {words} --dry-run")
+        assert code != 0
+        assert said.err.count("\n") == 1
+        assert re.search(sentence, said.err)
+
+
 class TestLengthOfTheSearch:
-    @pytest.fixture
-    def planned(self, upgd, monkeypatch):
-        """Run a command without computing; return the plans, and the commands for the pages."""
-        from upgd.cli import reproducing
-
-        planned = []
-        monkeypatch.setattr(reproducing, "_carry_out", lambda plan, *rest: planned.append((plan, rest[2])) or True)
-
-        def type_(line):
-            planned.clear()
-            code, said = upgd(line)
-            assert code == 0, said.err
-            return list(planned)
-
-        return type_
-
     @pytest.mark.parametrize(
         ("words", "lengths"),
         [

@@ -46,6 +46,7 @@ __all__ = [
     "area",
     "best",
     "comparisons",
+    "edges",
     "holm",
     "pairs",
     "quarter",
@@ -216,7 +217,7 @@ def best(comparison: Comparison, method: str, settings: Mapping[str, Any] | None
     if first is None:
         first = min(range(len(entries)), key=lambda i: _rank(entries[i], seeds, metric))
     within = [not diverged[i] and _as_good(scores[i], scores[first], metric) for i in range(len(entries))]
-    neighbours, edges = _surroundings(entries[first].settings, [e.settings for e in entries], scores)
+    chosen, tried = entries[first].settings, [entry.settings for entry in entries]
     search = _search_seeds(entries, seeds)
     return Best(
         entry=entries[first],
@@ -227,8 +228,8 @@ def best(comparison: Comparison, method: str, settings: Mapping[str, Any] | None
         left_out=len(all_of_method) - len(entries),
         diverged_settings=sum(count > 0 for count in diverged),
         flat=sum(within) / len(entries),
-        neighbours=neighbours,
-        edges=edges,
+        neighbours=_neighbours(chosen, tried, scores),
+        edges=edges(chosen, tried),
         search_seeds=search,
         fresh_seeds=tuple(sorted(set(entries[first].records) - set(search))) if search else (),
     )
@@ -383,18 +384,24 @@ def _as_good(score: float, best_score: float, metric: Metric) -> bool:
     return score >= best_score - slack if METRICS[metric].higher else score <= best_score + slack
 
 
-def _surroundings(
-    chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], scores: Sequence[float]
-) -> tuple[dict[str, dict[Any, float]], tuple[str, ...]]:
-    """Return the scores of the neighbours in the grid, and the settings chosen at the smallest or largest value tried."""
-    neighbours: dict[str, dict[Any, float]] = {}
-    edges = []
+def edges(chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the hyperparameters whose chosen value is the smallest or largest tried; a wider grid may be better."""
+    found = []
     for name in chosen:
         everywhere = {_hashable(settings[name]) for settings in tried if name in settings}
         numbers = [value for value in everywhere if isinstance(value, int | float)]
         there_is_more = len(numbers) > 1 and isinstance(chosen[name], float) and chosen[name] != 0
         if there_is_more and chosen[name] in (min(numbers), max(numbers)):
-            edges.append(name)
+            found.append(name)
+    return tuple(found)
+
+
+def _neighbours(
+    chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], scores: Sequence[float]
+) -> dict[str, dict[Any, float]]:
+    """Return the scores of the neighbours in the grid."""
+    neighbours: dict[str, dict[Any, float]] = {}
+    for name in chosen:
         line = {
             _hashable(settings[name]): score
             for settings, score in zip(tried, scores, strict=True)
@@ -406,7 +413,7 @@ def _surroundings(
         values = sorted(line, key=_sortable)
         at = values.index(_hashable(chosen[name]))
         neighbours[name] = {values[i]: line[values[i]] for i in (at - 1, at + 1) if 0 <= i < len(values)}
-    return neighbours, tuple(edges)
+    return neighbours
 
 
 def _hashable(value: Any) -> Any:

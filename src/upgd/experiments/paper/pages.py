@@ -10,7 +10,7 @@ from pathlib import Path
 
 from upgd import writing
 from upgd.experiments.analysis import figures
-from upgd.experiments.analysis.compare import Row
+from upgd.experiments.analysis.compare import Row, edges
 from upgd.experiments.analysis.student import quantile
 from upgd.experiments.analysis.wording import plural, settings_text, short_names
 from upgd.experiments.execution.progress import duration
@@ -19,7 +19,7 @@ from upgd.experiments.paper.drawing import draw, draw_survival
 from upgd.experiments.paper.notes import filled
 from upgd.experiments.paper.plans import Plan
 from upgd.experiments.paper.reproduce import PAPERS, Finding, Reproduction
-from upgd.experiments.paper.statistics import LEVEL, Against, against_all, survivors
+from upgd.experiments.paper.statistics import LEVEL, SCREENED, Against, against_all, survivors
 from upgd.experiments.spec import defaults
 
 __all__ = ["write_page"]
@@ -73,7 +73,7 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
         command=command,
         about=study.about,
         computed=_computed(found),
-        level=LEVEL,
+        level=f"{LEVEL} {SCREENED}" if found.plan.screening() else LEVEL,
         notes=notes,
         scale=_scale(found.plan),
         panels="\n\n".join(_panel(found, panel) for panel in found.plan.panels),
@@ -91,8 +91,8 @@ def _panel(found: Reproduction, panel: Panel) -> str:
         return f"## {panel.title}\n\n{_search_alone(found, panel)}"
     head = ["method", "setting", "tried", "mean ± 95% (n)", "first quarter", "last quarter", "diverged"]
     rows, tried = found.rows(panel), _tried(found, panel)
-    edges = {id(one.entry): _edges(found, one) for own in findings for one in (own, own.papers) if one is not None}
-    lines = [_row(number, name, row, tried[name], edges[id(row.entry)]) for number, (name, row) in enumerate(rows, 1)]
+    at_edge = {id(one.entry): _edges(found, one) for own in findings for one in (own, own.papers) if one is not None}
+    lines = [_row(number, name, row, tried[name], at_edge[id(row.entry)]) for number, (name, row) in enumerate(rows, 1)]
     table = _table([head, ["---", "---", *["---:"] * 5], *lines])
     options = "".join(f", {name} {value}" for name, value in found.plan.study.options.items())
     title = f"{comparison.problem}{options}, network {comparison.network}, {comparison.steps:,} steps"
@@ -117,7 +117,7 @@ def _search_alone(found: Reproduction, panel: Panel) -> str:
     if not own:
         return "Not computed."
     wanted = {arm: len(found.plan.settings(arm)) for arm in arms}
-    there = {finding.arm: finding.best.tried for finding in searched}
+    there = {finding.arm: finding.tried for finding in searched}
     missing = [f"{arm.name} {there.get(arm, 0):,} of {wanted[arm]:,}" for arm in arms if there.get(arm) != wanted[arm]]
     state = f"unfinished (settings of {', '.join(missing)})" if missing else "finished"
     comparison = own[0].comparison  # of the search
@@ -126,7 +126,7 @@ def _search_alone(found: Reproduction, panel: Panel) -> str:
         [
             finding.arm.name,
             settings_text(finding.best.entry.settings, _edges(found, finding)).replace("*", "\\*"),
-            _of(finding.best.tried, wanted[finding.arm]),
+            _of(finding.tried, wanted[finding.arm]),
             _number(finding.best.score),
         ]
         for finding in searched
@@ -156,12 +156,12 @@ def _table(lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _row(number: int, name: str, row: Row, tried: str, edges: Collection[str] = ()) -> list[str]:
+def _row(number: int, name: str, row: Row, tried: str, at_edge: Collection[str] = ()) -> list[str]:
     alive = row.seeds - row.diverged
     mean = f"{_number(row.mean)} ± {quantile(alive - 1) * row.error:.4f}" if alive > 1 else _number(row.mean)
     return [
         f"{number}. {name}",
-        settings_text(row.entry.settings, edges).replace("*", "\\*"),
+        settings_text(row.entry.settings, at_edge).replace("*", "\\*"),
         tried,
         f"{mean} ({alive})",
         _number(row.first_quarter),
@@ -227,7 +227,7 @@ def _computed(found: Reproduction) -> str:
     for panel in found.plan.panels:
         arms = [arm for arm in panel.arms if arm in found.plan.arms()]
         wanted = {arm: len(found.plan.settings(arm)) for arm in arms}
-        there = {arm: found.findings[arm].best.tried if arm in found.findings else 0 for arm in arms}
+        there = {arm: found.findings[arm].tried if arm in found.findings else 0 for arm in arms}
         final = {arm: _final_runs(found, arm) for arm in arms}
         if not any(there[arm] for arm in found.plan.own(panel)):
             absent.append(_inside_a_sentence(panel.title))
@@ -286,12 +286,12 @@ def _listed(words: Iterable[str]) -> str:
 
 def _how(found: Reproduction, command: str) -> list[str]:
     plan, records = found.plan, found.records
-    tried = sum(finding.best.tried for finding in found.findings.values())
+    tried = sum(finding.tried for finding in found.findings.values())
     lines = [
         f"Command: `{command}`",
         f"Search: {tried:,} settings, {plan.sweep_seeds} run{'s' * (plan.sweep_seeds != 1)} each. The best setting of each "
         "method has the fewest diverged runs and, among those, the best mean over all steps."
-        f"{_shortlist(plan)} The runs in the tables use other seeds." + _shorter_search(plan),
+        f"{_screening(plan)}{_shortlist(plan)} The runs in the tables use other seeds." + _shorter_search(plan),
         f"Computed on {', '.join(sorted({record.device for record in records})) or 'nothing yet'}: "
         f"{sum(r.key.steps for r in records):,} learner-steps in {duration(sum(record.seconds for record in records))}, "
         "summed over all processes",
@@ -301,6 +301,11 @@ def _how(found: Reproduction, command: str) -> list[str]:
     at_edge = _at_edge(found)
     if at_edge:
         lines.append(f"At the edge of the grid, so a wider grid may be better: {at_edge}")
+    if found.unscreened:
+        lines.append(
+            f"Not finished: {found.unscreened:,} learners of the screening are missing; the search of the settings that they "
+            "belong to has not begun."
+        )
     if found.unsearched:
         lines.append(
             f"Not finished: {found.unsearched:,} learners of the search are missing; another setting may be better."
@@ -311,6 +316,27 @@ def _how(found: Reproduction, command: str) -> list[str]:
     if found.missing:
         lines.append(f"Not finished: {found.missing:,} of the final runs are missing.")
     return lines
+
+
+def _screening(plan: Plan) -> str:
+    """Return a sentence about the settings of curves whose screening is complete, if any."""
+    screened: dict[int, list[Arm]] = {}
+    for arm in plan.arms():
+        if arm in plan.kept:
+            screened.setdefault(plan.screen[arm.problem], []).append(arm)
+    if not screened:
+        return ""
+    runs = [
+        f"{steps:,} steps" + (f" on {_listed(dict.fromkeys(arm.problem for arm in own))}" if len(screened) > 1 else "")
+        for steps, own in screened.items()
+    ]
+    arms = [arm for own in screened.values() for arm in own]
+    dropped, every = sum(map(plan.dropped, arms)), sum(len(plan.screened(arm)) for arm in arms)
+    least = f" (at least {plan.shortlist})" if plan.shortlist > 1 else ""
+    return (
+        f" {every:,} of the settings, all outside the paper's grid, were screened in runs of {_listed(runs)}: the best "
+        f"{100 * plan.keep:.4g}% of each curve{least} then ran at full length, and the other {dropped:,} did not."
+    )
 
 
 def _shortlist(plan: Plan) -> str:
@@ -324,17 +350,17 @@ def _at_edge(found: Reproduction) -> str:
     """Return the curves whose chosen setting is at the edge of the grid: first those of all panels, then those of some."""
     curves: dict[str, list[str]] = {}
     for finding in found.findings.values():
-        if edges := _edges(found, finding):
+        if at_edge := _edges(found, finding):
             panels = [_inside_a_sentence(panel.title) for panel in found.plan.panels if finding.arm in panel.arms]
             where = "" if len(panels) == len(found.plan.panels) else f"{' and '.join(panels)}: "
-            curves.setdefault(where, []).append(f"{finding.arm.name} ({short_names(edges)})")
+            curves.setdefault(where, []).append(f"{finding.arm.name} ({short_names(at_edge)})")
     return "; ".join(where + ", ".join(curves[where]) for where in sorted(curves, key=bool))
 
 
 def _edges(found: Reproduction, finding: Finding) -> tuple[str, ...]:
     """Return the hyperparameters at the edge of the grid; none before the whole grid has been tried, because the edge of the
-    values tried so far says nothing about the grid."""
-    return finding.best.edges if found.searched(finding.arm) else ()
+    values tried so far says nothing about the grid. Values that were only screened are part of it."""
+    return edges(finding.settings, found.plan.settings(finding.arm)) if found.searched(finding.arm) else ()
 
 
 def _inside_a_sentence(title: str) -> str:

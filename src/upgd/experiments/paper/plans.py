@@ -1,8 +1,10 @@
 """Plans of the paper's experiments: which learners each stage of a reproduction runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
+from math import ceil
 from operator import index
 from typing import Any, NamedTuple
 
@@ -16,6 +18,8 @@ __all__ = ["Place", "Plan", "plan", "study_named"]
 
 #: Hyperparameters whose values can be restricted in a search.
 _NUMBERS = ("lr", "beta_utility", "sigma", "weight_decay", "eps")
+#: The fraction of screened settings that the search runs, if it is not given.
+_KEEP = 0.25
 
 
 class Place(NamedTuple):
@@ -42,6 +46,9 @@ class Plan:
         data: substitutes for data sets.
         methods: restricts the study to these methods; empty for all.
         centres: the centres of a climb so far, by curve.
+        screen: number of steps by problem for which settings outside the paper's grid run before the search.
+        keep: the fraction of them, by curve, that the search then runs.
+        kept: these settings, of curves whose screening is complete.
     """
 
     study: Study
@@ -58,6 +65,9 @@ class Plan:
     shortlist_seeds: int
     methods: tuple[str, ...] = ()
     centres: Mapping[Arm, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    screen: Mapping[str, int] = field(default_factory=dict)
+    keep: float = _KEEP
+    kept: Mapping[Arm, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 
     def arms(self) -> list[Arm]:
         """All curves, without duplicates."""
@@ -98,19 +108,63 @@ class Plan:
             f"every curve, such as {_assigned({**self.only, **enough})}"
         )
 
+    def screened(self, arm: Arm) -> list[dict[str, Any]]:
+        """Return the settings to try that are screened before the search; none if it would keep all of them."""
+        if arm.problem not in self.screen:
+            return []
+        papers = self.papers(arm)
+        others = [one for one in self.settings(arm) if one not in papers]
+        return others if self._passing(others) < len(others) else []
+
+    def _passing(self, screened: Sequence[Any]) -> int:
+        """Return how many of the screened settings of a curve the search runs."""
+        # Rounded because 0.07 × 100 is a little more than 7.
+        return max(ceil(round(self.keep * len(screened), 9)), self.shortlist, 1)
+
+    def after_screening(self, ranked: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> "Plan":
+        """Return the plan whose search includes the best of the screened settings.
+
+        Args:
+            ranked: the screened settings of curves whose screening is complete, best first.
+        """
+        return replace(
+            self, kept={**self.kept, **{arm: tuple(own[: self._passing(own)]) for arm, own in ranked.items()}}
+        )
+
+    def expected(self) -> "Plan":
+        """Return the plan with a search as large as after the screening: of curves whose screening is not complete, the
+        first settings stand for the best ones."""
+        screened = {arm: self.screened(arm) for arm in self.arms() if arm not in self.kept}
+        return self.after_screening({arm: own for arm, own in screened.items() if own})
+
+    def dropped(self, arm: Arm) -> int:
+        """Return the number of settings that the screening has excluded from the search."""
+        return len(self.screened(arm)) - len(self.kept[arm]) if arm in self.kept else 0
+
+    def swept(self, arm: Arm) -> list[Mapping[str, Any]]:
+        """Return the settings of the search: without those that are dropped, or may be dropped while the screening is not
+        complete."""
+        screened = self.screened(arm)
+        return [*(one for one in self.settings(arm) if one not in screened), *self.kept.get(arm, ())]
+
+    def screening(self, arms: Iterable[Arm] | None = None) -> list[Experiment]:
+        """Return the screening of all curves or of some; nothing of curves without screening."""
+        settings = {arm: self.screened(arm) for arm in (self.arms() if arms is None else arms)}
+        return self._experiments(
+            self._on_seeds_of_the_search({arm: own for arm, own in settings.items() if own}),
+            lambda arm: self.place(arm)._replace(steps=self.screen[arm.problem]),
+        )
+
     def sweep(self, arms: Iterable[Arm] | None = None) -> list[Experiment]:
         """Return the search of all curves or of some."""
-        return self._experiments(
-            {
-                arm: [
-                    Learner(method=arm.method, seed=seed, **settings)
-                    for settings in self.settings(arm)
-                    for seed in range(self.sweep_seeds)
-                ]
-                for arm in (self.arms() if arms is None else arms)
-            },
-            searching=True,
-        )
+        settings = {arm: self.swept(arm) for arm in (self.arms() if arms is None else arms)}
+        return self._experiments(self._on_seeds_of_the_search(settings), partial(self.place, searching=True))
+
+    def _on_seeds_of_the_search(self, settings: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> dict[Arm, list[Learner]]:
+        return {
+            arm: [Learner(method=arm.method, seed=seed, **one) for one in own for seed in range(self.sweep_seeds)]
+            for arm, own in settings.items()
+        }
 
     def climbed(self, best: Mapping[Arm, Mapping[str, Any]]) -> "Plan | None":
         """Return the plan that also searches around the best settings so far; None if all of that has been tried."""
@@ -164,11 +218,13 @@ class Plan:
             steps = min(steps, self.sweep_steps.get(arm.problem, steps))
         return Place(problem, network, steps)
 
-    def _experiments(self, learners: Mapping[Arm, Sequence[Learner]], *, searching: bool = False) -> list[Experiment]:
-        """Group arms with the same problem and network into experiments, which fills devices better."""
+    def _experiments(
+        self, learners: Mapping[Arm, Sequence[Learner]], place: Callable[[Arm], Place] | None = None
+    ) -> list[Experiment]:
+        """Group arms with the same place, by default that of the final runs, into experiments, which fills devices better."""
         together: dict[Place, list[Learner]] = {}
         for arm, own in learners.items():
-            together.setdefault(self.place(arm, searching=searching), []).extend(own)
+            together.setdefault((place or self.place)(arm), []).extend(own)
         options = {**self.study.options, **self.scale.options}
         return [Listed(*place, options, own) for place, own in together.items()]
 
@@ -202,11 +258,17 @@ def plan(
     sweep_steps: int | Mapping[str, int] | None = None,
     data: Mapping[str, str] | None = None,
     methods: Sequence[str] = (),
+    screen: int | Mapping[str, int] | None = None,
+    keep: float | None = None,
 ) -> Plan:
     """Return the plan of a study; omitted arguments have the values of the scale.
 
     ``sweep_steps`` is a number for all problems of the study, or numbers for some of them by name:
     ``{"output-permuted-cifar10": 300_000}``. A problem keeps its name if another data set is substituted for its own.
+
+    With ``screen``, a number of steps like ``sweep_steps``, settings of an extended grid that are not in the paper's run for
+    only so many steps. The search then tries the best of them: of each curve the fraction ``keep`` (default: 0.25), but at
+    least as many as the shortlist has.
 
     Example:
         >>> [len(experiment.learners()) for experiment in plan("toy-changing-inputs", "smoke").sweep()]
@@ -232,7 +294,7 @@ def plan(
     }
     numbers = {what: _number(what, number) for what, number in given.items() if number is not None}
     size = SCALES[scale]
-    return Plan(
+    chosen = Plan(
         study=study,
         scale=size,
         panels=_panels(study, panels, methods),
@@ -241,12 +303,34 @@ def plan(
         sweep_seeds=numbers.get("sweep_seeds", size.sweep_seeds),
         final_seeds=numbers.get("final_seeds", size.final_seeds),
         steps=numbers.get("steps"),
-        sweep_steps=_search_lengths(study, sweep_steps),
+        sweep_steps=_lengths("sweep_steps", study, sweep_steps),
         data=dict(data or {}),
         shortlist=0 if shortlist == 0 else numbers.get("shortlist", size.shortlist),
         shortlist_seeds=numbers.get("shortlist_seeds", size.shortlist_seeds),
         methods=tuple(methods),
+        screen=_lengths("screen", study, screen),
+        keep=_KEEP if keep is None else _fraction("keep", keep),
     )
+    if screen is None and keep is not None:
+        raise ValueError(
+            f"keep={keep!r} applies to screened settings only; remove it, or set screen to a number of steps"
+        )
+    _check_screening(chosen)
+    return chosen
+
+
+def _check_screening(plan: Plan) -> None:
+    """Raise ValueError if the screening of a plan is not possible."""
+    if plan.screen and plan.grid != "extended":
+        raise ValueError(
+            f"screen applies to the grid 'extended' only, not to {plan.grid!r}; choose that grid, or leave screen out"
+        )
+    for arm in plan.arms():
+        length, steps = plan.place(arm, searching=True).steps, plan.screen.get(arm.problem, 0)
+        if steps >= length:
+            raise ValueError(
+                f"screen must be less than the {length:,} steps of the search on {arm.problem}, not {steps:,}; use fewer"
+            )
 
 
 def _panels(study: Study, keys: Sequence[str], methods: Sequence[str]) -> tuple[Panel, ...]:
@@ -263,17 +347,22 @@ def _panels(study: Study, keys: Sequence[str], methods: Sequence[str]) -> tuple[
     return chosen
 
 
-def _search_lengths(study: Study, sweep_steps: int | Mapping[str, int] | None) -> dict[str, int]:
-    if sweep_steps is None:
+def _lengths(what: str, study: Study, given: int | Mapping[str, int] | None) -> dict[str, int]:
+    """Return numbers of steps by problem."""
+    if given is None:
         return {}
     problems = study.problems()
-    lengths = sweep_steps if isinstance(sweep_steps, Mapping) else dict.fromkeys(problems, sweep_steps)
+    lengths = given if isinstance(given, Mapping) else dict.fromkeys(problems, given)
     for problem in lengths:
         if problem not in problems:
-            raise ValueError(
-                f"sweep_steps: {study.name} has no problem {problem!r}; choose among {', '.join(problems)}"
-            )
-    return {problem: _number("sweep_steps", steps) for problem, steps in lengths.items()}
+            raise ValueError(f"{what}: {study.name} has no problem {problem!r}; choose among {', '.join(problems)}")
+    return {problem: _number(what, steps) for problem, steps in lengths.items()}
+
+
+def _fraction(what: str, given: Any) -> float:
+    if not (isinstance(given, int | float) and 0 < given <= 1):
+        raise ValueError(f"{what} must be a number above 0 and at most 1, not {given!r}; use 0.25 for a quarter")
+    return float(given)
 
 
 def _number(what: str, given: int) -> int:

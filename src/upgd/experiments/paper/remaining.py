@@ -13,7 +13,7 @@ from upgd.store import Store
 
 __all__ = ["STAGES", "Remaining", "Stage"]
 
-STAGES = ("search", "shortlist", "final runs")
+STAGES = ("screening", "search", "shortlist", "final runs")
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,24 @@ class Stage:
 class Remaining:
     """What is left of a plan in a store.
 
-    While the search of a curve is unfinished, its first settings stand for the best ones, which take equally long.
+    While the screening or the search of a curve is unfinished, its first settings stand for the best ones, which take equally
+    long.
 
     Args:
         plan: the plan.
         store: the results so far.
+
+    Attributes:
+        found: the results so far.
+        stages: the stages of the plan.
     """
 
     def __init__(self, plan: Plan, store: Store) -> None:
         self.found = reproduce(plan, stored(store))
+        self.stages = STAGES if plan.screening() else STAGES[1:]
         self._there = {record.key.digest for record in self.found.records}
-        self._jobs = {arm: _jobs(self.found, arm, self._there) for arm in plan.arms()}
+        expected = self.found.plan.expected()
+        self._jobs = {arm: _jobs(self.found, expected, arm, self._there) for arm in plan.arms()}
 
     def stage(self, name: str, panel: Panel | None = None) -> Stage:
         """Return a stage of a panel's curves, or of all curves."""
@@ -72,16 +79,21 @@ class Remaining:
         return [part for job in missing for part in pending(job, store, workers, device)]
 
 
-def _jobs(found: Reproduction, arm: Arm, there: set[str]) -> tuple[Sequence[Job], ...]:
-    """Return the learners of each stage."""
-    plan, finding = found.plan, found.findings.get(arm)
+def _jobs(found: Reproduction, plan: Plan, arm: Arm, there: set[str]) -> tuple[Sequence[Job], ...]:
+    """Return the learners of each stage of an expected plan."""
+    finding = found.findings.get(arm)
     search = _whole(plan.sweep([arm]))
-    settings = plan.settings(arm)
+    settings = plan.swept(arm)
     candidates, chosen = settings[: plan.shortlist], settings[:1]
     if finding is not None and not any(job.without(there).learners for job in search):
         candidates = [dict(one) for one in found.candidates[arm]]
         chosen = [one.settings for one in (finding, finding.papers) if one is not None]
-    return search, _whole(plan.again({arm: candidates}) if plan.shortlist else []), _whole(plan.final({arm: chosen}))
+    return (
+        _whole(plan.screening([arm])),
+        search,
+        _whole(plan.again({arm: candidates}) if plan.shortlist else []),
+        _whole(plan.final({arm: chosen})),
+    )
 
 
 def _whole(experiments: Iterable[Experiment]) -> list[Job]:

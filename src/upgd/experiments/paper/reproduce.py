@@ -1,6 +1,7 @@
-"""The paper's experiments from start to finish: search, shortlist, final runs.
+"""The paper's experiments from start to finish: screening, search, shortlist, final runs.
 
-The search tries all settings with few seeds. The best few of each curve are run again on fresh seeds to choose among them,
+The search tries all settings with few seeds; an optional screening first excludes settings outside the paper's grid that are
+bad in short runs. The best few of each curve are run again on fresh seeds to choose among them,
 because the score on a single seed is biased in favour of the setting that it selects. The final runs use other seeds again.
 All results go through a store: learners in the store are not computed again, so an interrupted reproduction can be resumed.
 The search may use shorter runs than the later stages, but the best setting early need not be the best late.
@@ -35,9 +36,10 @@ class Finding:
         arm: the curve.
         comparison: its problem, network and steps.
         best: the chosen setting, with its results in the search.
-        tried: number of settings that it was chosen from.
+        tried: number of settings that it was chosen from, including those that were dropped after the screening.
         entry: the final runs; None if there are none yet.
         papers: the same for the best setting in the paper's grid, if a larger grid was searched and has a better one.
+        screened: the results of the chosen setting in the screening; None if it was not screened.
     """
 
     arm: Arm
@@ -46,6 +48,7 @@ class Finding:
     tried: int
     entry: Entry | None
     papers: "Finding | None" = None
+    screened: Best | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -60,9 +63,10 @@ class Reproduction:
     Attributes:
         plan: the plan.
         findings: the results of each curve that has any.
-        records: of the search and of the final runs.
+        records: of all stages.
         unsearched: number of missing learners of the search.
         candidates: the settings of each curve's shortlist.
+        unscreened: number of missing learners of the screening.
     """
 
     plan: Plan
@@ -70,6 +74,7 @@ class Reproduction:
     records: Sequence[Record]
     unsearched: int = 0
     candidates: Mapping[Arm, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    unscreened: int = 0
 
     @property
     def missing(self) -> int:
@@ -92,8 +97,8 @@ class Reproduction:
         return len(wanted - {record.key.digest for record in self.records}) if plan.shortlist else 0
 
     def searched(self, arm: Arm) -> bool:
-        """Return whether all settings of a curve have been tried."""
-        return arm in self.findings and self.findings[arm].best.tried == len(self.plan.settings(arm))
+        """Return whether all settings of a curve have been tried, in the search or in the screening."""
+        return arm in self.findings and self.findings[arm].tried == len(self.plan.settings(arm))
 
     def panel(self, panel: Panel) -> tuple[Comparison | None, list[Finding]]:
         """Return the contents of a panel; None if there are none, or only curves that all panels of the study share."""
@@ -126,6 +131,12 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
         compute: computes experiments, such as ``functools.partial(upgd.experiments.run, store="upgd.db")``.
         say: called with a description of the next stage.
     """
+    screened = _computed(plan.screening(), compute, say, "screening")
+    screenings = _complete_screenings(plan, screened)
+    unscreened = sum(len(experiment.learners()) for experiment in plan.screening()) - len(screened)
+    plan = plan.after_screening(
+        {arm: [_settings(entry) for entry in ranked(one, arm.method)] for arm, one in screenings.items()}
+    )
     swept = _computed(plan.sweep(), compute, say, "search")
     further: Plan | None = plan
     while further is not None:
@@ -133,7 +144,7 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
         compared = {arm: _compared(plan.sweep([arm]), swept) for arm in plan.arms()}
         searches = {arm: found for arm, found in compared.items() if found is not None}
         settings = {arm: _settings(best(found, arm.method).entry) for arm, found in searches.items()}
-        unsearched = sum(len(experiment.learners()) for experiment in plan.sweep()) - len(swept)
+        unsearched = sum(len(experiment.learners()) for experiment in plan.expected().sweep()) - len(swept)
         further = plan.climbed(settings) if not unsearched else None
         if further is not None:
             swept += _computed(_untried(further, plan), compute, say, "search around the best so far")
@@ -144,14 +155,27 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
         retried = _computed(plan.again(candidates), compute, say, "best settings on fresh seeds")
     chosen = {arm: _distinct(_chosen(plan, arm, pool, retried) for pool in own) for arm, own in pools.items()}
     final = _computed(plan.final(chosen), compute, say, "final runs")
-    findings = {
-        arm: _finding(plan, arm, searches[arm], own, list(map(len, pools[arm])), final) for arm, own in chosen.items()
-    }
-    records = {record.key.digest: record for record in [*swept, *retried, *final]}
-    return Reproduction(plan, findings, list(records.values()), unsearched, candidates)
+    findings = {}
+    for arm, own in chosen.items():
+        every, *papers = map(len, pools[arm])
+        tried = [every + plan.dropped(arm), *papers]
+        findings[arm] = _finding(plan, arm, searches[arm], own, tried, final, screenings.get(arm))
+    records = {record.key.digest: record for record in [*screened, *swept, *retried, *final]}
+    return Reproduction(plan, findings, list(records.values()), unsearched, candidates, unscreened)
 
 
 Settings = dict[str, Any]
+
+
+def _complete_screenings(plan: Plan, records: Sequence[Record]) -> dict[Arm, Comparison]:
+    """Return the results of each curve's screening; nothing is chosen from a part of it."""
+    found = {}
+    for arm in plan.arms():
+        for experiment in plan.screening([arm]):
+            one = _compared([experiment], records)
+            if one is not None and sum(len(entry.records) for entry in one.entries) == len(experiment.learners()):
+                found[arm] = one
+    return found
 
 
 def _pools(plan: Plan, arm: Arm, search: Comparison) -> list[list[Settings]]:
@@ -183,18 +207,23 @@ def _finding(
     chosen: Sequence[Settings],
     tried: Sequence[int],
     final: Sequence[Record],
+    screening: Comparison | None,
 ) -> Finding:
     """Return the result of the best setting and, if it differs, of the best one in the paper's grid."""
     first, *others = chosen
     runs = _compared(plan.final({arm: [first]}), final)
     stored = next(entry.settings for entry in search.of(arm.method) if _settings(entry) == first)
+    screened = None
+    if screening is not None and any(entry.settings == stored for entry in screening.of(arm.method)):
+        screened = best(screening, arm.method, stored)
     return Finding(
         arm,
         runs or search,
         best(search, arm.method, stored),
         tried[0],
         runs.entries[0] if runs else None,
-        _finding(plan, arm, search, others, tried[1:], final) if others else None,
+        _finding(plan, arm, search, others, tried[1:], final, screening) if others else None,
+        screened,
     )
 
 
@@ -211,6 +240,8 @@ def _computed(
     records: list[Record] = []
     for experiment in experiments:
         count = len(experiment.learners())
+        if not count:  # all of it is still being screened
+            continue
         say(
             f"{what}: {experiment.problem}, network {experiment.network}, {count:,} learners × {experiment.steps:,} steps"
         )

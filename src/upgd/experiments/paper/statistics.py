@@ -11,9 +11,9 @@ from upgd.experiments.analysis.compare import Best, Entry, Pair, pairs
 from upgd.experiments.analysis.metrics import METRICS, Metric
 from upgd.experiments.execution.jobs import whole
 from upgd.experiments.paper.catalogue import Arm, Panel
-from upgd.experiments.paper.reproduce import Reproduction
+from upgd.experiments.paper.reproduce import Finding, Reproduction
 
-__all__ = ["LEVEL", "Against", "against_all", "resolution", "survival", "survivors"]
+__all__ = ["LEVEL", "SCREENED", "Against", "against_all", "resolution", "survival", "survivors"]
 
 #: The explanation of :func:`resolution` on pages.
 LEVEL = (
@@ -21,6 +21,11 @@ LEVEL = (
     "might bring to the worse method, estimated by parabolas through its best setting and the neighbouring settings of the "
     "search. The estimate covers only settings between those tried. A value with an asterisk is the smallest or largest "
     "tried; values outside the grid may be better."
+)
+#: Added to it if settings were screened.
+SCREENED = (
+    "Neighbours may have run in the screening only; if the chosen setting was screened, the larger of the estimates from the "
+    "search and from the screening counts."
 )
 _SIGNIFICANT = 0.05
 
@@ -41,14 +46,22 @@ class Against:
     level: bool
 
 
-def resolution(best: Best) -> float:
+def resolution(best: Best, screened: Best | None = None) -> float:
     """Return how much better a setting between those that were tried may be.
 
     For each hyperparameter with steps *a* and *b* from the best score down to those of its neighbours, a parabola through the
     three is higher than the best of them by (a − b)² / 8(a + b). With one neighbour alone, because the value is at an edge or
     the other neighbour diverged, it is at most *a* / 8. These heights are added.
+
+    Args:
+        best: the setting and its neighbours in the search.
+        screened: the same in the screening, where a setting also has the neighbours that the search lacks. Of the two heights
+            for a hyperparameter, the larger counts.
     """
-    return sum((_promise(best.score, near.values()) for near in best.neighbours.values()), 0.0)
+    stages = [best] if screened is None else [best, screened]
+    names = dict.fromkeys(name for one in stages for name in one.neighbours)
+    near = {name: [_promise(one.score, one.neighbours.get(name, {}).values()) for one in stages] for name in names}
+    return sum(map(max, near.values()), 0.0)
 
 
 def _promise(score: float, neighbours: Iterable[float]) -> float:
@@ -64,7 +77,7 @@ def against_all(found: Reproduction, panel: Panel) -> list[Against]:
     if comparison is None:
         return []
     rows = found.rows(panel)
-    searched = {id(one.entry): one.best for finding in findings for one in (finding, finding.papers) if one is not None}
+    searched = {id(one.entry): one for finding in findings for one in (finding, finding.papers) if one is not None}
     names = {id(row.entry): name for name, row in rows}
     return [
         Against(
@@ -77,12 +90,13 @@ def against_all(found: Reproduction, panel: Panel) -> list[Against]:
     ]
 
 
-def _level(pair: Pair, metric: Metric, searched: Mapping[int, Best]) -> bool:
+def _level(pair: Pair, metric: Metric, searched: Mapping[int, Finding]) -> bool:
     if pair.difference is None or pair.p_holm is None or pair.p_holm >= _SIGNIFICANT:
         return True
     ahead = (pair.difference > 0) == METRICS[metric].higher
     behind: Entry = pair.second if ahead else pair.first
-    return abs(pair.difference) <= resolution(searched[id(behind)])
+    chosen = searched[id(behind)]
+    return abs(pair.difference) <= resolution(chosen.best, chosen.screened)
 
 
 def survivors(found: Reproduction, arm: Arm) -> NDArray[np.int64]:
