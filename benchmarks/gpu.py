@@ -121,6 +121,7 @@ def on_chip(kind: str):
         yield f"UPGD, {count}", paper, upgd_learners(count), stream
     yield "UPGD, local scaling, 150", paper, upgd_learners(150, scaling="local"), stream
     yield "UPGD, anticorrelated noise, 150", paper, upgd_learners(150, noise="anticorrelated"), stream
+    yield "UPGD, without noise, 150", paper, upgd_learners(150, sigma=0.0), stream
     yield "UPGD, not protecting, 150", paper, upgd_learners(150, method="upgd-nonprotecting"), stream
     yield "SGD, 150", paper, each(150, SGD), stream
     yield "PGD, 150", paper, each(150, PGD), stream
