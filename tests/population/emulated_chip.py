@@ -23,6 +23,7 @@ from upgd.population.cuda import backend as on_chip
 from upgd.population.cuda import convolutional, planner
 from upgd.population.cuda.backend import CudaBackend
 from upgd.population.cuda.planner import ChipPlan
+from upgd.population.cuda.source import source
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 _MACHINE = Path(__file__).with_name("emulated_machine.h")
@@ -133,7 +134,7 @@ def _emulated() -> Iterator[None]:
     parts = {name: f'#line 1 "{name}"\n{text}' for name, text in texts.items()}
 
     def kernel(plan: ChipPlan, loss: str, indexed: bool, device: torch.device) -> Kernel:
-        return Kernel(plan, on_chip.text(plan, loss, indexed, parts), 2)  # type: ignore[arg-type]
+        return Kernel(plan, source(plan, loss, indexed, parts), 2)  # type: ignore[arg-type]
 
     with (
         patch.object(on_chip, "unsupported", lambda *_: None),

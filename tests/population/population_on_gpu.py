@@ -44,6 +44,7 @@ from upgd.population.cuda import backend as on_chip
 from upgd.population.cuda import convolutional
 from upgd.population.cuda.compiler import compiled
 from upgd.population.cuda.planner import fastest
+from upgd.population.cuda.source import source
 from upgd.population.spec import groups
 
 STEPS = 100
@@ -149,7 +150,7 @@ def texts(device: torch.device) -> set[str]:
                 program = on_chip._program(group, on_chip._convolutional(network))
                 chosen = fastest(on_chip._plans(layers, group.kind, program, device))
                 assert size in (None, chosen.cluster)
-                found.add(on_chip.text(chosen, stream.loss, indexed, on_chip.parts()))
+                found.add(source(chosen, stream.loss, indexed, on_chip.parts()))
     return found
 
 

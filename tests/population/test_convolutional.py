@@ -12,6 +12,7 @@ from upgd.population import Learner
 from upgd.population.backend import Group
 from upgd.population.cuda import backend, compiler, convolutional, unsupported
 from upgd.population.cuda.generated import program
+from upgd.population.cuda.source import source
 from upgd.population.spec import groups
 
 SUPPORTED = [group for group in GENERATED if not hasattr(group.method, "reset_units")]
@@ -48,7 +49,7 @@ def test_places_of_a_convnet_do_not_overlap_and_fit() -> None:
         for plan in plans:
             assert plan.shared_bytes <= H200
             assert sum(layer.rows * plan.cluster for layer in plan.layers) >= sum(stage.outputs for stage in stages)
-            text = convolutional.source(plan, "mse", False, backend.parts())
+            text = source(plan, "mse", False, backend.parts())
             assert f"CLUSTER = {plan.cluster}," in text
 
 
@@ -58,7 +59,7 @@ def test_places_of_a_convnet_do_not_overlap_and_fit() -> None:
 def test_a_convnet_compiles(group: Group) -> None:
     stages = convolutional.stages(ConvNet((3, 32, 32), 10))
     plan = convolutional.plan(stages, group.kind, 6, H200, program(group.method))
-    assert len(compiler._by_nvcc(convolutional.source(plan, "cross_entropy", True, backend.parts()), "sm_90")) > 1000
+    assert len(compiler._by_nvcc(source(plan, "cross_entropy", True, backend.parts()), "sm_90")) > 1000
 
 
 def test_resets_and_convolutions_do_not_go_together(monkeypatch) -> None:

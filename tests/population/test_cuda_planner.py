@@ -22,6 +22,7 @@ from upgd.population.cuda.generated import program
 from upgd.population.cuda.network import dense_layers
 from upgd.population.cuda.planner import CLUSTERS, THREADS, Dense, Program
 from upgd.population.cuda.schedule import TELLS, WAITS, schedule
+from upgd.population.cuda.source import source
 from upgd.population.graphed import GraphedBackend
 from upgd.population.shares import Need, laid
 from upgd.population.spec import groups
@@ -345,7 +346,7 @@ def test_structures_have_the_fields_of_the_kernel_in_order() -> None:
 def test_constants_are_written_for_every_layer(kind: Kind, made: Program | None, cluster: int) -> None:
     plan = planner.plan(PAPER if cluster == 16 else layers_of([5, 7, 3]), kind, cluster, H200, made)
     assert plan is not None
-    text = planner.source(plan, "cross_entropy", True, backend.parts())
+    text = source(plan, "cross_entropy", True, backend.parts())
     assert text.endswith(backend.parts()["onchip.cu"])
     assert len(re.findall(r"template <> struct Layer<", text)) == len(plan.layers)
     assert f"RULE = {kind.rule.upper() if made is None else 'GENERATED'}" in text
@@ -360,7 +361,7 @@ def test_constants_are_written_for_every_layer(kind: Kind, made: Program | None,
 def test_it_compiles(kind: Kind, made: Program | None, widths: list[int]) -> None:
     plan = planner.plan(layers_of(widths), kind, 16 if widths[0] == 784 else 1, H200, made)
     assert plan is not None
-    assert len(compiler._by_nvcc(planner.source(plan, "cross_entropy", True, backend.parts()), "sm_90")) > 1000
+    assert len(compiler._by_nvcc(source(plan, "cross_entropy", True, backend.parts()), "sm_90")) > 1000
 
 
 def test_a_compiled_kernel_is_kept(tmp_path, monkeypatch) -> None:

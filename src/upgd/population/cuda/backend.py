@@ -18,8 +18,9 @@ from upgd.population.cuda.ahead import Ahead
 from upgd.population.cuda.convolutional import Stage, StagePlan
 from upgd.population.cuda.generated import program, scalars
 from upgd.population.cuda.network import dense_layers
-from upgd.population.cuda.planner import CLUSTERS, THREADS, ChipPlan, Dense, Program, fastest, plan, source
+from upgd.population.cuda.planner import CLUSTERS, THREADS, ChipPlan, Dense, Program, fastest, plan
 from upgd.population.cuda.schedule import schedule
+from upgd.population.cuda.source import source
 from upgd.population.shares import Need, laid
 from upgd.streams.contract import Chunk
 
@@ -350,14 +351,7 @@ def _kernel(chosen: Plan, loss: Loss, indexed: bool, device: torch.device) -> dr
 
 def _code(chosen: Plan, loss: Loss, indexed: bool, device: torch.device) -> bytes:
     major, minor = torch.cuda.get_device_capability(device)
-    return compiler.compiled(text(chosen, loss, indexed, parts()), f"sm_{major}{minor}")
-
-
-def text(chosen: Plan, loss: Loss, indexed: bool, parts: Mapping[str, str]) -> str:
-    """Return the kernel's text; see :func:`.planner.source`."""
-    if isinstance(chosen, StagePlan):
-        return convolutional.source(chosen, loss, indexed, parts)
-    return source(chosen, loss, indexed, parts)
+    return compiler.compiled(source(chosen, loss, indexed, parts()), f"sm_{major}{minor}")
 
 
 @functools.cache

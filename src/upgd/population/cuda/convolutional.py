@@ -1,7 +1,7 @@
 """The on-chip memory layout of a learner whose network starts with convolutions; pure arithmetic, without a GPU. The terms
 are those of ``convolution.cu``."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from typing import NamedTuple
 from torch import nn
 
 from upgd.population import network as net
-from upgd.population.backend import Kind, Loss
+from upgd.population.backend import Kind
 from upgd.population.cuda.places import Memory, Turns
-from upgd.population.cuda.planner import Program, reductions
+from upgd.population.cuda.planner import Program
 from upgd.population.torch_backend import gated_parameters
 
-__all__ = ["CLUSTERS", "THREADS", "Stage", "StagePlan", "plan", "source", "stages"]
+__all__ = ["CLUSTERS", "THREADS", "LayerPlan", "Stage", "StagePlan", "plan", "stages"]
 
 THREADS = 640  #: five warps for each of the four schedulers; 96 registers for each thread
 CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -397,109 +397,3 @@ def _barriers(layers: Sequence[LayerPlan], program: Program) -> tuple[str, ...]:
         names += [f"{name}.{layer.number}" for name in ("BACKWARD", "BEND")[: 1 + program.curvature]]
     names += [f"REDUCTION_{n}" for n in range(len(program.reductions))]
     return (*names, *(f"UNIT_REDUCTION_{n}" for n in range(len(program.unit_reductions))))
-
-
-# ------------------------------------------------------------------------------------------------ the plan as C++ constants
-
-
-def source(plan: StagePlan, loss: Loss, indexed: bool, parts: Mapping[str, str]) -> str:
-    """Return the source to compile; see :func:`.planner.source`."""
-    before = [parts[f"{name}.cuh"] for name in ("machine", "basics", "judge", "joins", "convolution")]
-    gated = sum(layer.stage.parameters for layer in plan.layers if layer.stage.gated)
-    rule = [*reductions(plan.program, gated, plan.hidden), plan.program.text, parts["rows.cuh"]]
-    return "\n".join([*_constants(plan, loss, indexed), *before, *rule, parts["convolution.cu"]])
-
-
-def _constants(plan: StagePlan, loss: Loss, indexed: bool) -> list[str]:
-    kind, program = plan.kind, plan.program
-    lines = [
-        "enum { RELU, LEAKY, TANH, IDENTITY };",
-        "enum { NONE, WHITE, ANTICORRELATED };",
-        "enum { CROSS_ENTROPY, MSE };",
-        "enum { MAX, NORM, MEAN, SUM };",
-        "enum { LEARNER, LAYER, UNIT };",
-        f"constexpr int NOISE = {kind.noise.upper()}, LOSS = {loss.upper()};",
-        f"constexpr bool INDEXED = {_bool(indexed)}, NORMALIZE = {_bool(kind.normalize)};",
-        f"constexpr bool CURVATURE = {_bool(program.curvature)}, FEATURES = {_bool(program.features)};",
-        f"constexpr int CLUSTER = {plan.cluster}, THREADS = {plan.threads}, LAYERS = {len(plan.layers)};",
-        f"constexpr int PARAMETERS = {plan.parameters}, WORDS = {plan.words}, HIDDEN = {plan.hidden};",
-        f"constexpr int BARRIER_COUNT = {len(plan.barriers)}, SCALARS = {program.scalars};",
-        f"constexpr int UNIT_STATES = {len(program.unit_state)};",
-        f"constexpr int REDUCTIONS = {len(program.reductions)}, UNIT_REDUCTIONS = {len(program.unit_reductions)};",
-    ]
-    lines += [f"constexpr int {name} = {offset};" for name, offset in plan.offsets.items() if "." not in name]
-    lines += ["template <int l> struct Layer;", "template <int l, int n> struct Reduced;"]
-    for layer in plan.layers:
-        lines.append(_layer(layer, plan))
-        for n in range(len(program.reductions)):
-            values = plan.offsets.get(f"VALUES_{n}.{layer.number}", -1)
-            lines.append(
-                f"template <> struct Reduced<{layer.number}, {n}> {{ static constexpr int VALUES = {values}; }};"
-            )
-    return lines
-
-
-def _bool(value: bool) -> str:
-    return str(bool(value)).lower()
-
-
-#: Names of offsets in shared memory and of exchanges.
-_PLACES = (
-    *("IN", "C", "D", "SEEN", "WEIGHT_GRADIENT", "BIAS_GRADIENT", "WEIGHT_CURVATURE", "BIAS_CURVATURE"),
-    *("BACKWARD_BUFFER", "BEND_BUFFER", "GATE_GRADIENT", "GATE_CURVATURE", "UNIT_STATE", "UNIT_OBSERVED"),
-    *("BIAS_WORDS", "WORDS_AT", "FORWARD", "BACKWARD", "BEND"),
-)
-
-
-def _layer(layer: LayerPlan, plan: StagePlan) -> str:
-    stage = layer.stage
-    numbers: dict[str, object] = {
-        "NUMBER": layer.number,
-        "OUTPUTS": stage.outputs,
-        "INPUTS": stage.inputs,
-        "CHANNELS": stage.channels,
-        "TAPS": stage.taps,
-        "WINDOWS": stage.values,
-        "WEIGHT": layer.weight,
-        "BIAS": layer.bias,
-        "ROWS": layer.rows,
-        "STEP": layer.step,
-        "TAP_STEP": layer.tap_step,
-        "AT_ONCE": 4 if layer.tap_step % 4 == 0 else 1,
-        "OWN_LANES": layer.own_lanes,
-        "SIZE": layer.rows_stored * layer.step,
-        "PITCH": layer.pitch,
-        "PLANE": layer.plane,
-        "TILE": layer.tile,
-        "SPLIT": layer.split,
-        "BACK_TILE": layer.back_tile,
-        "BACK_GROUPS": layer.back_groups,
-        "OWN_TILE": layer.own_tile,
-        "OWN_GROUPS": layer.own_groups,
-        "FIRST_THREAD": layer.first_thread,
-        "BIAS_THREAD": layer.bias_thread,
-        "ACTIVATION": stage.activation,
-        "FIRST_HIDDEN": sum(other.stage.outputs for other in plan.layers[: layer.number]),
-    }
-    pairs = {
-        ("HEIGHT", "WIDTH"): stage.sides,
-        ("KERNEL_Y", "KERNEL_X"): stage.kernel or (1, 1),
-        ("STRIDE_Y", "STRIDE_X"): stage.stride,
-        ("PAD_Y", "PAD_X"): stage.padding,
-        ("POOL_Y", "POOL_X"): stage.pool,
-        ("POOL_SY", "POOL_SX"): stage.pool_stride,
-        ("DOWN", "ACROSS"): stage.windows,
-    }
-    for names, values in pairs.items():
-        numbers |= dict(zip(names, values, strict=True))
-    numbers |= {name: plan.offsets.get(f"{name}.{layer.number}", -1) for name in _PLACES}
-    switches = {"CONVOLUTION": stage.kernel is not None, "GATED": stage.gated, "TURNED": False}
-    switches |= {"QUADS": layer.quads, "PAIRED": layer.paired}
-    ints = ", ".join(f"{name} = {value}" for name, value in numbers.items())
-    bools = ", ".join(f"{name} = {_bool(value)}" for name, value in switches.items())
-    # Initial weights and biases are uniform on [−BOUND, BOUND].
-    floats = f"SLOPE = {stage.slope!r}f, BOUND = {stage.inputs**-0.5!r}f"
-    return (
-        f"template <> struct Layer<{layer.number}> {{ static constexpr int {ints}; static constexpr bool {bools}; "
-        f"static constexpr float {floats}; }};"
-    )

@@ -1,9 +1,9 @@
 // One learner per thread-block cluster: weights and state stay on chip for thousands of steps.
 //
 // The source is the concatenation of constants, machine.cuh, basics.cuh, judge.cuh, joins.cuh, tiles.cuh, network.cuh, rule.cuh,
-// the rule and this file. The rule is by_hand.cuh, or the output of generated.py followed by generated.cuh. The planner
-// (planner.py) writes the constants: CLUSTER, THREADS, the options of the rule, and for every layer l a struct
-// Layer<l> with its Block<l, b>s. A step works as follows:
+// the rule and this file. The rule is by_hand.cuh, or the output of generated.py followed by generated.cuh. The
+// constants are the plan of planner.py, written by source.py: CLUSTER, THREADS, the options of the rule, and for every layer l a
+// struct Layer<l> with its Block<l, b>s. A step works as follows:
 //
 //   Layers alternate. An even layer is split by its OUTPUTS: every block of the cluster (a CTA) owns some units and all
 //   their incoming weights. An odd layer is split by its INPUTS: its matrix is stored transposed ("turned"), one row for each

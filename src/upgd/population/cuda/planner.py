@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from upgd.methods.method import Reduction
-from upgd.population.backend import Kind, Loss
+from upgd.population.backend import Kind
 from upgd.population.cuda.places import Memory, Turns
 
-__all__ = ["CLUSTERS", "THREADS", "ChipPlan", "Dense", "Program", "Resets", "fastest", "plan", "reductions", "source"]
+__all__ = ["CLUSTERS", "THREADS", "Block", "ChipPlan", "Dense", "LayerPlan", "Program", "Resets", "fastest", "plan"]
 
 THREADS = 384  #: three warps for each of the four schedulers; 168 registers for each thread
 CLUSTERS = (1, 2, 4, 8, 16)
@@ -23,8 +23,6 @@ _HELD = {1: 8, 2: 3, 3: 2, 4: 1, 5: 1}
 _FAR_BYTES = {1: 160_000, 2: 160_000, 4: 160_000, 8: 320_000, 16: 320_000}
 #: Maximum number of exchanges; a thread tracks each with one bit.
 _BARRIERS = 32
-#: Number of steps after which the scale of stored utilities is reset to 1 (see onchip.cu).
-RENEWED_EVERY = 100
 
 
 class Dense(NamedTuple):
@@ -73,7 +71,7 @@ class Program:
         return self.scalars + (self.resets.scalars if self.resets else 0)
 
 
-_BY_HAND = Program("", (), 0, 0)  #: the requirements of a hand-written rule
+BY_HAND = Program("", (), 0, 0)  #: the requirements of a hand-written rule
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ class ChipPlan:
     @property
     def parameters(self) -> int:
         """The number of parameters of a learner."""
-        return _parameters([layer.dense for layer in self.layers])
+        return parameters([layer.dense for layer in self.layers])
 
     @property
     def words(self) -> int:
@@ -390,12 +388,12 @@ def _placed(layers: tuple[LayerPlan, ...], kind: Kind, program: Program | None, 
 
 def _of_layer(layer: LayerPlan, hidden: bool, kind: Kind, program: Program | None, cluster: int) -> dict[str, int]:
     """Return the floats of a layer's values and biases."""
-    needs = program or _BY_HAND
+    needs = program or BY_HAND
     floats = {}
     if needs.resets and hidden:  # every CTA has the values of all units
         units = {"UNIT_STATE": len(needs.unit_state), "ALL_H": not layer.turned, "OUTGOING": needs.resets.outgoing}
         units |= {"RANKED": needs.resets.selections > 0, "AMONG": needs.resets.selections, "CHOSEN": 1, "MOVED": 1}
-        floats = {name: count * _units_kept(layer, program) for name, count in units.items()}
+        floats = {name: count * units_kept(layer, program) for name, count in units.items()}
     vectors = {"H": hidden, "D": 1, "C": needs.curvature}
     vectors["NORMS"] = program is None and kind.scaling == "local" and layer.turned
     if needs.features and hidden:
@@ -428,7 +426,7 @@ def _of_learner(
     layers: Sequence[LayerPlan], kind: Kind, program: Program | None, barriers: Mapping[str, int]
 ) -> dict[str, int]:
     """Return the floats of values that exist once per learner."""
-    needs = program or _BY_HAND
+    needs = program or BY_HAND
     by_hand, tensors, outputs = program is None, 2 * len(layers), layers[-1].dense.outputs
     floats = {"OUTPUTS_AT": max(outputs, barriers.get("GATHER", 0) // 4), "TARGETS_AT": outputs}
     floats["MAXIMA"] = tensors if "SCALE" in barriers and kind.scaling == "global" else 0
@@ -490,7 +488,7 @@ def _exchanges_last(barriers: Iterable[str], first: LayerPlan, cluster: int) -> 
     return not kinds & {"NORM", "UNITS_"} and bool(kinds & last)
 
 
-def _units_kept(layer: LayerPlan, program: Program | None) -> int:
+def units_kept(layer: LayerPlan, program: Program | None) -> int:
     """Return the floats for one number per hidden unit that a CTA stores."""
     return -(-layer.dense.outputs // 4) * 4 if program is not None and program.resets else layer.vector
 
@@ -498,7 +496,7 @@ def _units_kept(layer: LayerPlan, program: Program | None) -> int:
 def _barriers(layers: Sequence[LayerPlan], kind: Kind, program: Program | None, cluster: int) -> dict[str, int]:
     """Return the exchanges of a step, and the number of bytes that each CTA receives."""
     names: dict[str, int] = {}
-    needs = program or _BY_HAND
+    needs = program or BY_HAND
     tensors = cluster * 2 * len(layers) * 4
     for layer in layers:
         own = []
@@ -521,181 +519,6 @@ def _barriers(layers: Sequence[LayerPlan], kind: Kind, program: Program | None, 
     return names
 
 
-def _parameters(layers: Sequence[Dense]) -> int:
+def parameters(layers: Sequence[Dense]) -> int:
+    """Return the number of parameters of these layers."""
     return sum(dense.inputs * dense.outputs + dense.bias * dense.outputs for dense in layers)
-
-
-# ------------------------------------------------------------------------------------------------ the plan as C++ constants
-
-
-def source(plan: ChipPlan, loss: Loss, indexed: bool, parts: Mapping[str, str]) -> str:
-    """Return the source to compile: constants, then the parts of the kernel.
-
-    Args:
-        plan: the memory layout.
-        loss: the loss.
-        indexed: whether samples are indices of images.
-        parts: the contents of the kernel's files by name.
-    """
-    before = [parts[f"{name}.cuh"] for name in ("machine", "basics", "judge", "joins", "tiles", "network", "rule")]
-    made = plan.program
-    rule = [parts["by_hand.cuh"]] if made is None else [*_reductions(plan, made), made.text, parts["generated.cuh"]]
-    rule += [parts["resets.cuh"]] if made is not None and made.resets else []
-    return "\n".join([*_constants(plan, loss, indexed), *before, *rule, parts["onchip.cu"]])
-
-
-def _constants(plan: ChipPlan, loss: Loss, indexed: bool) -> list[str]:
-    kind, program = plan.kind, plan.program
-    needs = program or _BY_HAND
-    rule = "GENERATED" if program else kind.rule.upper()
-    lines = [
-        "enum { RELU, LEAKY, TANH, IDENTITY };",
-        "enum { PLAIN, UTILITY, GENERATED };",
-        "enum { GLOBAL, LOCAL };",
-        "enum { NONE, WHITE, ANTICORRELATED };",
-        "enum { CROSS_ENTROPY, MSE };",
-        "enum { MAX, NORM, MEAN, SUM, SMALLEST };",
-        "enum { LEARNER, LAYER, UNIT };",
-        f"constexpr int RULE = {rule}, SCALING = {kind.scaling.upper()}, NOISE = {kind.noise.upper()};",
-        f"constexpr int LOSS = {loss.upper()}; constexpr bool INDEXED = {_bool(indexed)};",
-        f"constexpr bool NORMALIZE = {_bool(kind.normalize)}, CURVATURE = {_bool(needs.curvature)};",
-        f"constexpr bool FEATURES = {_bool(needs.features)};",
-        f"constexpr int CLUSTER = {plan.cluster}, THREADS = {THREADS}, LAYERS = {len(plan.layers)};",
-        f"constexpr int PARAMETERS = {plan.parameters}, WORDS = {plan.words}, RENEWED_EVERY = {RENEWED_EVERY};",
-        f"constexpr int FAR_FLOATS = {plan.far_floats};",
-        f"constexpr int BARRIER_COUNT = {plan.exchanges}, BLOCKS_0 = {len(plan.layers[0].blocks)}, HIDDEN = {plan.hidden};",
-        f"constexpr bool RESETS = {_bool(needs.resets is not None)};",
-        f"constexpr int SCALARS = {needs.numbers}, RESET_SCALARS = {needs.scalars}, UNIT_STATES = {len(needs.unit_state)};",
-        f"constexpr int OUTGOING_SUMS = {needs.resets.outgoing if needs.resets else 0};",
-        f"constexpr int UNIT_JOINS = {len(needs.resets.joins) if needs.resets else 0};",
-        f"constexpr int REDUCTIONS = {len(needs.reductions)}, UNIT_REDUCTIONS = {len(needs.unit_reductions)};",
-        f"#define EXPECTED {{ {', '.join(map(str, [*plan.barriers.values(), 0]))} }}",
-    ]
-    offsets = {"GATHER": -1, "SCALE": -1, "SCALE_BUFFER": -1, **plan.offsets}
-    lines += [f"constexpr int {name} = {offset};" for name, offset in offsets.items() if "." not in name]
-    lines += ["template <int l> struct Layer;", "template <int l, int b> struct Block;"]
-    lines += ["template <int l, int b> struct Held;", "template <int l, int n> struct Reduced;"]
-    lines.append("template <int l, int n> struct Outgoing;")
-    held = []
-    for layer in plan.layers:
-        lines.append(_layer(layer, plan))
-        for number, block in enumerate(layer.blocks):
-            lines += _block(layer, number, block)
-            held.append(f"Held<{layer.number}, {number}>")
-        for n in range(len(needs.reductions)):
-            names = {"BARRIER": "UNITS_{}", "BUFFER": "UNITS_{}_BUFFER", "VALUES": "VALUES_{}"}
-            places = {name: plan.offsets.get(f"{of.format(n)}.{layer.number}", -1) for name, of in names.items()}
-            lines.append(f"template <> struct Reduced<{layer.number}, {n}> {{ {_ints(places)} }};")
-        for n in range(needs.resets.outgoing if needs.resets else 0):
-            names = {"BARRIER": "OUTGOING_{}", "BUFFER": "OUTGOING_{}_BUFFER"}
-            places = {name: plan.offsets.get(f"{of.format(n)}.{layer.number}", -1) for name, of in names.items()}
-            lines.append(f"template <> struct Outgoing<{layer.number}, {n}> {{ {_ints(places)} }};")
-    lines.append(f"struct Registers : {', '.join(held)} {{}};")
-    return lines
-
-
-def _reductions(plan: ChipPlan, program: Program) -> list[str]:
-    gated = sum(_parameters([layer.dense]) for layer in plan.layers if layer.dense.gated)
-    return reductions(program, gated, plan.hidden)
-
-
-def reductions(program: Program, gated: int, hidden: int) -> list[str]:
-    """Return the declarations of a rule's reductions, which follow the functions that join values.
-
-    Args:
-        program: the rule.
-        gated: number of parameter entries with gates.
-        hidden: number of hidden units.
-    """
-    lines = ["template <int n> struct Reduction;", "template <int n> struct UnitReduction;"]
-    kinds = (("Reduction", program.reductions, gated), ("UnitReduction", program.unit_reductions, hidden))
-    for name, reductions, count in kinds:
-        for n, (operation, over) in enumerate(reductions):
-            at = ("UNIT_" if name == "UnitReduction" else "") + f"REDUCTION_{n}"
-            numbers = {"OPERATION": operation.upper(), "OVER": over.upper(), "COUNT": count, "BARRIER": at}
-            numbers |= {"BUFFER": f"{at}_BUFFER", "VALUES": f"{at}_VALUES"}
-            join = "Largest" if operation == "max" else "Sum"
-            units = f"static constexpr bool OF_UNITS = {_bool(name == 'UnitReduction')};"
-            lines.append(f"template <> struct {name}<{n}> {{ typedef {join} Join; {_ints(numbers)} {units} }};")
-    lines.append("template <int n> struct UnitJoin;")
-    joins = program.resets.joins if program.resets else ()
-    for n, joining in enumerate(joins):
-        numbers = {"OPERATION": joining.upper(), "SELECTION": joins[:n].count("smallest")}
-        join = "Largest" if joining == "max" else "Sum"
-        lines.append(f"template <> struct UnitJoin<{n}> {{ typedef {join} Join; {_ints(numbers)} }};")
-    return lines
-
-
-def _ints(numbers: Mapping[str, object]) -> str:
-    return f"static constexpr int {', '.join(f'{name} = {value}' for name, value in numbers.items())};"
-
-
-def _bool(value: bool) -> str:
-    return str(bool(value)).lower()
-
-
-def _layer(layer: LayerPlan, plan: ChipPlan) -> str:
-    dense, number = layer.dense, layer.number
-    total = plan.parameters
-    numbers = {
-        "NUMBER": number,
-        "INPUTS": dense.inputs,
-        "OUTPUTS": dense.outputs,
-        "WEIGHT": layer.weight,
-        "BIAS": layer.bias,
-        "UNITS": layer.units,
-        "LANES": layer.lanes,
-        "GRAIN": layer.grain,
-        "BIAS_GRAIN": layer.bias_grain,
-        "ROWS": layer.rows,
-        "PADDED": layer.padded,
-        "PARTS": layer.parts,
-        "BLOCKS": len(layer.blocks),
-        "ACTIVATION": dense.activation,
-        "BIAS_THREAD": layer.bias_thread,
-    }
-    numbers["BIASES"] = layer.biases(plan.cluster)
-    numbers["UNITS_KEPT"] = _units_kept(layer, plan.program)
-    numbers["FIRST_HIDDEN"] = sum(other.dense.outputs for other in plan.layers[:number])
-    vectors = ("H", "D", "C", "NORMS", "BIAS_WORDS", "GATE_GRADIENT", "GATE_CURVATURE", "UNIT_STATE", "UNIT_OBSERVED")
-    of_resets = ("ALL_H", "OUTGOING", "RANKED", "AMONG", "CHOSEN", "MOVED", "HEARD")
-    exchanges = ("FORWARD", "BACKWARD", "BEND", "NORM")
-    names = ("PARTS_AT", *vectors, *of_resets, *exchanges, *(f"{name}_BUFFER" for name in exchanges))
-    numbers |= {name: plan.offsets.get(f"{name}.{number}", -1) for name in names}
-    switches = {
-        "TURNED": layer.turned,
-        "GATED": dense.gated,
-        # Pairs of normals are neighbours in a tile if rows start at even indices.
-        "EVEN": dense.inputs % 2 == 0 and layer.weight % 2 == 0,
-        # Rows in global memory can be read four floats at a time.
-        "VECTORS": not layer.turned and all(n % 4 == 0 for n in (dense.inputs, layer.weight, total)),
-    }
-    bools = ", ".join(f"{name} = {_bool(value)}" for name, value in switches.items())
-    # Initial weights and biases are uniform on [−BOUND, BOUND].
-    slope = f"static constexpr float SLOPE = {dense.slope!r}f, BOUND = {dense.inputs**-0.5!r}f;"
-    return f"template <> struct Layer<{number}> {{ {_ints(numbers)} static constexpr bool {bools}; {slope} }};"
-
-
-def _block(layer: LayerPlan, number: int, block: Block) -> list[str]:
-    numbers = {
-        "LAYER": layer.number,
-        "NUMBER": number,
-        "FIRST": block.first,
-        "CHUNKS": block.chunks,
-        "GROUPS": block.groups,
-        "USED_GROUPS": block.used_groups,
-        "SHIFT": block.shift,
-        "TEAM": block.team,
-        "FIRST_PART": sum(b.parts for b in layer.blocks[:number]),
-        "HELD": block.held,
-        "FAR": block.far,
-        "FAR_AT": block.far_at,
-        "SHARED": block.shared,
-        "LAST": block.last_at,
-    }
-    size = max(1, block.held)
-    which = f"{layer.number}, {number}"
-    return [
-        f"template <> struct Block<{which}> {{ {_ints(numbers)} }};",
-        f"template <> struct Held<{which}> {{ float words[{size}][WORDS][2][4]; }};",
-    ]
