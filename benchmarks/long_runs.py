@@ -9,8 +9,8 @@ compared. Both devices train the same learners (method, settings, seed) on the s
 
 `compute` needs MNIST (`upgd data fetch mnist`, or the folder UPGD_DATA), or `--data digits`, which is part of the package.
 It writes the online accuracy and loss of every seed and window. Variants that are already in the file are skipped, so an
-interrupted command continues where it stopped. On a CPU, numba makes most variants about ten times faster; methods that reset
-units have no CPU kernels and take fewer steps.
+interrupted command continues where it stopped. On a CPU, numba makes the variants at least ten times faster. Methods
+that reset units take fewer steps.
 
 `compare` prints the difference of the means for every variant, and exits with status 1 if a variant differs.
 """
@@ -107,13 +107,13 @@ CONVOLUTIONAL: dict[str, Settings] = {
     "ConvNet: L2 Init": {"method": "l2-init", "lr": 0.01, "regularization": 0.001},
     "ConvNet: SGDW": {"method": "sgdw", "lr": 0.01, "weight_decay": 1e-3},
 }
-#: Methods without CPU kernels, on input-permuted digits with the network 64-100-50-10.
+#: Methods that reset units, on input-permuted digits with the network 64-100-50-10.
 SMALL: dict[str, Settings] = {f"64-100-50-10: {name}": settings for name, settings in _RESETS.items()}
 #: The same on the problem of ``DENSE``.
 SHORT: dict[str, Settings] = {f"Short: {name}": settings for name, settings in _RESETS.items()}
 
 KINDS = (DENSE, CONVOLUTIONAL, SMALL, SHORT)
-#: The most steps and seeds of the variants of some kinds: the torch backend takes 1,000 and 100 learner-steps/s on a CPU.
+#: The most steps and seeds of the variants of some kinds, for which the torch backend needs less than an hour on a CPU.
 LIMITS = {2: (10_000, 10), 3: (3_000, 5)}
 VARIANTS = {name: settings for kind in KINDS for name, settings in kind.items()}
 

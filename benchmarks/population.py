@@ -107,6 +107,9 @@ def main() -> None:
     contenders = [plain_loop(network, stream, "adamw"), population(network, stream, "adamw", "kernel", 8)]
     compare("AdamW, 784-300-150-10", contenders, {contenders[-1].name: 8})
 
+    resetting = [population(network, stream, "continual-backprop", backend, 8) for backend in ("torch", "kernel")]
+    compare("Continual Backprop, 784-300-150-10", resetting, {resetting[-1].name: 8})
+
     for title, network, stream, bar in (
         ("UPGD, toy network 16-300-150-1", MLP((16, 300, 150, 1), "identity"), make("toy-changing-inputs"), 10),
         ("UPGD, digits network 64-100-50-10", MLP((64, 100, 50, 10)), make("input-permuted-digits"), 20),

@@ -1,9 +1,11 @@
 """Functions that rules may call."""
 
+import math
+
 import numba
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from upgd.kernels import functions
@@ -27,3 +29,18 @@ def test_exp(x: float) -> None:
 )
 def test_exp_of_large_numbers(x: float, value: float) -> None:
     assert float(exp(np.float32(x))) == value
+
+
+@numba.njit
+def complement(x):
+    return functions.complement(x)
+
+
+@settings(deadline=None)
+@given(st.floats(-80, 5, width=32))
+@example(-0.0625)
+@example(0.0625)
+def test_complement(x: float) -> None:
+    found, exact = float(complement(np.float32(x))), -math.expm1(x)
+    # Near zero, the rounding of the series; elsewhere, the error of exp, which the difference may magnify by 1/0.0606.
+    assert abs(found - exact) <= (3e-7 * abs(exact) if abs(x) < 0.0625 else 4.3e-6 * max(1, math.exp(x)) + 1e-7)

@@ -7,17 +7,16 @@ import pytest
 import torch
 from emulated_chip import EmulatedBackend, assert_right, run, state
 from gpu_cases import Problem, Samples
+from own_resets import OwnResets, recorded
 from population_on_gpu import clusters_of
 from torch import nn
 
-from upgd.methods import Method, Setting, registry
-from upgd.methods.units import Reset
+from upgd.methods import Method, registry
 from upgd.networks import MLP
 from upgd.population import Learner, Population
 from upgd.population.cuda import backend as on_chip
 from upgd.population.cuda import planner
 from upgd.population.cuda.generated import program
-from upgd.population.torch_backend import TorchBackend
 
 pytestmark = pytest.mark.skipif(emulated_chip.COMPILER is None, reason="needs a C++ compiler")
 
@@ -132,14 +131,7 @@ def test_custom_reductions_are_correct(number, operation, over):
 
 def resets_are_right(monkeypatch, cluster: int, steps: int, **settings: object) -> None:
     """As above; and units of every hidden layer are reset, at several steps."""
-    seen = []
-    original = TorchBackend._reset
-
-    def counted(self, name, number, reset, step):
-        seen.extend((number, step) for _ in range(int(reset.units.any())))
-        original(self, name, number, reset, step)
-
-    monkeypatch.setattr(TorchBackend, "_reset", counted)
+    seen = recorded(monkeypatch)
     held(cluster, steps, **settings)
     hidden = sum(isinstance(module, nn.Linear) for module in PROBLEMS[cluster][0].modules()) - 1
     assert {number for number, _ in seen} == set(range(hidden))
@@ -172,27 +164,6 @@ def resets_are_right(monkeypatch, cluster: int, steps: int, **settings: object) 
 )
 def test_methods_that_reset_units_are_right(monkeypatch, cluster, steps, settings):
     resets_are_right(monkeypatch, cluster, steps, **settings)
-
-
-class OwnResets(Method):
-    """Uses everything that a hook supports and the methods above do not use."""
-
-    name = "own-resets"
-    rate = Setting(0.2, least=0)
-    state = MappingProxyType({"start": "parameter", "velocity": "zeros"})
-    unit_state = MappingProxyType({"size": "zeros", "longest": "layer"})
-
-    def update(self, w, g, s, h):
-        velocity = 0.5 * s.velocity + g
-        return w - h.lr * (velocity + 0.1 * (w - s.start)), {"velocity": velocity}
-
-    def reset_units(self, units, s, h, t, draw):
-        size = s.size + (units.outgoing**2).sum((1, 3)) * units.activation.mean(-1).abs() ** 0.5
-        largest = size.amax(-1, keepdim=True)
-        small = ~(size > 0.3 * largest) | (size < s.longest / 8)
-        chosen = torch.where(t % 2 == 0, small & (draw() < h.rate), False)
-        moved = (size[:, None, :, None] * 0.01 * units.outgoing).sum((2, 3))
-        return Reset(chosen, next_bias=moved, outgoing=False), {"size": size, "longest": largest}
 
 
 @pytest.mark.parametrize("cluster", [1, pytest.param(8, marks=pytest.mark.slow)])

@@ -228,7 +228,7 @@ def test_unsupported_rules_give_a_reason():
 
 
 def test_products_become_part_of_sums_and_nothing_is_computed_twice():
-    text = generated.source("towards-start", generated.rules_of(TowardsStart(), "all"))
+    text = generated.source(TowardsStart(), generated.rules_of(TowardsStart(), "all"))
     assert text.count("fused(") >= 2
     body = text[text.index("def update(") : text.index("@entry_point")]
     assigned = [line.split(" = ")[0].strip() for line in body.splitlines() if line.strip().startswith("v")]
@@ -237,7 +237,7 @@ def test_products_become_part_of_sums_and_nothing_is_computed_twice():
 
 def test_files_of_other_users_are_not_executed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    text = generated.source("towards-start", generated.rules_of(TowardsStart(), "all"))
+    text = generated.source(TowardsStart(), generated.rules_of(TowardsStart(), "all"))
     path = modules._written("rule_test.py", text)
     path.write_text("raise SystemExit('not ours')")
     assert modules._written("rule_test.py", text).read_text() == text

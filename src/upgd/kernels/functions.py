@@ -7,7 +7,7 @@ import numpy as np
 
 from upgd.kernels.machine import add, bits_of, float_of, fused, inlined, larger, shifted_left, smaller
 
-__all__ = ["exp", "flushed", "sign", "tanh"]
+__all__ = ["complement", "exp", "flushed", "sign", "tanh"]
 
 _f: Any = np.float32
 _u: Any = np.uint32
@@ -36,6 +36,16 @@ def exp(x: float) -> float:
     p = fused(p, rest, _f(0.6931472))
     p = fused(p, rest, _f(1.0))
     return float_of(add(bits_of(p), shifted_left(bits_of(shifted), _u(23))))
+
+
+@inlined
+def complement(x: float) -> float:
+    """Return 1 − eˣ; near zero, where the difference would lose digits, from the series."""
+    p = fused(x, _f(1 / 120), _f(1 / 24))
+    p = fused(x, p, _f(1 / 6))
+    p = fused(x, p, _f(0.5))
+    p = fused(x, p, _f(1))
+    return -x * p if abs(x) < _f(0.0625) else _f(1) - exp(x)
 
 
 @inlined

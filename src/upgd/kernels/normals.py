@@ -31,12 +31,13 @@ from upgd.kernels.machine import (
 from upgd.kernels.polynomials import COSINE, LOGARITHM, SINE
 from upgd.noise import MIXERS, Purpose
 
-__all__ = ["fill_normals", "parameter_keys", "step_keys"]
+__all__ = ["fill_normals", "fresh_keys", "parameter_keys", "step_keys", "uniform", "unit_keys"]
 
 _f: Any = np.float32
 _u: Any = np.uint32
 _FIRST, _RADIUS, _ANGLE = (_u(m) for m in MIXERS)
 _NOISE, _PARAMETER = np.uint64(int(Purpose.NOISE)), np.uint64(int(Purpose.PARAMETER))
+_RESET, _UNITS = np.uint64(int(Purpose.RESET)), np.uint64(int(Purpose.UNITS))
 _WORD = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
@@ -60,6 +61,28 @@ def step_keys(seed: int, step: int) -> tuple[int, int, int, int]:
 def parameter_keys(seed: int, step: int, number: int) -> tuple[int, int, int, int]:
     """Return the four keys of a parameter's noise at a step; see :func:`upgd.noise.parameter_keys`."""
     return _keys(seed, np.uint64(number), step, _PARAMETER)
+
+
+@compiled
+def fresh_keys(seed: int, step: int, layer: int) -> tuple[int, int, int, int]:
+    """Return the four keys of the new weights of a hidden layer's units that are reset at a step."""
+    return _keys(seed, np.uint64(layer), step, _RESET)
+
+
+@compiled
+def unit_keys(seed: int, step: int, layer: int) -> tuple[int, int, int, int]:
+    """Return the four keys of the random numbers of a hidden layer's units at a step."""
+    return _keys(seed, np.uint64(layer), step, _UNITS)
+
+
+@inlined
+def uniform(index: int, keys: tuple[int, int, int, int]) -> float:
+    """Return a uniform number in (0, 1]; see :func:`upgd.noise.uniforms_at`."""
+    x = add(keys[0], times(_u(index), keys[1]))
+    s = times(xor(x, shifted_right(x, _u(16))), _FIRST)
+    word = times(xor(s, shifted_right(s, _u(15))), _RADIUS)
+    word = xor(word, shifted_right(word, _u(15)))
+    return number(either(shifted_right(word, _u(1)), _u(1))) * _f(2.0**-31)
 
 
 @compiled

@@ -1,12 +1,12 @@
 """Print a rule as assignments in a kernel language: numba's for the CPU, Triton's for a GPU."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from upgd.methods.reset_tracing import ResetRule
 from upgd.methods.tracing import Node, Rule
 
-__all__ = ["INPUTS", "NUMBA", "TRITON", "Dialect", "indented", "lines", "reached", "simplified"]
+__all__ = ["INPUTS", "NUMBA", "TRITON", "Dialect", "indented", "lines", "merged", "reached", "simplified"]
 
 #: Kinds of nodes that are not operations: of a rule, and of hidden units and their resets.
 INPUTS = (
@@ -53,6 +53,7 @@ NUMBA = Dialect(
         "max": "larger({0}, {1})",
         "min": "smaller({0}, {1})",
         "where": "{1} if {0} else {2}",
+        "complement": "complement({0})",
     },
     constant="_f({0!r})",
     fused="fused({0}, {1}, {2})",
@@ -73,7 +74,7 @@ TRITON = Dialect(
 )
 
 
-def lines(rule: Rule, wanted: list[int], read: Callable[[Node], str], dialect: Dialect) -> list[str]:
+def lines(rule: Rule | ResetRule, wanted: list[int], read: Callable[[Node], str], dialect: Dialect) -> list[str]:
     """Return the operations needed for the wanted values, as assignments; ``read`` returns the text of an input."""
     needed = reached(rule, wanted)
     uses = [argument for place in needed for argument in _arguments(rule, place)]
@@ -108,7 +109,7 @@ def _arguments(rule: Rule | ResetRule, place: int) -> list[int]:
     return [] if node[0] in INPUTS else list(node[1:])
 
 
-def _product(rule: Rule, place: int, uses: list[int], wanted: set[int]) -> int | None:
+def _product(rule: Rule | ResetRule, place: int, uses: list[int], wanted: set[int]) -> int | None:
     """Return the argument of a sum that is a product and is not used elsewhere."""
     for argument in rule.nodes[place][1:]:
         if rule.nodes[argument][0] == "mul" and uses.count(argument) == 1 and argument not in wanted:
@@ -116,7 +117,9 @@ def _product(rule: Rule, place: int, uses: list[int], wanted: set[int]) -> int |
     return None
 
 
-def _expression(rule: Rule, place: int, product: int | None, read: Callable[[Node], str], dialect: Dialect) -> str:
+def _expression(
+    rule: Rule | ResetRule, place: int, product: int | None, read: Callable[[Node], str], dialect: Dialect
+) -> str:
     kind, *arguments = rule.nodes[place]
     if kind == "constant":
         return dialect.constant.format(arguments[0])
@@ -129,6 +132,26 @@ def _expression(rule: Rule, place: int, product: int | None, read: Callable[[Nod
             return dialect.fused.format(a, b, f"v{second if first == product else first}")
         return dialect.fused.format(*((a, b, f"-v{second}") if first == product else (f"-{a}", b, f"v{first}")))
     return dialect.forms[kind].format(*(f"v{argument}" for argument in arguments))
+
+
+def merged(nodes: Sequence[Node], *operations: str) -> tuple[Node, ...]:
+    """Merge expressions into one operation each.
+
+    Args:
+        nodes: the operations of a rule.
+        operations: ``"complement"``, 1 − eˣ, which needs a series for small x; ``"logistic"``, 1/(1 + eˣ), which is accurate
+            even if its parts overflow.
+    """
+    made = list(nodes)
+    one = made.index(("constant", 1.0)) if ("constant", 1.0) in made else None
+    for place, (kind, *arguments) in enumerate(nodes):
+        if "logistic" in operations and kind == "div" and arguments[0] == one and nodes[arguments[1]][0] == "add":
+            terms = [term for term in nodes[arguments[1]][1:] if term != one]
+            if len(terms) == 1 and nodes[terms[0]][0] == "exp":
+                made[place] = ("logistic", nodes[terms[0]][1])
+        if "complement" in operations and kind == "sub" and arguments[0] == one and nodes[arguments[1]][0] == "exp":
+            made[place] = ("complement", nodes[arguments[1]][1])
+    return tuple(made)
 
 
 def indented(text: list[str], by: int) -> str:

@@ -255,9 +255,12 @@ def observes_units(method: Method) -> bool:
     return method.uses_units and hasattr(method, "observe_units")
 
 
-def traced(method: Method, *, gated: bool = True) -> Rule:
-    """Trace a method's rule, or that of layers without gates if ``gated`` is false."""
-    if method.uses_units:
+def traced(method: Method, *, gated: bool = True, resets: bool = False) -> Rule:
+    """Trace a method's rule, or that of layers without gates if ``gated`` is false.
+
+    With ``resets``, the method may reset hidden units, which :mod:`.reset_tracing` traces.
+    """
+    if observes_units(method) if resets else method.uses_units:
         raise CannotTrace("it uses hidden units")
     return _rules(method, gated)[0]
 

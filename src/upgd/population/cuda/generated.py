@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from upgd.kernels.source import INPUTS, reached
+from upgd.kernels.source import INPUTS, merged, reached
 from upgd.methods import Method
 from upgd.methods._scalars import Scalar
 from upgd.methods.reset_tracing import ResetRule, traced_reset
@@ -46,6 +46,8 @@ _FORMS = {
     "pow": "powf({0}, {1})",
     "complement": "complement({0})",
 }
+#: Expressions that are one operation here.
+_MERGED = ("logistic", "complement")
 #: Approximate number of instructions of operations that take more than one; functions use the special-function unit.
 _COSTS = {"div": 6, "sqrt": 6, "exp": 12, "logistic": 14, "tanh": 25, "sign": 3, "complement": 20}
 _LONG = 12  #: from this cost on, an operation is worth sharing
@@ -155,7 +157,7 @@ INLINE void renew(Hidden& e, const float* k, bool& chosen, float& moved) {{
 
 def program(method: Method) -> Program:
     """Return the rule of a method; raises :class:`upgd.methods.tracing.CannotTrace` if it is not supported."""
-    rule, other = (replace(part, nodes=_shortened(part.nodes)) for part in traced_parts(method))
+    rule, other = (replace(part, nodes=merged(part.nodes, *_MERGED)) for part in traced_parts(method))
     observed = [
         f"template <> INLINE float observed<{n}>(const Entry& e, const float* k) {{\n"
         f"{_body(rule, [place])}\n  return v{place};\n}}"
@@ -180,7 +182,7 @@ def program(method: Method) -> Program:
     text += _in_parts(rule, "OfRow", _same(rule, _OF_ROW)) + _alike(rule)
     reset = traced_reset(method)
     if reset is not None:
-        reset = replace(reset, nodes=_shortened(reset.nodes))
+        reset = replace(reset, nodes=merged(reset.nodes, *_MERGED))
         text += _resets(method, reset)
     places = [*_known(rule.stored_state), *rule.observed, rule.new_weight, *_known(rule.new_state)]
     operations = sum(_COSTS.get(rule.nodes[place][0], 1) for place in reached(rule, places) if _is_done(rule, place))
@@ -232,21 +234,6 @@ def _resets(method: Method, reset: ResetRule) -> str:
         functions="\n".join(functions),
         renew=_body(reset, [reset.chosen, *moved, *_known(reset.new_state)], ends, of_unit=True),
     )
-
-
-def _shortened(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Merge 1/(1 + eˣ), which is accurate even if its parts overflow, and 1 − eˣ, which needs a series for small x, into one
-    operation each."""
-    made = list(nodes)
-    one = made.index(("constant", 1.0)) if ("constant", 1.0) in made else None
-    for place, (kind, *arguments) in enumerate(nodes):
-        if kind == "div" and arguments[0] == one and nodes[arguments[1]][0] == "add":
-            terms = [term for term in nodes[arguments[1]][1:] if term != one]
-            if len(terms) == 1 and nodes[terms[0]][0] == "exp":
-                made[place] = ("logistic", nodes[terms[0]][1])
-        if kind == "sub" and arguments[0] == one and nodes[arguments[1]][0] == "exp":
-            made[place] = ("complement", nodes[arguments[1]][1])
-    return tuple(made)
 
 
 def _update(rule: Rule) -> str:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from upgd.kernels.machine import Integers
+from upgd.methods.reset_tracing import traced_reset
 from upgd.population.backend import Group, Loss, Tally
-from upgd.population.kernel import generated
+from upgd.population.kernel import generated, resets
 from upgd.population.kernel.backend import KernelBackend
 from upgd.population.kernel.network import NetworkLayout, chain
 from upgd.population.torch_backend import gated_parameters
@@ -24,7 +25,11 @@ def cannot_generate(network: nn.Module, group: Group, device: torch.device, dtyp
     if dtype != torch.float32:
         return f"it computes in torch.float32, not in {dtype}"
     links = chain(network)
-    return links if isinstance(links, str) else generated.unsupported(group.method)
+    if isinstance(links, str):
+        return links
+    if hasattr(group.method, "reset_units") and any(isinstance(module, nn.Conv2d) for module in network.modules()):
+        return f"{group.method.name} resets hidden units, which kernels support only without convolutions"
+    return generated.unsupported(group.method)
 
 
 class GeneratedBackend(KernelBackend):
@@ -43,12 +48,22 @@ class GeneratedBackend(KernelBackend):
         self._begin(network, group)
         self._values = [{name: float(vector[i]) for name, vector in group.values.items()} for i in range(len(group))]
         self._rules = generated.rules_of(group.method, group.kind.gated)
-        self._name = group.method.name
+        self._method, self._reset = group.method, traced_reset(group.method)
+        self._scalars = [scalar for rule in self._rules for scalar in rule.scalars]
+        self._scalars += self._reset.scalars if self._reset else ()
         self._gated = _gated_tensors(network, self._plan, group.kind.gated)
         states = self._rules[0].state
         self._own = torch.zeros(len(group), max(1, len(states)), self._plan.parameter_count)
         for number, name in enumerate(states):
             self._state[name] = self._named(self._own[:, number])
+        self._of_units = torch.zeros(len(group), len(group.method.unit_state), self._plan.units)
+        for number, (name, begins_as) in enumerate(group.method.unit_state.items()):
+            # The number of a layer is stored in the place of its first unit.
+            count = 1 if begins_as == "layer" else None
+            self._state[name] = {
+                weight: self._of_units[:, number, layer.outputs : layer.outputs + layer.rows][:, :count]
+                for weight, layer in zip(self._plan.weights[:-1], self._plan.layers[:-1], strict=True)
+            }
         for name, values in parameters.items():
             self._state["parameters"][name].copy_(values)
             for part, begins_as in group.method.state.items():
@@ -56,7 +71,7 @@ class GeneratedBackend(KernelBackend):
                     self._state[part][name].copy_(values)
 
     def _step(self) -> int:
-        kernel = generated.module_of(generated.source(self._name, self._rules))
+        kernel = generated.module_of(generated.source(self._method, self._rules))
         return int(kernel.take_step.address)
 
     def _second_order(self) -> bool:
@@ -64,8 +79,9 @@ class GeneratedBackend(KernelBackend):
 
     def _advance(self, i: int, chunk: Chunk, loss: Loss, tally: Tally) -> None:
         steps = np.arange(chunk.start + 1, chunk.start + chunk.length + 1, dtype=np.float64)
-        scalars = generated.table(self._rules, self._values[i], steps)
+        scalars = generated.table(self._scalars, self._values[i], steps)
         reduced = np.zeros(max(1, len(self._rules[0].reductions)) * self._plan.rows, np.float32)
+        space = np.zeros(resets.space(self._reset, self._plan.units) if self._reset else 0, np.float32)
         own = (
             self._own[i].data_ptr(),
             self._plan.parameter_count,
@@ -73,6 +89,8 @@ class GeneratedBackend(KernelBackend):
             scalars.shape[1],
             self._gated.ctypes.data,
             reduced.ctypes.data,
+            self._of_units[i].data_ptr(),
+            space.ctypes.data,
         )
         self._learn(i, chunk, loss, tally, own)
 
