@@ -48,6 +48,8 @@ Step = Callable[..., Any]
 class GraphedBackend(TorchBackend):
     """See :class:`upgd.population.backend.Backend`. On the CPU, the same steps run without a graph."""
 
+    _branches = False  # a graph has no branches
+
     def __init__(
         self,
         network: nn.Module,

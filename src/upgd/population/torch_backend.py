@@ -74,6 +74,8 @@ class TorchBackend:
     """See :class:`upgd.population.backend.Backend`."""
 
     fills_device = False
+    #: Whether a step may branch on its own results, for which the host has to wait.
+    _branches = True
 
     def __init__(
         self,
@@ -233,8 +235,26 @@ class TorchBackend:
 
     def _reset(self, name: str, number: int, reset: Any, step: Any) -> None:
         assert isinstance(self._model, Chain)
-        bias, following, next_bias = self._model.around(name)
+        _, following, next_bias = self._model.around(name)
         mask = reset.units & self._goes_on.unsqueeze(1)
+        if not self._branches or bool(mask.any()):  # few steps reset a unit
+            self._renew(name, number, mask, step)
+            if reset.outgoing:
+                leaving = self._parameters[following]
+                where = leaves(mask, leaving, self._model.outputs_per_unit(name))
+                self._write(following, where, torch.zeros_like(leaving))
+        if reset.next_bias is not None and next_bias is not None:
+            moved = self._parameters[next_bias] + reset.next_bias
+            self._parameters[next_bias] = self._unless_diverged(moved, self._parameters[next_bias])
+        for part, begins_as in self._method.unit_state.items():
+            if begins_as != "layer":
+                fresh_state = _beginning(begins_as, self._state[part][name])
+                self._state[part][name] = torch.where(mask, fresh_state, self._state[part][name])
+
+    def _renew(self, name: str, number: int, mask: Tensor, step: Any) -> None:
+        """Draw new incoming weights for some units of a hidden layer, and set their biases to zero."""
+        assert isinstance(self._model, Chain)
+        bias, _, _ = self._model.around(name)
         weight = self._parameters[name]
         keys = noise.words(self._group.seeds, Purpose.RESET, step, 4 * (number + 1))[:, -4:].to(torch.int32)
         index = torch.arange(weight[0].numel(), dtype=torch.int32, device=weight.device)
@@ -243,17 +263,6 @@ class TorchBackend:
         self._write(name, _of_learners(mask, weight), fresh)
         if bias is not None:
             self._write(bias, mask, torch.zeros_like(self._parameters[bias]))
-        if reset.outgoing:
-            leaving = self._parameters[following]
-            where = leaves(mask, leaving, self._model.outputs_per_unit(name))
-            self._write(following, where, torch.zeros_like(leaving))
-        if reset.next_bias is not None and next_bias is not None:
-            moved = self._parameters[next_bias] + reset.next_bias
-            self._parameters[next_bias] = self._unless_diverged(moved, self._parameters[next_bias])
-        for part, begins_as in self._method.unit_state.items():
-            if begins_as != "layer":
-                fresh_state = _beginning(begins_as, self._state[part][name])
-                self._state[part][name] = torch.where(mask, fresh_state, self._state[part][name])
 
     def _write(self, name: str, where: Tensor, fresh: Tensor) -> None:
         """Write new values to some entries of a parameter, and reset the method's state of these entries."""
