@@ -42,5 +42,5 @@ def complement(x):
 @example(0.0625)
 def test_complement(x: float) -> None:
     found, exact = float(complement(np.float32(x))), -math.expm1(x)
-    # Near zero, the rounding of the series; elsewhere, the error of exp, which the difference may magnify by 1/0.0606.
+    # Near zero, the relative error of the series; elsewhere, the absolute error of exp and of the difference.
     assert abs(found - exact) <= (3e-7 * abs(exact) if abs(x) < 0.0625 else 4.3e-6 * max(1, math.exp(x)) + 1e-7)

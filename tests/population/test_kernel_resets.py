@@ -12,7 +12,8 @@ from torch import nn
 
 from upgd.kernels import normals
 from upgd.kernels.machine import start_of
-from upgd.methods import METHODS, registry
+from upgd.methods import METHODS, Method, registry
+from upgd.methods.units import Reset
 from upgd.networks import MLP, ConvNet
 from upgd.noise import Purpose, uniforms_at, words
 from upgd.population import Learner, Population
@@ -36,10 +37,27 @@ PROBLEMS["no biases"] = (
 )
 
 
+class EveryJoin(Method):
+    """Resets units that are small in relation to the sum, the mean and the largest of their layer."""
+
+    name = "every-join"
+
+    def update(self, w, g, h):
+        return w - h.lr * g
+
+    def reset_units(self, units):
+        size = units.activation.mean(-1).abs() + units.outgoing.abs().sum((1, 3))
+        of_layer = (
+            0.01 * size.sum(-1, keepdim=True) + 0.55 * size.mean(-1, keepdim=True) + 0.1 * size.amax(-1, keepdim=True)
+        )
+        return Reset(size < of_layer), {}
+
+
 @pytest.fixture(autouse=True)
 def _known(monkeypatch):
     monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
-    registry.register(OwnResets)
+    for cls in (OwnResets, EveryJoin):
+        registry.register(cls)
 
 
 def learners(own: dict[str, object]) -> list[Learner]:
@@ -61,6 +79,7 @@ def learners(own: dict[str, object]) -> list[Learner]:
         ("digits", {"method": "self-normalized-resets", **ADAM, "patience": 1.5, "rejection": 0.1}),
         ("digits", {"method": "own-resets", "lr": 0.02}),
         ("deep", {"method": "own-resets", "lr": 0.02}),
+        ("digits", {"method": "every-join", "lr": 0.05}),
     ],
     ids=lambda case: case if isinstance(case, str) else case["method"],
 )

@@ -166,16 +166,12 @@ def _joined(n: int, join: Join, values: Callable[..., list[str]]) -> list[str]:
         limit = ["i = 0", *values(join.limit), f"select(ranked, v{join.limit}, size, among{n})"]
         return ["for i in range(size):", *(f"    {line}" for line in each), *limit]
     if join.operation == "max":
-        start, add, end = "_f(-np.inf)", f"total = larger(total, v{join.value})", "total"
+        start, add, end = "_f(-np.inf)", f"total{n} = larger(total{n}, v{join.value})", f"total{n}"
     else:
-        start, add = "0.0", f"total += np.float64(v{join.value})"
-        end = "_f(total / size)" if join.operation == "mean" else "_f(total)"
-    return [
-        f"total = {start}",
-        "for i in range(size):",
-        *(f"    {line}" for line in (*body, add)),
-        f"joined{n} = {end}",
-    ]
+        start, add = "0.0", f"total{n} += np.float64(v{join.value})"
+        end = f"_f(total{n} / size)" if join.operation == "mean" else f"_f(total{n})"
+    loop = ["for i in range(size):", *(f"    {line}" for line in (*body, add))]
+    return [f"total{n} = {start}", *loop, f"joined{n} = {end}"]
 
 
 @compiled
