@@ -1,15 +1,15 @@
 """Update the tables of docs/gpu.md from docs/results: ``python -m benchmarks.gpu_page``.
 
-Speeds and the study are in ``gpu.json``, long runs in ``long-runs-cpu.csv.gz`` and ``long-runs-gpu.csv.gz``.
+Speeds are in ``gpu.json``, the studies in ``data``, long runs in ``long-runs-cpu.csv.gz`` and ``long-runs-gpu.csv.gz``.
 """
 
 import json
 import re
-import statistics
 from pathlib import Path
 
 from benchmarks.long_runs import differences, read, summary
 from benchmarks.long_runs import table as long_table
+from upgd.experiments.analysis import portable
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -31,25 +31,41 @@ def rates(found: dict) -> str:
     return "\n".join(lines)
 
 
-def proof(found: dict) -> str:
-    """Return the table of accuracies, and the run time."""
-    own = found["proof"]
-    lines = ["| method | mean online accuracy | standard deviation over 20 seeds |", "|---|---:|---:|"]
-    for run in own["runs"]:
-        for name, values in run["accuracy"].items():
-            lines.append(f"| {name} | {statistics.mean(values):.4f} | {statistics.stdev(values):.4f} |")
-    on_chip, adamw = own["runs"]
-    learners = on_chip["learners"]
-    alone = sum(run["learners"] for run in own["runs"]) * own["steps"] / own["plain_loop"] / 86400
-    lines += [
-        "",
-        f"The {learners} learners on chip took {on_chip['seconds']:.0f} s for {own['steps']:,} steps each, or "
-        f"{learners * own['steps'] / on_chip['seconds']:,.0f} learner-steps/s. This includes drawing initial weights and "
-        f"streams, compilation, and windows of 5,000 steps. The {adamw['learners']} learners with AdamW, on the general "
-        f"backend, took {adamw['seconds']:.0f} s. The plain loop, measured in the same run, reaches "
-        f"{own['plain_loop']:.0f} steps/s and would need {alone:.1f} days.",
+def studies(found: dict) -> str:
+    """Return the work and the time of all studies under Results, by problem."""
+    lines = [
+        "| problem | learners | learner-steps | time | learner-steps/s | plain loop |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
+    totals = []
+    for problem, title in _PROBLEMS.items():
+        runs = portable.read(DOCS / "results" / "data" / f"{problem}.csv.gz")
+        own = [run for run in runs if run.device == found["device"]]
+        plain = found["rates"]["plain"]["plain loop, ConvNet" if "cifar10" in problem else "plain loop"]
+        steps = sum(run.key.steps for run in own)
+        totals.append((len(own), steps, sum(run.seconds for run in own), steps / plain))
+        lines.append(_study(title, *totals[-1]))
+    lines.append(_study("together", *map(sum, zip(*totals, strict=True))))
     return "\n".join(lines)
+
+
+#: The problems of the studies on a GPU: their files, and their names in the table.
+_PROBLEMS = {
+    "toy-changing-inputs": "toy, changing inputs",
+    "toy-changing-outputs": "toy, changing outputs",
+    "stationary-mnist": "stationary MNIST",
+    "input-permuted-mnist": "input-permuted MNIST",
+    "output-permuted-emnist-subset": "output-permuted EMNIST",
+    "output-permuted-cifar10": "output-permuted CIFAR-10",
+}
+
+
+def _study(title: str, learners: int, steps: int, seconds: float, plain: float) -> str:
+    """Return a row of the table of studies; ``plain`` is the time of the plain loop in seconds."""
+    return (
+        f"| {title} | {learners:,} | {steps / 1e6:,.0f} M | {seconds / 60:,.0f} min | {steps / seconds / 1e6:.2f} M | "
+        f"{plain / 86400:,.0f} days |"
+    )
 
 
 def long_runs() -> str:
@@ -62,7 +78,7 @@ def write_page() -> None:
     found = json.loads((DOCS / "results" / "gpu.json").read_text(encoding="utf-8"))
     page = DOCS / "gpu.md"
     text = page.read_text(encoding="utf-8")
-    for name, table in (("rates", rates(found)), ("proof", proof(found)), ("long runs", long_runs())):
+    for name, table in (("rates", rates(found)), ("studies", studies(found)), ("long runs", long_runs())):
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
         text = re.sub(
             pattern,

@@ -19,6 +19,7 @@ from unittest import mock
 
 from upgd.cli import app
 from upgd.data.sources import OFFICIAL
+from upgd.experiments.paper.reproduce import PAPERS
 from upgd.experiments.spec import architecture, describe, grids
 from upgd.experiments.spec.settings import known
 from upgd.methods import METHODS, Setting
@@ -203,25 +204,32 @@ _SHOWN = ("output-permuted-emnist", "output-permuted-cifar10", "input-permuted-m
 _COLUMNS = ("UPGD", "Shrink & Perturb", "SGDW", "PGD", "AdamW")
 
 
+def _results(name: str) -> list[list[str]]:
+    """The rows of a study: the best settings in the paper's grid and, if it was searched, in the extended one."""
+    page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
+    table = page.partition("## Weight-wise, global")[2].partition("\n## ")[0]
+    best = dict(re.findall(r"^\| (?:\d+\. )?([^|]+?) \| (?:[^|]+ \| ){1,2}(0\.\d+) ±", table, re.M))
+    grids = {"paper's": {method: best.get(method + PAPERS, best.get(method)) for method in _COLUMNS}}
+    if re.search(r"Written by `[^`]* --grid extended", page):
+        grids["extended"] = {method: best.get(method) for method in _COLUMNS}
+    title = page.partition("\n")[0].removeprefix("# ")
+    rows = []
+    for grid, means in grids.items():
+        most = max(mean for mean in means.values() if mean is not None)
+        cells = ["–" if mean is None else _rounded(mean) for mean in means.values()]
+        cells = [f"**{cell}**" if mean == most else cell for cell, mean in zip(cells, means.values(), strict=True)]
+        rows.append([f"[{title}](docs/results/{name}.md)" if not rows else "", grid, *cells])
+    return rows
+
+
 def readme(repository: str | None = None) -> str:
     """README.md with its badges, its links to Colab, and the results, which come from the first table of each page."""
     repository = repository or _repository()
-    rows = []
-    for name in _SHOWN:
-        page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
-        table = page.partition("## Weight-wise, global")[2].partition("\n## ")[0]
-        means = dict(re.findall(r"^\| (?:\d+\. )?([^|]+?) \| (?:[^|]+ \| ){1,2}(0\.\d+) ±", table, re.M))
-        title = page.partition("\n")[0].removeprefix("# ")
-        most = max(means.values())
-        cells = [_rounded(means[method]) if method in means else "–" for method in _COLUMNS]
-        cells = [
-            f"**{cell}**" if means.get(method) == most else cell for cell, method in zip(cells, _COLUMNS, strict=True)
-        ]
-        rows.append([f"[{title}](docs/results/{name}.md)", *cells])
+    rows = [row for name in _SHOWN for row in _results(name)]
     text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     text = _between(text, "badges", " ".join(_badges(repository)))
     text = _between(text, "notebooks", "\n".join(_notebooks(repository)))
-    return _between(text, "results", "\n".join(_table(["problem", *_COLUMNS], rows)))
+    return _between(text, "results", "\n".join(_table(["problem", "grid", *_COLUMNS], rows)))
 
 
 def _between(text: str, name: str, content: str) -> str:

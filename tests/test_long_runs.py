@@ -252,6 +252,12 @@ def test_the_page_has_the_table_of_the_shipped_runs() -> None:
     assert f"<!-- long runs -->\n\n{gpu_page.long_runs()}\n\n<!-- end of long runs -->" in page
 
 
+def test_the_page_has_the_table_of_the_shipped_studies() -> None:
+    page = (gpu_page.DOCS / "gpu.md").read_text(encoding="utf-8")
+    speeds = json.loads((gpu_page.DOCS / "results" / "gpu.json").read_text(encoding="utf-8"))
+    assert f"<!-- studies -->\n\n{gpu_page.studies(speeds)}\n\n<!-- end of studies -->" in page
+
+
 def test_the_shipped_runs_are_those_of_the_benchmark() -> None:
     for device, backend in (("cpu", None), ("gpu", "kernel")):
         runs = read(gpu_page.DOCS / "results" / f"long-runs-{device}.csv.gz")
