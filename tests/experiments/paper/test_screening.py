@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from benchmarks.screening import Curve, _early, table
+from benchmarks import screening
+from benchmarks.screening import Curve, _score, table
 from made_records import record, results
 
 from upgd.experiments import Results
@@ -376,21 +377,30 @@ class TestPages:
 class TestBenchmark:
     def test_ranks_after_the_first_quarter(self):
         loss = [record(level=level, windows=4, window=10, regression=True) for level in (0.2, 0.6)]
-        assert _early(loss[0], "loss") == pytest.approx(0.9)
-        assert _early(loss[1], "loss") == pytest.approx(0.7)
+        assert _score(loss[0], "loss", 0.25) == pytest.approx(0.9)
+        assert _score(loss[1], "loss", 0.25) == pytest.approx(0.7)
         accuracy = [record(level=level, windows=8, window=5) for level in (0.2, 0.6)]
-        assert _early(accuracy[1], "accuracy") < _early(accuracy[0], "accuracy") < 0
-        assert _early(record(diverged_at=9), "accuracy") == math.inf
-        assert _early(record(diverged_at=10), "accuracy") == _early(record(), "accuracy")
+        assert _score(accuracy[1], "accuracy", 0.25) < _score(accuracy[0], "accuracy", 0.25) < 0
+        assert _score(record(diverged_at=9), "accuracy", 0.25) == math.inf
+        assert _score(record(diverged_at=10), "accuracy", 0.25) == _score(record(), "accuracy", 0.25)
+
+    def test_ranks_by_shorter_runs(self, monkeypatch):
+        runs = [record(windows=4, seed=seed) for seed in range(2)]
+        shorter = record(windows=1, seed=1)
+        monkeypatch.setattr(screening, "_shipped", lambda problem: {shorter.key.digest: shorter})
+        assert screening._of_length(runs, 10) == [shorter]
+        assert screening._of_length(runs, 20) == []
 
     def test_what_a_screening_would_have_kept(self):
         curve = Curve("study", "curve", 40, [1, 11, 3, 10, 2])
         assert curve.share == 11 / 40
-        assert curve.kept == [True, False, True, True, True]
+        assert curve.kept(0.25) == [True, False, True, True, True]
+        assert curve.kept(0.26) == [True] * 5
         small = Curve("study", "small", 9, [5, 4, 3, 2, 1])
-        assert all(small.kept)
+        assert all(small.kept(0.25))
         text = table([curve, small])
         assert (
             "1 curves with at least 40 settings: the best 5 rank among the best 27.5% after the first quarter." in text
         )
         assert "keeps all of them on 0 curves, and the best one on 1." in text
+        assert "after 100 steps. A screening that keeps 30%" in table([curve], 0.3, "100 steps")
