@@ -49,7 +49,7 @@ def _stored(clock, store, limit, checkpoints=None):
     [
         (36.0, [10, 10, 10, 5]),  # nine tenths of the last six seconds
         (32.0, [10, 10, 10]),  # less than a quarter of a job is not worth it
-        (21.0, [10, 9]),
+        (21.0, [10, 9, 1]),
     ],
 )
 def test_only_jobs_that_end_in_time_are_started(clock, seconds, jobs):
@@ -59,25 +59,32 @@ def test_only_jobs_that_end_in_time_are_started(clock, seconds, jobs):
     assert clock.seconds < seconds
 
 
-@pytest.mark.parametrize(
-    ("sizes", "seconds", "started"),
-    [  # two jobs, then one of 40 learners
-        ((10, 2), (10, 20), [10, 2, 27]),  # one learner per second in nine tenths of the 30 seconds left
-        ((2, 10), (6, 24), [2, 10, 11]),
-        ((10, 10), (10, 20), [10, 10, 13]),  # of equally large jobs, the latest counts
-    ],
-)
-def test_the_speed_is_that_of_the_largest_job(clock, sizes, seconds, started):
-    everything = whole(STUDY)
-    jobs = [everything.part(everything.learners[:size]) for size in (*sizes, 40)]
-    fitting, begun = TimeLimit(60.0).fitting(jobs), []
-    for took in (*seconds, 0):
-        (job,) = next(fitting)
+def _begun(clock, limit, sizes, seconds):
+    """Return the sizes of the jobs that begin, given those of all jobs and the time that each one that begins takes."""
+    everything, begun = whole(STUDY), []
+    jobs = [everything.part(everything.learners[:size]) for size in sizes]
+    for (job,), took in zip(limit.fitting(jobs), seconds, strict=False):
         begun.append(len(job.learners))
         clock.seconds += took
-    assert begun == started
-    with pytest.raises(TimeUp):
-        next(fitting)
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "last"),
+    [  # two jobs, then one of 40 learners
+        ((10, 2), (10, 20), 27),  # one learner per second in nine tenths of the 30 seconds left
+        ((2, 10), (6, 24), 11),
+        ((10, 10), (10, 20), 13),  # of equally large jobs, the latest counts
+    ],
+)
+def test_the_speed_is_that_of_the_largest_job(clock, sizes, seconds, last):
+    begun = _begun(clock, TimeLimit(60.0), (*sizes, 40), (*seconds, 0))
+    assert begun == [*sizes, last]
+
+
+def test_a_slow_small_job_does_not_end_the_series(clock):
+    """One learner takes as long as many on a GPU."""
+    assert _begun(clock, TimeLimit(580.0), (1, 40), (20, 20, 20, 0)) == [1, 25, 15]
 
 
 def test_the_first_job_is_started_as_its_speed_is_unknown(clock):

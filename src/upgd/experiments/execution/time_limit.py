@@ -1,9 +1,10 @@
 """A time limit for a series of jobs."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from upgd.experiments.execution.jobs import Job
+from upgd.population import Learner
 
 __all__ = ["TimeLimit", "TimeUp"]
 
@@ -37,25 +38,31 @@ class TimeLimit:
             raise TimeUp
 
     def fitting(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
-        """Iterate over the jobs that can end in time, each of which must be finished before the next; then raise
-        :class:`TimeUp` if some are left."""
+        """Iterate over the jobs, or parts of them, that can end in time, each of which must be finished before the next;
+        then raise :class:`TimeUp` if some are left."""
         for job in jobs:
-            start = time.monotonic()
-            learners = self._room(job, start)
-            if learners == 0:
-                raise TimeUp
-            yield [job if learners == len(job.learners) else job.part(job.learners[:learners])]
-            if learners < len(job.learners):
-                raise TimeUp
-            seconds = max(time.monotonic() - start, 1e-9)
-            largest, _ = self._largest.get((job.problem, job.network), (0, 0.0))
-            if learners >= largest:
-                self._largest[job.problem, job.network] = learners, job.learner_steps / seconds
+            left: Sequence[Learner] = job.learners
+            while left:
+                start = time.monotonic()
+                now, left = self._divided(job, left, start)
+                if not now:
+                    raise TimeUp
+                yield [job.part(now)]
+                self._measure(job, len(now), time.monotonic() - start)
 
-    def _room(self, job: Job, now: float) -> int:
-        """Return how many of the job's learners can be computed in time; all if the speed is not known."""
+    def _divided(self, job: Job, left: Sequence[Learner], now: float) -> tuple[Sequence[Learner], Sequence[Learner]]:
+        """Return which of the job's learners to compute next, none if too few can be computed in time, and the others."""
         if (job.problem, job.network) not in self._largest:
-            return len(job.learners)
+            return left, ()
         _, speed = self._largest[job.problem, job.network]
         possible = int(self._PART * (self._deadline - now) * speed / job.steps)
-        return 0 if possible < self._SMALLEST * len(job.learners) else min(possible, len(job.learners))
+        if possible < self._SMALLEST * len(left):
+            return (), left
+        # If the speed of a smaller job underestimates that of this one, the others follow at the speed of this part.
+        return left[:possible], left[possible:]
+
+    def _measure(self, job: Job, learners: int, seconds: float) -> None:
+        """Remember the speed of a part of a job if it is the largest so far."""
+        largest, _ = self._largest.get((job.problem, job.network), (0, 0.0))
+        if learners >= largest:
+            self._largest[job.problem, job.network] = learners, learners * job.steps / max(seconds, 1e-9)
