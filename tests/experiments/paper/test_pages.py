@@ -10,6 +10,7 @@ from made_records import results
 from upgd.data import load
 from upgd.experiments import Results
 from upgd.experiments.analysis.compare import holm
+from upgd.experiments.paper.drawing import draw
 from upgd.experiments.paper.notes import filled
 from upgd.experiments.paper.pages import (
     _at_edge,
@@ -112,6 +113,25 @@ class TestNotes:
         if not inside:  # 0.01 is the best of the paper's grid, and has a neighbour in the extended one
             assert filled("{{weight-global | UPGD, paper's grid | lr 0.03}}", found) == "0.3750"
             assert _tried(found, found.plan.panels[0])["UPGD, paper's grid"] == "4"
+
+    def test_the_best_setting_of_the_papers_grid_is_a_thin_line_without_a_name(self):
+        settings = {"grid": "extended", "only": {"sigma": (0.01,), "beta_utility": (0.9,)}, "panels": ["weight-global"]}
+        found = reproduce(
+            plan("upgd-stationary-mnist", "smoke", **settings),
+            lambda experiment: results(
+                experiment, level=lambda one: 0.5 - abs(one.lr - (0.03 if one.method == "upgd" else 0.1))
+            ),
+        )
+        (axes,) = draw(found)["weight-global"].axes
+        lines = {line.get_label(): line for line in axes.lines}
+        thin, wide = lines["UPGD, paper's grid"], lines["UPGD"]
+        assert thin.get_linewidth() < wide.get_linewidth()
+        assert thin.get_color() == wide.get_color()
+        assert [name for name in lines if name.endswith("paper's grid")] == ["UPGD, paper's grid"]
+        assert {text.get_text() for text in axes.texts} >= {"UPGD", "SGD"}
+        assert "UPGD, paper's grid" not in {text.get_text() for text in axes.texts}
+        low, high = axes.get_ylim()
+        assert low < min(thin.get_ydata()) < max(thin.get_ydata()) < high
 
     def test_paragraphs_without_their_numbers_are_left_out(self, found):
         one, *_ = found.plan.arms()

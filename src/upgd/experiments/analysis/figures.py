@@ -70,6 +70,8 @@ _LEADER: dict[str, Any] = {
 }
 #: Minimum number of seeds for a band; with two, it would cover everything.
 _LEAST_FOR_A_BAND = 3
+#: The width of a curve that belongs to another one, as a fraction of the width of that curve.
+_ASIDE = 0.4
 #: Line styles of variants, from plotly's names to matplotlib's.
 STYLES: dict[str, Any] = {
     "solid": "-",
@@ -81,11 +83,18 @@ STYLES: dict[str, Any] = {
 
 
 class Look(NamedTuple):
-    """The name and style of a curve."""
+    """The name and style of a curve.
+
+    Attributes:
+        name, colour: its name and colour.
+        dash: a line style, one of :data:`STYLES`.
+        aside: whether it belongs to another curve of the same colour. It is then thinner and has neither band nor name.
+    """
 
     name: str
     colour: str
     dash: str = "solid"
+    aside: bool = False
 
 
 def check() -> None:
@@ -101,6 +110,7 @@ def curves(
     ax: "Axes | None" = None,
     title: str | None = None,
     looks: Sequence[Look] | None = None,
+    remark: str = "",
     limits: tuple[float, float] | None = None,
     points: int = _POINTS,
     legend: bool | None = None,
@@ -116,6 +126,7 @@ def curves(
         ax: the axes. Default: a new figure.
         title: the title. Default: the problem's name.
         looks: names and styles of the curves. Default: those of their methods.
+        remark: added to the subtitle.
         limits: limits of the vertical axis. Default: those of the curves.
         points: maximum number of points per curve; each is then the mean of several windows.
         legend: True draws a legend, False nothing. Default: None, which writes every curve's name at its end.
@@ -147,9 +158,9 @@ def curves(
     if legend:
         ax.legend()
     elif legend is None:
-        _label(ax, [(look, values[:, -1].mean()) for look, _, values in drawn])
+        _label(ax, [(look, values[:, -1].mean()) for look, _, values in drawn if not look.aside])
     seeds = max((len(values) for *_, values in drawn), default=0)
-    _title(ax, title or comparison.problem, _subtitle(comparison, entries, seeds, band, fresh=fresh), style)
+    _title(ax, title or comparison.problem, _subtitle(comparison, entries, seeds, band, fresh=fresh) + remark, style)
     return ax
 
 
@@ -332,13 +343,13 @@ def _draw(
     style: Mapping[str, Any],
 ) -> None:
     mean, low, high = _reach(values, metric, band)
-    if band is not None and len(values) >= _LEAST_FOR_A_BAND:
+    if band is not None and len(values) >= _LEAST_FOR_A_BAND and not look.aside:
         ax.fill_between(steps, low, high, color=look.colour, alpha=0.16, linewidth=0)
     marker = "o" if len(steps) == 1 else None
     ax.plot(
         *(steps, mean),
         color=look.colour,
-        linewidth=style["lines.linewidth"],
+        linewidth=style["lines.linewidth"] * (_ASIDE if look.aside else 1),
         linestyle=STYLES[look.dash],
         solid_capstyle=style["lines.solid_capstyle"],
         marker=marker,

@@ -1,14 +1,14 @@
 """The figures of a reproduction: curves, and the fraction of runs that have not diverged."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from upgd.experiments.analysis import figures
 from upgd.experiments.analysis.bands import band, of_seeds
-from upgd.experiments.analysis.compare import Comparison
+from upgd.experiments.analysis.compare import Comparison, Entry
 from upgd.experiments.analysis.metrics import METRICS
 from upgd.experiments.paper.catalogue import Arm
-from upgd.experiments.paper.reproduce import Finding, Reproduction
+from upgd.experiments.paper.reproduce import PAPERS, Finding, Reproduction
 from upgd.experiments.paper.statistics import survival, survivors
 from upgd.methods.colours import colour
 
@@ -31,12 +31,14 @@ def draw(found: Reproduction) -> "dict[str, Figure]":
             continue
         drawn[panel.key] = figure = Figure(figsize=(8, 4.4), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr, call-arg]
+        entries, looks = zip(*_curves(own), strict=True)
         figures.curves(
             comparison,
-            comparison.entries,
+            entries,
             ax=figure.subplots(),
             title=panel.title,
-            looks=[_look(finding.arm) for finding in own],
+            looks=looks,
+            remark="; thin lines: best setting in the paper's grid" if any(look.aside for look in looks) else "",
             limits=limits[comparison.problem],
         )
     return drawn
@@ -69,6 +71,15 @@ def draw_survival(found: Reproduction) -> "dict[str, Figure]":
     return drawn
 
 
+def _curves(findings: Iterable[Finding]) -> Iterator[tuple[Entry, figures.Look]]:
+    """Iterate over the curves of a panel: the best setting of each method and, if it differs, that in the paper's grid."""
+    for finding in findings:
+        look = _look(finding.arm)
+        for one, own in ((finding, look), (finding.papers, look._replace(name=look.name + PAPERS, aside=True))):
+            if one is not None and one.entry is not None:
+                yield one.entry, own
+
+
 def _look(arm: Arm) -> figures.Look:
     """Return the look of a curve; within a panel, variants differ only in the order of the utility, or in scaling for UPS."""
     second, local = ("order", (2,)) in arm.fixed, arm.label.endswith(", local")
@@ -83,7 +94,7 @@ def _limits(panels: Iterable[tuple[Comparison, Sequence[Finding]]]) -> dict[str,
     for comparison, own in panels:
         heights = ranges.setdefault(comparison.problem, [])
         tops[comparison.problem] = METRICS[comparison.metric].bounds[1]
-        for entry in (finding.entry for finding in own if finding.entry):
+        for entry, _ in _curves(own):
             _, values = of_seeds(entry, comparison.metric, 80)
             if len(values):
                 mean, _ = band(values)
