@@ -436,7 +436,7 @@ def _from_its_tables(notes, page, titles):
 
     def number(match):
         panel, curve, which = ([part.strip() for part in match[1].split("|")] + [""])[:3]
-        row = re.search(rf"^\| (?:\d\. )?{re.escape(curve)} \| .*$", parts[titles[panel]], re.MULTILINE)
+        row = re.search(rf"^\| (?:\d+\. )?{re.escape(curve)} \| .*$", parts[titles[panel]], re.MULTILINE)
         return re.findall(r"\| (\d\.\d{4})\b", row[0])[columns[which]]
 
     return re.sub(r"\{\{([^}]*)\}\}", number, notes)
