@@ -16,15 +16,15 @@ from upgd.experiments.paper.pages import (
     _at_edge,
     _computed,
     _data,
+    _differences,
     _how,
-    _matrix,
     _panel,
     _scale,
     _shorter_search,
     _tried,
     write_page,
 )
-from upgd.experiments.paper.reproduce import plan, reproduce
+from upgd.experiments.paper.reproduce import PAPERS, plan, reproduce
 from upgd.experiments.paper.statistics import against_all
 
 
@@ -56,7 +56,7 @@ def test_p_is_corrected_for_the_number_of_tests():
     corrected = holm([one.pair.p for one in every])
     assert [one.pair.p_holm for one in every] == corrected
     assert any(one.pair.p < 0.01 < one.pair.p_holm for one in every)
-    matrix = _matrix(found, found.plan.panels[0])
+    (matrix,) = _differences(found, found.plan.panels[0])
     for one in every:
         difference = f"{one.pair.difference:+.4f} ± {one.pair.reach:.4f}".replace("-", "−")
         insignificant = one.pair.p_holm >= 0.05
@@ -114,15 +114,33 @@ class TestNotes:
             assert filled("{{weight-global | UPGD, paper's grid | lr 0.03}}", found) == "0.3750"
             assert _tried(found, found.plan.panels[0])["UPGD, paper's grid"] == "4"
 
-    def test_the_best_setting_of_the_papers_grid_is_a_thin_line_without_a_name(self):
+    @pytest.fixture
+    def extended(self):
+        """UPGD's best setting is outside the paper's grid, those of the other methods are in it."""
+
+        def compute(experiment):
+            return results(experiment, level=lambda one: 0.5 - abs(one.lr - (0.03 if one.method == "upgd" else 0.1)))
+
         settings = {"grid": "extended", "only": {"sigma": (0.01,), "beta_utility": (0.9,)}, "panels": ["weight-global"]}
-        found = reproduce(
-            plan("upgd-stationary-mnist", "smoke", **settings),
-            lambda experiment: results(
-                experiment, level=lambda one: 0.5 - abs(one.lr - (0.03 if one.method == "upgd" else 0.1))
-            ),
-        )
-        (axes,) = draw(found)["weight-global"].axes
+        return reproduce(plan("upgd-stationary-mnist", "smoke", **settings), compute)
+
+    def test_differences_are_between_settings_of_the_same_grid(self, extended):
+        (panel,) = extended.plan.panels
+        rows = [f"{number}. {name}" for number, (name, _) in enumerate(extended.rows(panel), 1)]
+        best, papers = _differences(extended, panel)
+        assert best.startswith("Differences between the best settings of all:\n\n| row − column |")
+        assert papers.startswith("Differences between the best settings in the paper's grid:\n\n| row − column |")
+        outside, inside = (next(row for row in rows if row.endswith(f". UPGD{which}")) for which in ("", PAPERS))
+        for table, left_out in ((best, inside), (papers, outside)):
+            shown = [row for row in rows if row != left_out]
+            head, _, *lines = (line.strip("|").split("|") for line in table.splitlines()[2:])
+            assert [cell.strip() for cell in head[1:]] == [row.partition(".")[0] for row in shown[1:]]
+            assert [line[0].strip() for line in lines] == shown[:-1]
+            for number, line in enumerate(lines):
+                assert [not cell.strip() for cell in line[1:]] == [column < number for column in range(len(shown) - 1)]
+
+    def test_the_best_setting_of_the_papers_grid_is_a_thin_line_without_a_name(self, extended):
+        (axes,) = draw(extended)["weight-global"].axes
         lines = {line.get_label(): line for line in axes.lines}
         thin, wide = lines["UPGD, paper's grid"], lines["UPGD"]
         assert thin.get_linewidth() < wide.get_linewidth()

@@ -5,7 +5,7 @@ Hand-written comments come from ``NAME.notes.md`` in the same folder and are cop
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from upgd import writing
@@ -103,7 +103,7 @@ def _panel(found: Reproduction, panel: Panel) -> str:
         f"Online {comparison.metric} over all steps; {title}:",
         table,
         *_without_final_runs(found, panel),
-        *([_matrix(found, panel)] if len(rows) > 1 else []),
+        *_differences(found, panel),
         _who_diverged(found, panel),
     ]
     return "\n\n".join(parts)
@@ -186,14 +186,28 @@ def _of(there: int, wanted: int) -> str:
     return f"{there:,}" if there == wanted else f"{there:,} of {wanted:,}"
 
 
-def _matrix(found: Reproduction, panel: Panel) -> str:
-    """Return the table of differences between each method and those below it."""
-    names = [name for name, _ in found.rows(panel)]
+def _differences(found: Reproduction, panel: Panel) -> list[str]:
+    """Return tables of the differences between each method and those below it: of the best settings of all and, if a larger
+    grid was searched, of those in the paper's grid."""
+    numbers = {name: number for number, (name, _) in enumerate(found.rows(panel), 1)}
+    best = [name for name in numbers if not name.endswith(PAPERS)]
+    papers = [name for name in numbers if name.endswith(PAPERS) or name + PAPERS not in numbers]
     cells = {(one.first, one.second): _cell(one) for one in against_all(found, panel)}
-    head = ["row − column", *map(str, range(2, len(names) + 1))]
+    if best == papers:
+        return [_matrix(numbers, best, cells)] if len(best) > 1 else []
+    named = {"of all": best, "in the paper's grid": papers}
+    return [
+        f"Differences between the best settings {which}:\n\n{_matrix(numbers, names, cells)}"
+        for which, names in named.items()
+        if len(names) > 1
+    ]
+
+
+def _matrix(numbers: Mapping[str, int], names: Sequence[str], cells: Mapping[tuple[str, str], str]) -> str:
+    """Return a table of the differences between some rows of a panel's table, which are numbered as there."""
+    head = ["row − column", *(str(numbers[name]) for name in names[1:])]
     lines = [
-        [f"{number}. {name}", *(cells.get((name, other), "") for other in names[1:])]
-        for number, name in enumerate(names[:-1], 1)
+        [f"{numbers[name]}. {name}", *(cells.get((name, other), "") for other in names[1:])] for name in names[:-1]
     ]
     return _table([head, ["---", *["---:"] * (len(names) - 1)], *lines])
 
