@@ -134,5 +134,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, help="rank settings by runs of this length")
     parser.add_argument("--keep", type=float, default=0.25, help="the fraction that the screening keeps")
     given = parser.parse_args()
-    when = "the first quarter" if given.steps is None else f"{given.steps:,} steps"
-    print(table(list(curves(given.steps)), given.keep, when))
+    if not (found := list(curves(given.steps))):
+        parser.error(f"no curve in {DATA} was searched with runs of {given.steps:,} steps; use --steps 100_000")
+    print(table(found, given.keep, "the first quarter" if given.steps is None else f"{given.steps:,} steps"))

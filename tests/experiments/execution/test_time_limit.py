@@ -60,31 +60,34 @@ def test_only_jobs_that_end_in_time_are_started(clock, seconds, jobs):
 
 
 def _begun(clock, limit, sizes, seconds):
-    """Return the sizes of the jobs that begin, given those of all jobs and the time that each one that begins takes."""
+    """Return the sizes of the jobs that begin, given those of all jobs and the time that each one that begins takes, and
+    whether the time is up before all are finished."""
     everything, begun = whole(STUDY), []
     jobs = [everything.part(everything.learners[:size]) for size in sizes]
-    for (job,), took in zip(limit.fitting(jobs), seconds, strict=False):
-        begun.append(len(job.learners))
-        clock.seconds += took
-    return begun
+    try:
+        for (job,) in limit.fitting(jobs):
+            clock.seconds += seconds[len(begun)]
+            begun.append(len(job.learners))
+    except TimeUp:
+        return begun, True
+    return begun, False
 
 
 @pytest.mark.parametrize(
     ("sizes", "seconds", "last"),
     [  # two jobs, then one of 40 learners
-        ((10, 2), (10, 20), 27),  # one learner per second in nine tenths of the 30 seconds left
-        ((2, 10), (6, 24), 11),
-        ((10, 10), (10, 20), 13),  # of equally large jobs, the latest counts
+        ((10, 2), (10, 20, 27), 27),  # one learner per second in nine tenths of the 30 seconds left
+        ((2, 10), (6, 24, 26), 11),
+        ((10, 10), (10, 20, 26), 13),  # of equally large jobs, the latest counts
     ],
 )
 def test_the_speed_is_that_of_the_largest_job(clock, sizes, seconds, last):
-    begun = _begun(clock, TimeLimit(60.0), (*sizes, 40), (*seconds, 0))
-    assert begun == [*sizes, last]
+    assert _begun(clock, TimeLimit(60.0), (*sizes, 40), seconds) == ([*sizes, last], True)
 
 
 def test_a_slow_small_job_does_not_end_the_series(clock):
     """One learner takes as long as many on a GPU."""
-    assert _begun(clock, TimeLimit(580.0), (1, 40), (20, 20, 20, 0)) == [1, 25, 15]
+    assert _begun(clock, TimeLimit(580.0), (1, 40), (20, 20, 20)) == ([1, 25, 15], False)
 
 
 def test_the_first_job_is_started_as_its_speed_is_unknown(clock):
