@@ -195,9 +195,9 @@ def _differences(found: Reproduction, panel: Panel) -> list[str]:
     cells = {(one.first, one.second): _cell(one) for one in against_all(found, panel)}
     if best == papers:
         return [_matrix(numbers, best, cells)] if len(best) > 1 else []
-    named = {"of all": best, "in the paper's grid": papers}
+    named = {"best of all settings": best, "best settings in the paper's grid": papers}
     return [
-        f"Differences between the best settings {which}:\n\n{_matrix(numbers, names, cells)}"
+        f"Differences between the {which}:\n\n{_matrix(numbers, names, cells)}"
         for which, names in named.items()
         if len(names) > 1
     ]
