@@ -293,7 +293,7 @@ def test_what_is_bold_is_significant_and_what_is_level_is_within_the_grid(page, 
     plan = regenerated(page)[1]
     for panel in panels(page):
         lines, sign = panel.lines, 1 if panel.metric == "accuracy" else -1
-        promised = [_promised(_means(plan, panel, one, shipped), one) for one in lines]
+        promised = [_promised(_means(plan, panel, one, shipped), one, sign) for one in lines]
         cells, p_values, paired = [], [], []
         for i, j in itertools.combinations(range(len(lines)), 2):
             differences = _paired(lines[i], lines[j], panel.metric)
@@ -317,27 +317,40 @@ def _means(plan, panel, line, shipped):
     for learner, row in panel.searches[line.arm].items():
         scores.setdefault(learner.but(seed=0), []).append(_score(row, panel.metric))
     means = {learner: np.mean(own) if np.isnan(own).all() else np.nanmean(own) for learner, own in scores.items()}
-    screened = _screening(plan, line.arm, shipped)
-    screened = {one: math.nan if rank > 1e5 else rank for one, rank in screened.items()}
+    sign = -1 if panel.metric == "accuracy" else 1
+    ranks = _screening(plan, line.arm, shipped)
+    screened = {one: math.nan if rank > 1e5 else sign * rank for one, rank in ranks.items()}
     return [means, screened] if Learner(method=line.arm.method, **line.settings) in screened else [means]
 
 
-def _promised(stages, line):
+def _promised(stages, line, sign):
     """Estimate the improvement between settings of the grid, by parabolas through the chosen one and its neighbours."""
-    return sum(max(_height(means, line, name) for means in stages) for name in line.settings)
+    return sum(max(_height(means, line, name, sign) for means in stages) for name in line.settings)
 
 
-def _height(means, line, name):
-    """The estimate for one hyperparameter."""
+def _height(means, line, name, sign):
+    """The estimate for one hyperparameter: by a fit, and the maximum found by trying many points."""
     best, value = Learner(method=line.arm.method, **line.settings), line.settings[name]
     near = sorted(
         (_order(dict(one.values)[name]), mean) for one, mean in means.items() if one.but(**{name: value}) == best
     )
     at = [value for value, _ in near].index(_order(dict(best.values)[name]))
-    sides = [near[i][1] for i in (at - 1, at + 1) if 0 <= i < len(near)]
-    steps = [abs(means[best] - side) for side in sides if not math.isnan(side)]
-    both = len(steps) == 2 and sum(steps) > 0
-    return (steps[0] - steps[1]) ** 2 / (8 * sum(steps)) if both else sum(steps) / 8
+    sides = [i for i in (at - 1, at + 1) if 0 <= i < len(near) and not math.isnan(near[i][1])]
+    gains = [sign * (near[i][1] - means[best]) for i in sides]
+    if len(gains) < 2:
+        return max([0.0, *(gain if gain > 0 else -gain / 8 for gain in gains)])
+    left, middle, right = (_axis(name, near[i][0]) for i in (at - 1, at, at + 1))
+    if None in (left, middle, right):
+        left, middle, right = -1, 0, 1
+    between = np.linspace(left, right, 100_001)
+    return max(np.polyval(np.polyfit([left, middle, right], [gains[0], 0, gains[1]], 2), between))
+
+
+def _axis(name, value):
+    """The place of a value on a logarithmic axis, by the number of decades; None if it has none."""
+    if isinstance(value, tuple) or (value == 0 and name != "beta_utility"):
+        return None
+    return -math.log10(1 - value) if name == "beta_utility" else math.log10(value)
 
 
 def _order(value):

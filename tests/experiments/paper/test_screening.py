@@ -369,8 +369,8 @@ class TestPages:
         best, screened = finding.best, finding.screened
         assert screened.neighbours.keys() >= {"sigma"}
         assert resolution(best, screened) >= max(resolution(best), resolution(screened))
-        alone = SimpleNamespace(score=0.5, neighbours={"lr": {0.1: 0.4}})
-        early = SimpleNamespace(score=0.3, neighbours={"lr": {0.1: 0.28}, "sigma": {1.0: 0.26}})
+        alone = replace(best, score=0.5, neighbours={"lr": {0.1: 0.4}})
+        early = replace(best, score=0.3, neighbours={"lr": {0.1: 0.28}, "sigma": {1.0: 0.26}})
         assert resolution(alone, early) == pytest.approx(0.1 / 8 + 0.04 / 8)
 
 

@@ -1,5 +1,6 @@
 """The resolution of the grid, and survival curves, by hand."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,11 @@ from made_records import results
 from upgd.experiments.paper.reproduce import plan, reproduce
 from upgd.experiments.paper.statistics import against_all, resolution, survival, survivors
 
+CHOSEN = {"lr": 0.01, "sigma": 0.01, "beta_utility": 0.99, "betas": (0.9, 0.99), "weight_decay": 0.001}
+
 
 def _best(score, **neighbours):
-    return SimpleNamespace(score=score, neighbours=neighbours)
+    return SimpleNamespace(score=score, neighbours=neighbours, entry=SimpleNamespace(settings=CHOSEN))
 
 
 @given(st.floats(-0.49, 0.49), st.floats(0.01, 2.0))
@@ -24,6 +27,17 @@ def test_a_parabola_is_found_between_its_points(vertex, height):
     assert found == pytest.approx(0.7 - scores[1], abs=1e-9)
 
 
+@given(st.floats(-0.9, 0.4), st.floats(0.01, 2.0), st.booleans())
+def test_neighbours_may_be_at_different_distances(vertex, height, higher):
+    """A decade below and half a decade above: the true maximum, also if it is nearer to a neighbour, which is then better."""
+    half = math.log10(0.03 / 0.01)
+    below, best, above = (0.7 - height * (x - vertex) ** 2 for x in (-1, 0, half))
+    sign = 1 if higher else -1
+    for name, near in {"lr": (0.001, 0.03), "beta_utility": (1 - 0.1, 1 - 0.01 / 3)}.items():
+        tried = {near[0]: sign * below, near[1]: sign * above}
+        assert resolution(_best(sign * best, **{name: tried}), higher=higher) == pytest.approx(0.7 - best, abs=1e-9)
+
+
 def test_resolutions_of_hyperparameters_are_added():
     lr = {0.1: 0.5, 0.001: 0.6}  # steps of 0.2 and 0.1
     assert resolution(_best(0.7, lr=lr)) == pytest.approx(0.1**2 / (8 * 0.3))
@@ -31,6 +45,19 @@ def test_resolutions_of_hyperparameters_are_added():
     assert resolution(_best(0.7, sigma={0.1: 0.62, 0.001: float("nan")})) == pytest.approx(0.01)
     assert resolution(_best(0.7, lr=lr, sigma={0.1: 0.62})) == pytest.approx(0.01 + 0.1**2 / (8 * 0.3))
     assert resolution(_best(0.7, lr={0.1: 0.7, 0.01: 0.7})) == resolution(_best(0.7)) == 0
+
+
+def test_values_without_a_logarithm_are_at_equal_distances():
+    steps = pytest.approx(0.1**2 / (8 * 0.3))
+    assert resolution(_best(0.7, weight_decay={0.0: 0.5, 0.01: 0.6})) == steps
+    assert resolution(_best(0.7, betas={(0.0, 0.99): 0.5, (0.9, 0.999): 0.6})) == steps
+
+
+def test_a_better_neighbour_is_at_least_its_lead_away():
+    assert resolution(_best(0.7, lr={0.1: 0.72})) == pytest.approx(0.02)
+    assert resolution(_best(0.7, lr={0.1: 0.72, 0.001: 0.71})) == pytest.approx(0.02)
+    assert resolution(_best(0.7, lr={0.001: 0.6, 0.1: 0.78})) == pytest.approx(0.08)  # the vertex is beyond
+    assert resolution(_best(0.7, lr={0.1: 0.62}), higher=False) == pytest.approx(0.08)
 
 
 @pytest.mark.parametrize(("gap", "level"), [(0.002, True), (0.01, False)])

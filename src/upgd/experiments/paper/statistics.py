@@ -1,8 +1,9 @@
 """Statistics of a panel: comparisons of all pairs of methods, the resolution of the grid, and survival curves."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,8 @@ __all__ = ["LEVEL", "SCREENED", "Against", "against_all", "resolution", "surviva
 LEVEL = (
     "Two methods are level (=) if the difference is not significant, or no larger than the improvement that a finer grid "
     "might bring to the worse method, estimated by parabolas through its best setting and the neighbouring settings of the "
-    "search. The estimate covers only settings between those tried. A value with an asterisk is the smallest or largest "
-    "tried; values outside the grid may be better."
+    "search, on logarithmic axes. The estimate covers only settings between those tried. A value with an asterisk is the "
+    "smallest or largest tried; values outside the grid may be better."
 )
 #: Added to it if settings were screened.
 SCREENED = (
@@ -46,29 +47,49 @@ class Against:
     level: bool
 
 
-def resolution(best: Best, screened: Best | None = None) -> float:
+def resolution(best: Best, screened: Best | None = None, *, higher: bool = True) -> float:
     """Return how much better a setting between those that were tried may be.
 
-    For each hyperparameter with steps *a* and *b* from the best score down to those of its neighbours, a parabola through the
-    three is higher than the best of them by (a − b)² / 8(a + b). With one neighbour alone, because the value is at an edge or
-    the other neighbour diverged, it is at most *a* / 8. These heights are added.
+    For each hyperparameter, a parabola through the scores of the best setting and of its two neighbours has a maximum, whose
+    height above the best setting is the estimate. The axis is logarithmic, and neighbours may be at different distances:
+    for a learning rate of 0.001, 0.003 is nearer than 0.0001. For β, it is that of 1 − β. With one neighbour alone, because
+    the value is at an edge or the other neighbour diverged, the estimate is an eighth of the distance to its score, which is
+    the maximum for equal distances if the missing neighbour is as good as the best. If a neighbour is better, as may happen
+    if the setting was chosen on other seeds or from a smaller grid, the estimate is at least its lead. The estimates for all
+    hyperparameters are added.
 
     Args:
         best: the setting and its neighbours in the search.
-        screened: the same in the screening, where a setting also has the neighbours that the search lacks. Of the two heights
-            for a hyperparameter, the larger counts.
+        screened: the same in the screening, where a setting also has the neighbours that the search lacks. Of the two
+            estimates for a hyperparameter, the larger counts.
+        higher: whether higher scores are better.
     """
     stages = [best] if screened is None else [best, screened]
     names = dict.fromkeys(name for one in stages for name in one.neighbours)
-    near = {name: [_promise(one.score, one.neighbours.get(name, {}).values()) for one in stages] for name in names}
-    return sum(map(max, near.values()), 0.0)
+    return sum((max(_promise(one, name, higher) for one in stages) for name in names), 0.0)
 
 
-def _promise(score: float, neighbours: Iterable[float]) -> float:
-    steps = [abs(score - other) for other in neighbours if not math.isnan(other)]
-    if len(steps) == 2 and sum(steps) > 0:
-        return (steps[0] - steps[1]) ** 2 / (8 * sum(steps))
-    return sum(steps) / 8
+def _promise(best: Best, name: str, higher: bool) -> float:
+    """Return the estimate of :func:`resolution` for one hyperparameter."""
+    tried = {value: score for value, score in best.neighbours.get(name, {}).items() if not math.isnan(score)}
+    drops = [best.score - score if higher else score - best.score for score in tried.values()]
+    lead = max([0.0, *(-drop for drop in drops)])
+    if len(drops) < 2:
+        return max(lead, sum(drops) / 8)
+    (a, b), (s, t) = drops, _distances(name, best.entry.settings[name], *tried)
+    # The parabola with y(−s) = −a, y(0) = 0 and y(t) = −b is bent downward by `bend`, with its slope at 0 given by `slope`.
+    bend, slope = a * t + b * s, a * t**2 - b * s**2
+    inside = bend > 0 and -s <= slope / (2 * bend) <= t
+    return max(lead, slope**2 / (4 * s * t * (s + t) * bend)) if inside else lead
+
+
+def _distances(name: str, chosen: Any, first: Any, second: Any) -> tuple[float, float]:
+    """Return the distances of two values of a hyperparameter from the chosen one, equal where there is no logarithm."""
+    try:
+        at, one, other = (math.log(1 - x if name == "beta_utility" else x) for x in (chosen, first, second))
+    except (TypeError, ValueError):  # a pair, such as AdamW's β₁ and β₂, or zero
+        return 1.0, 1.0
+    return abs(one - at), abs(other - at)
 
 
 def against_all(found: Reproduction, panel: Panel) -> list[Against]:
@@ -93,10 +114,11 @@ def against_all(found: Reproduction, panel: Panel) -> list[Against]:
 def _level(pair: Pair, metric: Metric, searched: Mapping[int, Finding]) -> bool:
     if pair.difference is None or pair.p_holm is None or pair.p_holm >= _SIGNIFICANT:
         return True
-    ahead = (pair.difference > 0) == METRICS[metric].higher
+    higher = METRICS[metric].higher
+    ahead = (pair.difference > 0) == higher
     behind: Entry = pair.second if ahead else pair.first
     chosen = searched[id(behind)]
-    return abs(pair.difference) <= resolution(chosen.best, chosen.screened)
+    return abs(pair.difference) <= resolution(chosen.best, chosen.screened, higher=higher)
 
 
 def survivors(found: Reproduction, arm: Arm) -> NDArray[np.int64]:
