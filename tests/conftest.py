@@ -9,6 +9,11 @@ if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# On a busy machine, any example may take long.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # A shell without job control starts background processes with Ctrl-C ignored, nohup with SIGHUP ignored, and everything
 # that the tests start would inherit that: the tests of these signals would wait forever.

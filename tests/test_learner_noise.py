@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -36,7 +36,6 @@ def plain_pair(radius: int, angle: int) -> tuple[float, float]:
     return (-1) ** (angle & 1) * length * math.cos(theta), length * math.sin(theta)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**40), st.integers(1, 40))
 def test_words_and_normals_follow_the_definition(seed: int, step: int, pairs: int) -> None:
     radius, angle = learner_words(seed, step, pairs)

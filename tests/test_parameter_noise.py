@@ -31,7 +31,7 @@ def plain_normal(seed: int, step: int, number: int, entry: int) -> float:
     return length * math.sin(theta) if entry % 2 else (-1) ** (angle & 1) * length * math.cos(theta)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.integers(0, 2**63 - 1), st.integers(1, 2**40), st.integers(0, 2**20), st.integers(0, 2**33), st.integers(0, 9)
 )
@@ -55,7 +55,6 @@ def boxes(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     return shape, offset, size
 
 
-@settings(deadline=None)
 @given(boxes(), st.sampled_from([2, 4, 10, 1 << 16]))
 def test_a_box_has_its_part_of_the_whole(box: tuple[list[int], list[int], list[int]], at_once: int) -> None:
     from upgd import noise

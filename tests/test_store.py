@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from upgd.store import Key, Record, Store, StoreError, file, schema
@@ -75,7 +75,6 @@ def test_adding_again_changes_nothing(path):
         assert [r.seconds for r in store.records()] == [0.0, 0.0, 0.0, 99.0]
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from("abc"), st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3)),
     st.permutations("abc"),
@@ -117,7 +116,6 @@ def test_an_empty_list_matches_nothing(path):
             assert store.records(**nothing) == []
 
 
-@settings(deadline=None)
 @given(
     problem=st.none() | st.sampled_from("pqr"),
     methods=st.none() | st.lists(st.sampled_from("abc")),

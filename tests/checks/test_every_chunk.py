@@ -136,7 +136,7 @@ def wrong_values(kind: str, field: str) -> st.SearchStrategy:
     return st.builds(at, st.floats(0, 1), values)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(spoiled())
 def test_invalid_chunks_are_reported_before_a_backend_reads_them(case):
     stream, field, flaw = case
@@ -285,7 +285,7 @@ def usual(backend: str, kind: str) -> Population:
     return crowd
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(unusual())
 def test_unusual_chunks_give_bitwise_equal_results(stream):
     for backend in BACKENDS:

@@ -12,7 +12,7 @@ import numpy as np
 import plain_streams as plain
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -118,7 +118,7 @@ def rule_of_task(stream: Stream, chunk: Chunk, task: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [*NAMES, *DRIFTING])
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8)
 @given(data=st.data())
 def test_chunks_are_pure(name: str, data: st.DataObject) -> None:
     """The samples do not depend on the requested pieces, their order, or the seeds."""
@@ -221,7 +221,7 @@ def test_seeds_are_independent(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OVER_IMAGES if name.startswith(FAMILIES[:3])])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=SEEDS, size=st.integers(1, 70), task_length=st.integers(1, 200), task=st.integers(0, 10**6))
 def test_no_sample_repeats_in_a_pass(name: str, seed: int, size: int, task_length: int, task: int) -> None:
     stream = make(name, size=size, task_length=task_length)

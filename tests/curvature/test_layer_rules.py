@@ -393,7 +393,7 @@ def by_hand(weights, biases, activation, samples, labels, mean):
     return weight_diagonal, bias_diagonal
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=2, max_size=5),
     activation=st.sampled_from(sorted(SMOOTH)),

@@ -5,7 +5,7 @@ import math
 import numba
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from upgd.kernels import functions
@@ -16,7 +16,6 @@ def exp(x):
     return functions.exp(x)
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.floats(-87, 88, width=32))
 def test_exp(x: float) -> None:
     found, exact = float(exp(np.float32(x))), float(np.exp(np.float64(x)))
@@ -36,7 +35,6 @@ def complement(x):
     return functions.complement(x)
 
 
-@settings(deadline=None)
 @given(st.floats(-80, 5, width=32))
 @example(-0.0625)
 @example(0.0625)

@@ -221,7 +221,7 @@ utility_options = st.fixed_dictionaries(
 
 
 class TestForAllSettings:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(shapes, options, utility_options, st.integers(0, 2**31))
     def test_a_step_is_adamws_scaled_by_the_gates(
         self, drawn: list[tuple[int, ...]], shared: dict[str, Any], own: dict[str, Any], seed: int
@@ -244,7 +244,7 @@ class TestForAllSettings:
                 expected = decayed + (other.detach() - other_start) * (1 - gates[param])
                 torch.testing.assert_close(param.detach(), expected, rtol=1e-9, atol=1e-12)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(shapes, utility_options, st.integers(0, 2**31), st.integers(-20, 20))
     def test_the_unit_of_the_loss_does_not_matter(
         self, drawn: list[tuple[int, ...]], own: dict[str, Any], seed: int, power: int

@@ -185,7 +185,7 @@ def test_the_maximum_is_found_in_any_page(modified: bool) -> None:
     checks.assert_close(*trained, ulps=20, dtype=torch.float32)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(1, 3000) | st.integers(1, 400_000), min_size=1, max_size=2),
     seed=st.integers(0, 2**32),

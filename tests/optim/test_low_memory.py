@@ -59,7 +59,7 @@ def neighbours(value: float, largest: float, signed: bool) -> tuple[float, float
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=300), st.booleans())
 def test_8_bits_round_to_a_neighbour(numbers: list[float], positive: bool) -> None:
     values = torch.tensor(numbers, dtype=torch.float64)[None]

@@ -18,7 +18,7 @@ def _ahead() -> tuple[Ahead, dict[str, torch.Tensor]]:
     return Ahead((h.beta, 1 - h.beta**h.step), values, 3, CPU), values
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 9_000), st.integers(1, 5_000)), min_size=1, max_size=5))
 def test_the_scalars_of_any_block(blocks: list[tuple[int, int]]) -> None:
     ahead, values = _ahead()

@@ -105,7 +105,7 @@ def covered(plan: planner.ChipPlan) -> np.ndarray:
     return count
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(widths=sizes, cluster=st.sampled_from(CLUSTERS), bias=st.booleans(), rule=st.sampled_from(RULES))
 def test_every_parameter_has_one_place(
     widths: list[int], cluster: int, bias: bool, rule: tuple[Kind, Program | None]
@@ -121,7 +121,7 @@ def test_the_papers_network_has_one_place_each() -> None:
     assert (covered(plan) == 1).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(widths=sizes, cluster=st.sampled_from(CLUSTERS), rule=st.sampled_from(RULES))
 def test_nothing_overlaps_in_shared_memory(widths: list[int], cluster: int, rule: tuple[Kind, Program | None]) -> None:
     plan = planner.plan(layers_of(widths), rule[0], cluster, H200, rule[1])
@@ -208,7 +208,7 @@ def test_the_fastest_plan_serves_most_learners() -> None:
 # --------------------------------------------------------------------------------------------------------- the schedule
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(learners=st.integers(1, 60), steps=st.integers(1, 50), clusters=st.integers(1, 40))
 def test_every_step_runs_once_in_order_without_deadlock(learners: int, steps: int, clusters: int) -> None:
     pieces = laid([Need(learners, 1.0, clusters)], clusters, steps)[0].pieces

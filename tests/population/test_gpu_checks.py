@@ -232,7 +232,7 @@ def test_methods_are_distinguished(method: str) -> None:
         long_runs.compared(known, {**known, "upgd": known[method]})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_score_is_students_t(seed: int) -> None:
     """Equal means that differ by chance are few standard errors apart, the more seldom the more."""

@@ -49,7 +49,6 @@ def normals_of(out, first_pair, pairs, seed, step):
 # ---------------------------------------------------------------------------------------------------------------- noise
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**40), st.integers(0, 1000), st.integers(1, 300))
 def test_noise_is_the_one_of_the_definition(seed, step, first, pairs):
     made = np.full(2 * pairs, np.nan, np.float32)
@@ -92,7 +91,7 @@ def assert_equal_backends(network, learners, stream, steps, tolerance=2e-4):
             assert ((mine - true).flatten(1).norm(dim=1) / scale).max() < tolerance, name
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(problems(), st.sampled_from([*UTILITY, *PLAIN]), st.sampled_from([0.0, 0.9, 0.999]))
 def test_equals_the_torch_backend_on_any_network(problem, choice, beta):
     network, stream = problem

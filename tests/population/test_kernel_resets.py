@@ -134,7 +134,6 @@ def _selected(values, limit, among):
     resets.select(start_of(values), limit, len(values), start_of(among))
 
 
-@settings(deadline=None)  # the first call compiles
 @given(
     st.lists(st.sampled_from([0.0, 1.0, 1.5, -2.0, np.inf, -np.inf, np.nan]), min_size=1, max_size=12),
     st.floats(-1, 14, width=32),
@@ -155,7 +154,7 @@ def _uniforms(out, seed, step, layer):
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.integers(0, 5))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_new_weights_are_those_of_the_other_backends(seed, step, layer):
     found = np.empty(33, np.float32)
     _uniforms(found, seed, step, layer)

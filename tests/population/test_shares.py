@@ -112,7 +112,7 @@ def assert_complete(runs: Sequence[Run], needs: Sequence[Need], steps: int) -> N
     assert {stop for stop, _ in taken.values()} == {steps}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(alike, st.integers(1, 400))
 def test_groups_laid_end_to_end_end_together(groups: list[Need], steps: int) -> None:
     shares = laid(groups, 15, steps)
@@ -130,7 +130,7 @@ def test_groups_laid_end_to_end_end_together(groups: list[Need], steps: int) -> 
     assert max(run.end for run in runs) <= ideal + 3 * max(need.cost for need in groups)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(of_two_sizes, st.integers(1, 400), st.booleans(), st.randoms(use_true_random=False))
 def test_no_order_of_launches_leads_to_deadlock(
     groups: list[Need], steps: int, fractions: bool, random: Random

@@ -28,7 +28,7 @@ def equal(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 9), st.integers(0, 300), st.integers(1, 1200), st.integers(1, 600))
 def test_iterating_gives_the_samples_in_order(seed: int, start: int, steps: int, batch_size: int) -> None:
     batches = list(iterate(STREAM, seed, steps=steps, start=start, batch_size=batch_size))

@@ -39,7 +39,7 @@ def assert_close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems(HOMOGENEOUS + BENT))
 def test_propagated_terms_are_those_of_autograd_and_hesscale(problem):
     model = problem[0]
@@ -57,7 +57,7 @@ def parameter_sums(utilities, model, place):
     return incoming, utilities[f"{place + 2}.weight"].sum(0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems(HOMOGENEOUS))
 def test_first_order_utility_is_conserved(problem):
     """Exactly, also with biases if they count as incoming weights."""
@@ -71,7 +71,7 @@ def test_first_order_utility_is_conserved(problem):
         assert_close(balance.outgoing.first, outgoing)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems(HOMOGENEOUS))
 def test_second_order_utility_is_conserved_up_to_the_interaction_of_incoming_weights(problem):
     model = problem[0]
@@ -83,7 +83,7 @@ def test_second_order_utility_is_conserved_up_to_the_interaction_of_incoming_wei
         assert_close(incoming + balance.interaction, outgoing)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems(HOMOGENEOUS, bias=False))
 def test_second_order_utility_is_conserved_where_the_theorem_s_assumption_holds(problem):
     """Units with one incoming weight have no off-diagonal second derivatives, so no term is missing."""
@@ -99,7 +99,7 @@ def test_second_order_utility_is_conserved_where_the_theorem_s_assumption_holds(
         assert_close(incoming, outgoing)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems(BENT, most_samples=1))
 def test_a_bent_activation_conserves_utility_up_to_its_elasticity(problem):
     """Passing the origin is not enough: incoming = a·σ'(a)/σ(a) · outgoing."""
@@ -111,7 +111,7 @@ def test_a_bent_activation_conserves_utility_up_to_its_elasticity(problem):
         assert_close(balance.incoming.first * h.detach()[0], balance.outgoing.first * (a * slope).detach()[0])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems(HOMOGENEOUS + BENT))
 def test_what_leaves_a_unit_is_the_utility_of_the_feature(problem):
     first = utility.first_order(*problem, of="features", features=names(problem[0]))

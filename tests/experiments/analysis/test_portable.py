@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_records import record
 
@@ -58,7 +58,6 @@ def records(draw):
     return Record(key, window=window, loss=loss, accuracy=accuracy, diverged_at=diverged_at, **rest)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # the first example may be slow on a busy machine
 @given(st.lists(records(), max_size=4, unique_by=lambda record: record.key.digest))
 def test_files_round_trip(tmp_path_factory, written):
     path = tmp_path_factory.mktemp("portable") / "results.csv.gz"
