@@ -42,7 +42,7 @@ def studies(found: dict) -> str:
         runs = portable.read(DOCS / "results" / "data" / f"{problem}.csv.gz")
         own = [run for run in runs if run.device == found["device"]]
         plain = found["rates"]["plain"]["plain loop, ConvNet" if "cifar10" in problem else "plain loop"]
-        steps = sum(run.key.steps for run in own)
+        steps = sum(run.steps_taken for run in own)
         totals.append((len(own), steps, sum(run.seconds for run in own), steps / plain))
         lines.append(_study(title, *totals[-1]))
     lines.append(_study("together", *map(sum, zip(*totals, strict=True))))

@@ -25,7 +25,7 @@ def overview(records: Sequence[Record], found: Sequence[Section], title: str) ->
     tiles = [
         ("learners", f"{len(records):,}"),
         ("settings", f"{settings:,}"),
-        ("learner-steps", count(sum(record.key.steps for record in records))),
+        ("learner-steps", count(sum(record.steps_taken for record in records))),
         ("computing time", duration(seconds) if seconds else "–"),
         ("diverged", f"{diverged:,}"),
     ]

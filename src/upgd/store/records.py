@@ -89,6 +89,11 @@ class Record:
     id: int | None = None
     source: str = ""
 
+    @property
+    def steps_taken(self) -> int:
+        """The number of steps until the end or the divergence."""
+        return self.key.steps if self.diverged_at is None else self.diverged_at
+
     def __post_init__(self) -> None:
         for name in ("loss", "accuracy"):
             curve = getattr(self, name)

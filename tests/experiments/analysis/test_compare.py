@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 from scipy.stats import ttest_rel
 
 from upgd.experiments import Results
-from upgd.experiments.analysis.compare import Entry, area, best, comparisons, quarter, rows
+from upgd.experiments.analysis.compare import Entry, area, best, comparisons, edges, quarter, rows
 from upgd.experiments.analysis.student import p_value
 from upgd.experiments.analysis.wording import best_text
 from upgd.experiments.spec.engine import ENGINE
@@ -58,7 +58,6 @@ def test_one_window_has_no_quarters():
     assert area(curve, "accuracy") == pytest.approx(0.3)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1, width=32), min_size=2, max_size=9), st.integers(1, 7), st.data())
 def test_quarters_against_a_plain_loop(curve, window, data):
     last = data.draw(st.integers(1, window))
@@ -127,7 +126,6 @@ def test_divergence_is_worse_than_any_score():
 
 
 @given(st.permutations([(0.1, 0.3), (0.1, 0.2), (0.2, 0.1)]))
-@settings(deadline=None)
 def test_ties_go_to_the_smaller_lr_then_to_the_smaller_rest(order):
     records = [
         Record(
@@ -187,6 +185,19 @@ def test_an_edge_is_one_of_all_that_was_tried_also_off_the_lines_of_a_star():
     assert best(only(records), "upgd").edges == ("lr",)  # 0 is where there is nothing beyond
 
 
+def test_a_pair_is_at_the_edge_if_one_of_its_numbers_is():
+    tried = [{"betas": [first, second]} for first in (0.0, 0.5, 0.9) for second in (0.9, 0.99, 0.999)]
+    at_edge = {tuple(one["betas"]) for one in tried if edges(one, tried)}
+    assert at_edge == {(0.0, 0.9), (0.0, 0.999), (0.5, 0.9), (0.5, 0.999), (0.9, 0.9), (0.9, 0.99), (0.9, 0.999)}
+    assert edges(tried[0], tried[:1]) == ()
+
+
+def test_steps_after_a_divergence_are_not_counted():
+    comparison = only([record(0.5, seed=0), record(0.5, seed=1, diverged_at=3)])  # of ten steps
+    (row,) = rows(comparison, comparison.entries)
+    assert row.learner_steps == 13
+
+
 def test_fewer_divergences_rank_first_in_a_table():
     records = [record(0.9, method="a", seed=s, diverged_at=5 if s else None) for s in range(4)]
     records += [record(0.5, method="b", seed=s, diverged_at=5 if s == 3 else None) for s in range(4)]
@@ -195,7 +206,6 @@ def test_fewer_divergences_rank_first_in_a_table():
     assert [row.entry.method for row in rows(comparison, comparison.entries)] == ["c", "b", "a"]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)), min_size=2, max_size=8))
 def test_the_paired_test_is_scipys(pairs):
     a, b = (np.array(side, np.float64) for side in zip(*pairs, strict=True))

@@ -16,6 +16,7 @@ from upgd.experiments.paper.pages import (
     _at_edge,
     _computed,
     _data,
+    _devices,
     _differences,
     _how,
     _panel,
@@ -26,6 +27,7 @@ from upgd.experiments.paper.pages import (
 )
 from upgd.experiments.paper.reproduce import PAPERS, plan, reproduce
 from upgd.experiments.paper.statistics import against_all
+from upgd.store import Key, Record
 
 
 def test_numbers_are_the_records(tmp_path):
@@ -301,6 +303,19 @@ def test_values_are_at_the_edge_only_of_a_complete_search():
     table = _panel(found, found.plan.panels[0])
     assert re.search(r"\d\. PGD \| lr [\d.]+\\\*", table)
     assert re.search(r"\d\. SGD \| lr [\d.]+ \|", table)
+
+
+def test_work_is_stated_by_device():
+    def run(seed, device, seconds, diverged_at=None):
+        key = Key(problem="p", network="8", method="sgd", settings={"lr": 0.1}, seed=seed, steps=1_000)
+        return Record(key, 1_000, [1.0], device=device, seconds=seconds, diverged_at=diverged_at)
+
+    runs = [run(0, "cpu", 90.0), run(1, "Fast", 2.0), run(2, "Fast", 3.0, diverged_at=500)]
+    assert _devices(runs) == (
+        "Fast: 2 runs, 1,500 learner-steps in 5 s; on CPU: 1 run, 1,000 learner-steps in 1 min 30 s, "
+        "summed over all processes"
+    )
+    assert _devices([]) == "nothing yet"
 
 
 def test_data_are_named_with_their_checksum():

@@ -24,7 +24,7 @@ beforehand are corrected for their own number only.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal
@@ -386,14 +386,17 @@ def _as_good(score: float, best_score: float, metric: Metric) -> bool:
 
 def edges(chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the hyperparameters whose chosen value is the smallest or largest tried; a wider grid may be better."""
-    found = []
-    for name in chosen:
-        everywhere = {_hashable(settings[name]) for settings in tried if name in settings}
-        numbers = [value for value in everywhere if isinstance(value, int | float)]
-        there_is_more = len(numbers) > 1 and isinstance(chosen[name], float) and chosen[name] != 0
-        if there_is_more and chosen[name] in (min(numbers), max(numbers)):
-            found.append(name)
-    return tuple(found)
+    everywhere = {name: {_hashable(settings[name]) for settings in tried if name in settings} for name in chosen}
+    return tuple(name for name, value in chosen.items() if _at_edge(_hashable(value), everywhere[name]))
+
+
+def _at_edge(value: Any, tried: Collection[Any]) -> bool:
+    """Return whether a number, or one number of a pair, is the smallest or largest tried; 0 has no smaller neighbour."""
+    if isinstance(value, tuple):
+        pairs = [one for one in tried if isinstance(one, tuple)]
+        return any(_at_edge(part, set(parts)) for part, parts in zip(value, zip(*pairs, strict=True), strict=True))
+    numbers = [one for one in tried if isinstance(one, int | float)]
+    return len(numbers) > 1 and isinstance(value, float) and value != 0 and value in (min(numbers), max(numbers))
 
 
 def _neighbours(
@@ -432,7 +435,7 @@ def _table_row(entry: Entry, test: Pair | None, metric: Metric, evaluation: Eval
         error=float(areas.std(ddof=1) / math.sqrt(len(areas))) if len(areas) > 1 else math.nan,
         first_quarter=_mean_of(quarter(record, metric, "first") for record in learners),
         last_quarter=_mean_of(quarter(record, metric, "last") for record in learners),
-        learner_steps=sum(record.key.steps for record in learners),
+        learner_steps=sum(record.steps_taken for record in learners),
         difference=difference,
         p=None if test is None else test.p,
         p_holm=None if test is None else test.p_holm,

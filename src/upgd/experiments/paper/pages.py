@@ -21,6 +21,7 @@ from upgd.experiments.paper.plans import Plan
 from upgd.experiments.paper.reproduce import PAPERS, Finding, Reproduction
 from upgd.experiments.paper.statistics import LEVEL, SCREENED, Against, against_all, survivors
 from upgd.experiments.spec import defaults
+from upgd.store import Record
 
 __all__ = ["write_page"]
 
@@ -40,7 +41,7 @@ _PAGE = """\
 Curves are means over task windows (neighbouring windows are averaged if there are more than 80), with 95% confidence bands
 over runs. Tables show means ± 95% confidence intervals over runs. Methods are sorted by the number of diverged runs, then by
 the mean, which excludes diverged runs. Differences are paired by seed, row minus column, with 95% confidence intervals; those
-in bold are significant at the 5% level in a paired t-test with Holm's correction for all pairs of the panel. {level}
+in bold are significant at the 5% level in a paired t-test with Holm's correction for all pairs of rows. {level}
 
 ## How this was computed
 
@@ -306,9 +307,7 @@ def _how(found: Reproduction, command: str) -> list[str]:
         f"Search: {tried:,} settings, {plan.sweep_seeds} run{'s' * (plan.sweep_seeds != 1)} each. The best setting of each "
         "method has the fewest diverged runs and, among those, the best mean over all steps."
         f"{_screening(plan)}{_shortlist(plan)} The runs in the tables use other seeds." + _shorter_search(plan),
-        f"Computed on {', '.join(sorted({record.device for record in records})) or 'nothing yet'}: "
-        f"{sum(r.key.steps for r in records):,} learner-steps in {duration(sum(record.seconds for record in records))}, "
-        "summed over all processes",
+        f"Computed on {_devices(records)}",
         f"Versions: {'; '.join(sorted({f'upgd {r.package}, torch {r.torch}' for r in records}))}",
         *(f"Data: {line}" for line in _data(sorted({record.key.problem for record in records}))),
     ]
@@ -330,6 +329,22 @@ def _how(found: Reproduction, command: str) -> list[str]:
     if found.missing:
         lines.append(f"Not finished: {found.missing:,} of the final runs are missing.")
     return lines
+
+
+def _devices(records: Iterable[Record]) -> str:
+    """Return how much was computed on which device, starting with the one that did most of the work."""
+    by_device: dict[str, list[Record]] = {}
+    for record in records:
+        by_device.setdefault("CPU" if record.device == "cpu" else record.device, []).append(record)
+    if not by_device:
+        return "nothing yet"
+    steps = {device: sum(record.steps_taken for record in own) for device, own in by_device.items()}
+    parts = [
+        f"{device}: {plural(len(by_device[device]), 'run')}, {steps[device]:,} learner-steps in "
+        f"{duration(sum(record.seconds for record in by_device[device]))}"
+        for device in sorted(steps, key=lambda device: -steps[device])
+    ]
+    return f"{'; on '.join(parts)}, summed over all processes"
 
 
 def _screening(plan: Plan) -> str:

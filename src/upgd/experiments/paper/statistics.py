@@ -20,8 +20,9 @@ __all__ = ["LEVEL", "SCREENED", "Against", "against_all", "resolution", "surviva
 LEVEL = (
     "Two methods are level (=) if the difference is not significant, or no larger than the improvement that a finer grid "
     "might bring to the worse method, estimated by parabolas through its best setting and the neighbouring settings of the "
-    "search, on logarithmic axes. The estimate covers only settings between those tried. A value with an asterisk is the "
-    "smallest or largest tried; values outside the grid may be better."
+    "search, on logarithmic axes. Level does not mean equal, but that these runs cannot tell which method is better. The "
+    "estimate depends on the settings that were tried and covers only those between them. A value with an asterisk is or "
+    "contains the smallest or largest number tried; values outside the grid may be better."
 )
 #: Added to it if settings were screened.
 SCREENED = (
