@@ -15,16 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-try:
-    from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
-except ModuleNotFoundError:
-    from upgd.cli.bare import leave
-
-    leave(sys.argv[1:])
-
+from upgd import __version__
 from upgd.cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from cyclopts import MissingArgumentError
+
     from upgd.cli.commands import app
 
 __all__ = ["app", "main"]
@@ -77,6 +73,15 @@ def _streams_are_open() -> bool:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments == ["--version"]:  # importing the application takes much longer
+        print(__version__)
+        return 0
+    try:
+        from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
+    except ModuleNotFoundError:
+        from upgd.cli import bare
+
+        return bare.run(arguments)
     from upgd import plugins
 
     try:

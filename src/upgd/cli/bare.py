@@ -1,24 +1,21 @@
-"""The command line without its optional packages: version, help and doctor only."""
+"""The command line without its optional packages: help and doctor only."""
 
+import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
-from upgd import __version__
 from upgd.cli.checkup import checkup
 
-__all__ = ["leave"]
+__all__ = ["run"]
 
 _REMEDY = "the command line needs more packages: pip install 'upgd[run]'"
 
 
-def leave(arguments: Sequence[str]) -> NoReturn:
-    """Answer ``--version``, ``--help`` and ``doctor``, refuse everything else, and exit."""
-    if list(arguments) == ["--version"]:
-        print(__version__)
-        raise SystemExit(0)
+def run(arguments: Sequence[str]) -> int:
+    """Answer ``--help`` and ``doctor``, refuse everything else, and return the exit status."""
     if list(arguments) in ([], ["-h"], ["--help"]):
         print(f"Usage: upgd COMMAND\n\nIn this installation, only `upgd doctor` and `upgd --version` work; {_REMEDY}")
-        raise SystemExit(0)
+        return 0
     if list(arguments) in (["doctor"], ["doctor", "--json"]):
-        raise SystemExit(checkup(as_json="--json" in arguments))
-    raise SystemExit(f"upgd: {_REMEDY}")
+        return checkup(as_json="--json" in arguments)
+    print(f"upgd: {_REMEDY}", file=sys.stderr)
+    return 1
