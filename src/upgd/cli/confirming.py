@@ -4,9 +4,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from upgd.cli.options import Execution, Json, Steps, load_torch, read_seeds, store_files
 from upgd.cli.results import Filter
@@ -25,7 +22,7 @@ def confirm(
     network: str | None = None,
     steps: Steps = None,
     execution: Execution = Execution(),  # noqa: B008  # frozen
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: bool = False,
     as_json: Json = False,
 ) -> int:
     """Run the best setting of every method on fresh seeds, and compare the methods on these.

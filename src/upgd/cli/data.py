@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from upgd.cli.options import DEFAULTS, UsageError
+from upgd.cli.options import DEFAULTS, Json, UsageError
 
 __all__ = ["data"]
 
@@ -17,8 +17,8 @@ def fetch(
     *names: Literal["mnist", "emnist", "cifar10"],
     source: Annotated[Path | None, Parameter(name="--from")] = None,
     rename: Annotated[str | None, Parameter(name=("--as", "--subset"))] = None,
-    transposed: Annotated[bool, Parameter(negative="")] = False,
-    replace: Annotated[bool, Parameter(negative="")] = False,
+    transposed: bool = False,
+    replace: bool = False,
     mirror: str | None = None,
 ) -> None:
     """Download data sets, or copy local files, into the cache (the folder UPGD_DATA, if set).
@@ -75,8 +75,8 @@ def fetch(
 @data.command(name="list")
 def list_(
     *,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
-    verify: Annotated[bool, Parameter(negative="")] = False,
+    as_json: Json = False,
+    verify: bool = False,
 ) -> int:
     """List data sets with sizes, checksums and sources.
 

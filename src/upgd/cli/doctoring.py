@@ -1,15 +1,12 @@
 """`upgd doctor`."""
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from upgd.cli.checkup import checkup
+from upgd.cli.options import Json
 
 __all__ = ["doctor"]
 
 
-def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
+def doctor(*, as_json: Json = False) -> int:
     """Show versions, hardware, kernels, data sets, caches and plug-ins for bug reports.
 
     The exit status is 1 if something that `upgd demo` needs is missing.

@@ -42,8 +42,8 @@ def _shown_default(value: Any) -> str | None:
     return None if value is None or value is False or value == () else str(value)
 
 
-#: How all commands show defaults.
-DEFAULTS = Parameter(show_default=_shown_default)
+#: How all commands show defaults, and that only options with another ``negative`` have an opposite, such as --no-legend.
+DEFAULTS = Parameter(show_default=_shown_default, negative=())
 StorePath = Annotated[Path | None, Parameter(name="--store", env_var="UPGD_STORE")]
 #: The metrics of tables, figures and pages; the names of upgd.experiments.analysis.metrics.
 Shown = (
@@ -59,7 +59,7 @@ Shown = (
     ]
     | None
 )
-Json = Annotated[bool, Parameter(name="--json", negative="")]
+Json = Annotated[bool, Parameter(name="--json")]
 
 
 def read_steps(text: str) -> int:
@@ -97,7 +97,7 @@ class _Declared:
     seeds: str | None = None
     steps: Steps = None
     network: str | None = None
-    option: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    option: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, list[Any]]:
         """Return the given settings as lists of values."""
@@ -209,14 +209,14 @@ class Execution:
     store: StorePath = None
     workers: int | None = None
     ray: str | None = None
-    insecure: Annotated[bool, Parameter(negative="")] = False
+    insecure: bool = False
     device: str = "auto"
     backend: Literal["auto", "torch", "kernel"] = "auto"
     look_every: int | None = None
     checkpoint_every: float = 120.0
     stop_after: float | None = None
     job_size: int | None = None
-    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="")] = False
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False
 
 
 def load_torch() -> None:

@@ -19,7 +19,7 @@ def plot(
     which: Filter = Filter(),  # noqa: B008  # frozen
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("curves.png"),
     title: str | None = None,
-    legend: bool | None = None,
+    legend: Annotated[bool | None, Parameter(negative="--no-legend")] = None,
     band: Literal["ci", "sd", "range", "none"] = "ci",
     metric: Shown = None,
 ) -> None:

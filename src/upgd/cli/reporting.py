@@ -18,7 +18,7 @@ def report(
     problem: str | None = None,
     title: str | None = None,
     metric: Shown = None,
-    open_it: Annotated[bool, Parameter(name="--open", negative="")] = False,
+    open_it: Annotated[bool, Parameter(name="--open")] = False,
 ) -> None:
     """Write an HTML report of all results: tables, interactive curves, hyperparameters, divergences, commands.
 
@@ -63,7 +63,7 @@ def watch(
     *,
     port: int = 0,
     problem: str | None = None,
-    browser: bool = True,
+    browser: Annotated[bool, Parameter(negative="--no-browser")] = True,
 ) -> None:
     """Serve the report during a sweep and refresh it automatically. Ctrl-C stops the server.
 

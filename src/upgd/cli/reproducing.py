@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["reproduce"]
 
-Repeated = Annotated[tuple[str, ...], Parameter(negative="")]
 #: Parsed options that are numbers of steps: option → study → problem → steps, with "" for all other problems.
 Lengths = Mapping[str, Mapping[str, Mapping[str, int]]]
 
@@ -44,21 +43,21 @@ def reproduce(
     panels: str | None = None,
     methods: str | None = None,
     grid: Literal["paper", "extended", "star", "climb", "coarse", "tiny"] | None = None,
-    only: Repeated = (),
+    only: tuple[str, ...] = (),
     sweep_seeds: int | None = None,
     shortlist: int | None = None,
     shortlist_seeds: int | None = None,
     final_seeds: int | None = None,
     steps: Steps = None,
-    sweep_steps: Repeated = (),
-    screen: Repeated = (),
+    sweep_steps: tuple[str, ...] = (),
+    screen: tuple[str, ...] = (),
     keep: float | None = None,
-    data: Repeated = (),
+    data: tuple[str, ...] = (),
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("reproduced"),
-    resume_from: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    resume_from: tuple[Path, ...] = (),
+    dry_run: bool = False,
     as_json: Json = False,
-    write_only: Annotated[bool, Parameter(negative="")] = False,
+    write_only: bool = False,
     execution: Execution = Execution(),  # noqa: B008  # frozen
 ) -> int:
     """Reproduce experiments of the paper: search, best setting of each method, final runs, figure and table.

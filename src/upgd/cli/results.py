@@ -123,9 +123,9 @@ def best(*stores: Path, which: Filter = Filter(), metric: Shown = None, as_json:
 def table(
     *stores: Path,
     which: Filter = Filter(),  # noqa: B008
-    all_settings: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    all_settings: Annotated[bool, Parameter(name="--all")] = False,
     against: str | None = None,
-    pairs: Annotated[bool, Parameter(negative="")] = False,
+    pairs: bool = False,
     metric: Shown = None,
     as_json: Json = False,
 ) -> None:
@@ -170,9 +170,9 @@ def export(
     *,
     which: Filter = Filter(),  # noqa: B008
     format: Literal["csv", "parquet"] | None = None,
-    curves: Annotated[bool, Parameter(negative="")] = False,
-    looks: Annotated[bool, Parameter(negative="")] = False,
-    portable: Annotated[bool, Parameter(negative="")] = False,
+    curves: bool = False,
+    looks: bool = False,
+    portable: bool = False,
     windows: int | None = None,
 ) -> None:
     """Write results as CSV or Parquet, one row per learner.
@@ -335,7 +335,7 @@ def _add(found: "Sequence[tuple[Path, Sequence[Record]]]", path: Path) -> None:
 def delete(
     *ids: int,
     which: Filter = Filter(),  # noqa: B008
-    yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="")] = False,
+    yes: Annotated[bool, Parameter(name=("--yes", "-y"))] = False,
 ) -> None:
     """Delete learners permanently: by id (shown by `upgd runs`), or all that match the options.
 

@@ -5,9 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, Literal
 
 from upgd.cli.executing import check, check_folder, given_options, option_names, options_of, terminable
 from upgd.cli.options import Declaration, Execution, Json, MethodName, MethodNames, UsageError, load_torch, store_path
@@ -25,7 +23,7 @@ def run(
     setting: Literal["published"] | None = None,
     declaration: Declaration = Declaration(),  # noqa: B008  # frozen
     execution: Execution = Execution(),  # noqa: B008
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: bool = False,
     as_json: Json = False,
 ) -> int:
     """Run one method with the given settings and print its results.
@@ -84,7 +82,7 @@ def sweep(
     grid: Literal["short", "paper", "published"] | None = None,
     declaration: Declaration = Declaration(),  # noqa: B008
     execution: Execution = Execution(),  # noqa: B008
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: bool = False,
     as_json: Json = False,
 ) -> int:
     """Run methods with all combinations of the given values, and print the best of each.

@@ -15,7 +15,7 @@ __all__ = ["demo"]
 def demo(
     *,
     output: Path = Path("demo-output"),
-    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="")] = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
 ) -> int:
     """Compare five methods on two streams in about a minute, and write a web page and an interactive report.
 
