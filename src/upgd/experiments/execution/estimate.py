@@ -11,10 +11,9 @@ from torch import nn
 
 from upgd.experiments.execution.jobs import Job
 from upgd.experiments.execution.workers import processes_that_help
-from upgd.experiments.spec import architecture
 from upgd.population import Learner, Population
 from upgd.population.choose import BackendName
-from upgd.streams import Stream, make
+from upgd.streams import Stream
 
 __all__ = ["estimate", "learner_steps_per_second"]
 
@@ -23,8 +22,7 @@ def estimate(jobs: Sequence[Job], workers: int, device: str, backend: BackendNam
     """Return the estimated seconds for the jobs, after measuring each kind of computation for at most ``seconds``."""
     if not jobs:
         return 0.0
-    stream = make(jobs[0].problem, **jobs[0].options)
-    network = architecture.network(jobs[0].network, stream)
+    stream, network = jobs[0].built
     workers = min(workers, len(jobs))
     rates: dict[Any, float] = {}
     threads = torch.get_num_threads()

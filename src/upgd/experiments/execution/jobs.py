@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from upgd import __version__, writing
 from upgd.data.registry import names as registered_data
 from upgd.experiments.spec import architecture
-from upgd.experiments.spec.declare import Experiment
+from upgd.experiments.spec.declare import Experiment, stream_of
 from upgd.experiments.spec.engine import ENGINE
 from upgd.population import Learner
 from upgd.store import Key
-from upgd.streams import Stream, make
+from upgd.streams import Stream
 
 __all__ = ["Checkpoints", "Job", "Snapshot", "plan", "whole"]
 
@@ -80,10 +80,7 @@ class Job:
     @cached_property
     def built(self) -> tuple[Stream, nn.Module]:
         """The stream and the network; they must not be modified."""
-        try:
-            stream = make(self.problem, **self.options)
-        except TypeError as error:  # an unknown option
-            raise ValueError(str(error)) from error
+        stream = stream_of(self.problem, self.options)
         return stream, architecture.network(self.network, stream)
 
     def like(self, other: "Job | None") -> "Job":

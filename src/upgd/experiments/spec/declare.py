@@ -15,7 +15,7 @@ from upgd.methods import METHODS
 from upgd.population import Learner
 from upgd.streams import Stream, make, registry
 
-__all__ = ["Experiment", "Listed", "different", "listed", "placeholders", "which_it_has"]
+__all__ = ["Experiment", "Listed", "different", "listed", "placeholders", "stream_of", "which_it_has"]
 
 Values = tuple[Any, ...]
 Grid = Mapping[str, Any]
@@ -100,10 +100,7 @@ class Experiment:
 
     def stream(self) -> Stream:
         """Return the problem's stream."""
-        try:
-            return make(self.problem, **self.options)
-        except TypeError as error:  # an unknown option
-            raise ValueError(str(error)) from error
+        return stream_of(self.problem, self.options)
 
     @property
     def learner_steps(self) -> int:
@@ -133,6 +130,14 @@ class Listed(Experiment):
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+
+def stream_of(problem: str, options: Mapping[str, Any]) -> Stream:
+    """Return a problem's stream, or raise ValueError for an unknown option."""
+    try:
+        return make(problem, **options)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 def different(problem: str, options: Mapping[str, Any]) -> dict[str, Any]:
