@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter, Token
 
 from upgd.cli.errors import UsageError
-from upgd.experiments.spec.settings import ALIASES, MOST_LEARNERS, known, of_methods
+from upgd.experiments.spec.settings import MOST_LEARNERS, known, of_methods
 from upgd.methods import METHODS
+from upgd.methods.registry import ALIASES
 
 __all__ = [
     "DEFAULTS",

@@ -7,10 +7,12 @@ from typing import TypeVar
 from upgd import plugins
 from upgd.methods.method import PHASES, Method
 
-__all__ = ["METHODS", "get", "register"]
+__all__ = ["ALIASES", "METHODS", "canonical", "get", "register"]
 
 AnyMethod = TypeVar("AnyMethod", bound=type[Method])
 
+#: Former names of settings, which may occur in scripts, commands and stores.
+ALIASES = {"wise": "granularity"}
 _REGISTERED: dict[str, type[Method]] = {}
 
 
@@ -53,6 +55,11 @@ def register(cls: AnyMethod) -> AnyMethod:
     _REGISTERED[cls.name] = cls
     plugins.remember("method", cls.name, cls)
     return cls
+
+
+def canonical(name: str) -> str:
+    """Return the current name of a setting."""
+    return ALIASES.get(name, name)
 
 
 def get(name: str) -> type[Method]:

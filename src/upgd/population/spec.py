@@ -9,12 +9,10 @@ import torch
 
 from upgd import methods
 from upgd.methods import METHODS, Method, Setting
+from upgd.methods.registry import canonical
 from upgd.population.backend import Group, Kind
 
 __all__ = ["METHODS", "Learner", "groups"]
-
-#: Former names of settings, used by old scripts and stores.
-ALIASES = {"wise": "granularity"}
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -51,8 +49,8 @@ class Learner:
         **settings: Any,
     ) -> None:
         # `values` is passed by dataclasses.replace; its changes are among the settings.
-        shown = {ALIASES.get(name, name): name for name in (*dict(values), *settings)}
-        given = {ALIASES.get(name, name): value for name, value in {**dict(values), **settings}.items()}
+        shown = {canonical(name): name for name in (*dict(values), *settings)}
+        given = {canonical(name): value for name, value in {**dict(values), **settings}.items()}
         own = methods.get(method).settings
         for name, value in given.items():
             if name not in own:
@@ -65,7 +63,7 @@ class Learner:
 
     def __getattr__(self, name: str) -> Any:
         values = dict(self.__dict__.get("values", ()))
-        name = ALIASES.get(name, name)
+        name = canonical(name)
         if name in values:
             return values[name]
         if not name.startswith("_") and any(name in method.settings for method in METHODS.values()):

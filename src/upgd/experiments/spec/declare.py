@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from upgd.experiments.spec import architecture, defaults, grids
-from upgd.experiments.spec.settings import MOST_LEARNERS, canonical, known
+from upgd.experiments.spec.settings import MOST_LEARNERS, known
 from upgd.methods import METHODS
+from upgd.methods.registry import canonical
 from upgd.population import Learner
 from upgd.streams import Stream, make, registry
 

@@ -28,8 +28,9 @@ from typing import Any
 
 from upgd.experiments.spec import architecture
 from upgd.experiments.spec.declare import Experiment, listed, placeholders
-from upgd.experiments.spec.settings import ALIASES, canonical, known
+from upgd.experiments.spec.settings import known
 from upgd.methods import METHODS
+from upgd.methods.registry import ALIASES, canonical
 from upgd.population import Learner
 from upgd.streams import make
 

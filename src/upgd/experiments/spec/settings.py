@@ -10,9 +10,7 @@ from typing import Any
 from upgd.methods import METHODS, Setting
 
 __all__ = [
-    "ALIASES",
     "MOST_LEARNERS",
-    "canonical",
     "hyperparameters",
     "is_usual",
     "known",
@@ -22,8 +20,6 @@ __all__ = [
     "words",
 ]
 
-#: Former names of settings, which may occur in scripts, commands and stores.
-ALIASES = {"wise": "granularity"}
 #: Maximum number of learners, and therefore seeds, of one experiment; listing and planning these takes half a minute.
 MOST_LEARNERS = 200_000
 #: Maximum length of an axis label.
@@ -44,11 +40,6 @@ def known() -> dict[str, Setting]:
 def of_methods(name: str) -> list[Setting]:
     """Return the settings of that name of all methods; those of plugins may differ from ours."""
     return [method.settings[name] for method in METHODS.values() if name in method.settings]
-
-
-def canonical(name: str) -> str:
-    """Return the current name of a setting."""
-    return ALIASES.get(name, name)
 
 
 def ordered(names: Iterable[str]) -> list[str]:
