@@ -141,7 +141,7 @@ class Section:
             "methods": [self._method(variant) for variant in self.ranked],
             "words": {
                 name: words_for(name)
-                for name in hyperparameters({name: None for setting in self.settings for name in setting.settings})
+                for name in hyperparameters(dict.fromkeys(name for one in self.settings for name in one.settings))
             },
         }
 

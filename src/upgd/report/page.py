@@ -94,17 +94,17 @@ def render(
     records: Sequence[Record],
     store: Path,
     *,
-    news: str | None = None,
     damage: Sequence[str] = (),
     title: str | None = None,
     metric: Metric | None = None,
 ) -> str:
-    """Return the whole page. With ``news``, the page is live: it loads plotly and later updates from its server."""
-    return page_around(content(records, store, damage, title, metric), store, news=news, title=title)
+    """Return the whole page."""
+    return page_around(content(records, store, damage, title, metric), store, title=title)
 
 
 def page_around(content: str, store: Path, *, news: str | None = None, title: str | None = None) -> str:
-    """Return the whole page with the given content."""
+    """Return the whole page with the given content. With ``news``, the page is live: it loads plotly and later updates from
+    its server."""
     live = news is not None
     programs = [_resource("page.js"), _resource("live.js")] if live else [plotly(), _resource("page.js")]
     trusted = " ".join(f"'sha256-{_hash(program)}'" for program in programs)

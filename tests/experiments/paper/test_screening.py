@@ -41,14 +41,13 @@ def compute(experiment):
     return results(experiment, level=level)
 
 
-def settings_at(found, steps, arm=UPGD, seed=0):
-    """The settings of an arm that ran for so many steps, as tuples."""
-    place = PLAN.place(arm)
+def settings_at(found, steps):
+    """The settings of UPGD that ran for so many steps, as tuples."""
     return {
         tuple(sorted((name, str(value)) for name, value in one.key.settings.items()))
         for one in found.records
-        if (one.key.method, one.key.seed, one.key.steps) == (arm.method, seed, steps)
-        and one.key.network == place.network
+        if (one.key.method, one.key.seed, one.key.steps) == (UPGD.method, 0, steps)
+        and one.key.network == PLAN.place(UPGD).network
     }
 
 

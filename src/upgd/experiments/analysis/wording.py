@@ -105,12 +105,12 @@ def finite(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def value_text(value: Any, digits: int = 4) -> str:
+def value_text(value: Any) -> str:
     """Format the value of a setting, or a count; – if there is none."""
     if value is None:
         return "–"
     if isinstance(value, list | tuple):
         return "/".join(value_text(part) for part in value)
     if isinstance(value, float):
-        return f"{value:.{digits}g}"
+        return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

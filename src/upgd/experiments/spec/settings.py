@@ -4,7 +4,7 @@ A store may contain results of methods that are not loaded; their settings are k
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from upgd.methods import METHODS, Setting
@@ -75,7 +75,7 @@ def is_usual(name: str, value: Any) -> bool:
     return setting is not None and setting.is_switch and value == setting.default
 
 
-def hyperparameters(settings: Mapping[str, Any]) -> list[str]:
+def hyperparameters(settings: Iterable[str]) -> list[str]:
     """Return the settings that are searched, in the order of tables, without those that select a variant of the method."""
     every = known()
     return [name for name in ordered(settings) if not (name in every and every[name].is_switch)]
