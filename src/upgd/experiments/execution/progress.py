@@ -92,6 +92,11 @@ class Progress:
         return self.finished_steps + sum(self.done.values())
 
     @property
+    def share(self) -> float:
+        """Fraction of the learner-steps that are done."""
+        return self.steps / self.total if self.total else 1.0
+
+    @property
     def diverged(self) -> int:
         """Number of diverged learners so far."""
         return sum(self._diverged.values())
@@ -126,8 +131,7 @@ class Progress:
 
     def line(self) -> str:
         """Return a one-line summary."""
-        share = self.steps / self.total if self.total else 1.0
-        return ", ".join([f"{share:4.0%}", *self.parts().values()])
+        return ", ".join([f"{self.share:4.0%}", *self.parts().values()])
 
     def parts(self) -> dict[str, str]:
         """Return the parts of the summary other than the percentage."""
@@ -176,7 +180,7 @@ class ProgressFile:
         learners = f"{progress.learners + progress.already:,} of {progress.wanted:,} learners stored"
         content = {
             "at": time.time(),
-            "share": progress.steps / progress.total if progress.total else 1.0,
+            "share": progress.share,
             "text": ", ".join((progress.parts() | {"learners": learners}).values()),
         }
         partial = self.path.with_name(f"{self.path.name}.{os.getpid()}")
