@@ -55,8 +55,9 @@ def given_options(execution: Execution) -> set[str]:
 
 def option_names(arguments: Iterable[str]) -> str:
     """Return arguments as typed: --only, --steps and --sweep-seeds."""
-    *others, last = sorted(map(option_name, arguments))
-    return f"{', '.join(others)} and {last}" if others else last
+    from upgd.experiments.analysis.wording import enumerated
+
+    return enumerated(sorted(map(option_name, arguments)))
 
 
 @contextmanager

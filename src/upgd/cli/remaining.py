@@ -65,10 +65,11 @@ def _seconds(jobs: Sequence[Any], workers: int, device: str, execution: Executio
 
 def text(found: dict[str, Any], plan: "Plan", places: str) -> str:
     """Return the facts as lines of text; ``places`` are the files and folders with results."""
+    from upgd.experiments.analysis.wording import out_of
     from upgd.experiments.execution.progress import duration
 
     lines = [
-        f"{key}: {', '.join(f'{name} {_of(**counts)}' for name, counts in stages.items())}"
+        f"{key}: {', '.join(f'{name} {out_of(**counts)}' for name, counts in stages.items())}"
         for key, stages in found["panels"].items()
     ]
     begun = False
@@ -94,7 +95,3 @@ def text(found: dict[str, Any], plan: "Plan", places: str) -> str:
     else:
         lines.append(f"about {duration(found['seconds'])}, measured on {found['workers']} × {found['device']} now")
     return "\n".join(f"  {line}" for line in lines)
-
-
-def _of(computed: int, wanted: int) -> str:
-    return f"{wanted:,}" if computed == wanted else f"{computed:,} of {wanted:,}"

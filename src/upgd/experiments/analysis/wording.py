@@ -14,9 +14,11 @@ from upgd.experiments.spec.settings import is_usual, ordered, symbol
 __all__ = [
     "AT_EDGE",
     "best_text",
+    "enumerated",
     "finite",
     "mean_score",
     "note_html",
+    "out_of",
     "plugins_text",
     "plural",
     "settings_text",
@@ -98,6 +100,17 @@ def plugins_text(plugins: Mapping[str, str]) -> str:
 def plural(count: int, what: str) -> str:
     """Format a count with its noun: 1 seed, 2,000 seeds."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def out_of(computed: int, wanted: int) -> str:
+    """Format a count with the one that is wanted, if they differ: 3 of 20."""
+    return f"{wanted:,}" if computed == wanted else f"{computed:,} of {wanted:,}"
+
+
+def enumerated(words: Iterable[str]) -> str:
+    """Join words as in a sentence: lr, sigma and eps."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def finite(value: float) -> float | None:

@@ -12,7 +12,7 @@ from upgd import writing
 from upgd.experiments.analysis import figures
 from upgd.experiments.analysis.compare import Row, edges
 from upgd.experiments.analysis.student import quantile
-from upgd.experiments.analysis.wording import plural, settings_text, short_names
+from upgd.experiments.analysis.wording import enumerated, out_of, plural, settings_text, short_names
 from upgd.experiments.execution.progress import duration
 from upgd.experiments.paper.catalogue import GRIDS, Arm, Panel
 from upgd.experiments.paper.drawing import draw, draw_survival
@@ -127,7 +127,7 @@ def _search_alone(found: Reproduction, panel: Panel) -> str:
         [
             finding.arm.name,
             settings_text(finding.best.entry.settings, _edges(found, finding)).replace("*", "\\*"),
-            _of(finding.tried, wanted[finding.arm]),
+            out_of(finding.tried, wanted[finding.arm]),
             _number(finding.best.score),
         ]
         for finding in searched
@@ -177,14 +177,10 @@ def _tried(found: Reproduction, panel: Panel) -> dict[str, str]:
     for arm in panel.arms:
         if (finding := found.findings.get(arm)) is None:
             continue
-        tried[arm.name] = _of(finding.tried, len(found.plan.settings(arm)))
+        tried[arm.name] = out_of(finding.tried, len(found.plan.settings(arm)))
         if finding.papers is not None:
-            tried[f"{arm.name}{PAPERS}"] = _of(finding.papers.tried, len(found.plan.papers(arm)))
+            tried[f"{arm.name}{PAPERS}"] = out_of(finding.papers.tried, len(found.plan.papers(arm)))
     return tried
-
-
-def _of(there: int, wanted: int) -> str:
-    return f"{there:,}" if there == wanted else f"{there:,} of {wanted:,}"
 
 
 def _differences(found: Reproduction, panel: Panel) -> list[str]:
@@ -248,9 +244,9 @@ def _computed(found: Reproduction) -> str:
             absent.append(_inside_a_sentence(panel.title))
             continue
         missing = [f"{arm.name}: {there[arm]:,} of {wanted[arm]:,}" for arm in arms if there[arm] < wanted[arm]]
-        ended = f"{_of(sum(n for n, _ in final.values()), sum(n for _, n in final.values()))} final runs"
+        ended = f"{out_of(sum(n for n, _ in final.values()), sum(n for _, n in final.values()))} final runs"
         parts[_inside_a_sentence(panel.title)] = (
-            f"{_of(sum(there.values()), sum(wanted.values()))} settings, {ended}"
+            f"{out_of(sum(there.values()), sum(wanted.values()))} settings, {ended}"
             + (f" (settings of {'; '.join(missing)})" if missing else "")
         )
     lines = [f"{title}: {part}" for title, part in parts.items()]
@@ -287,16 +283,11 @@ def _scale(plan: Plan) -> str:
         same = (ours, steps) == (theirs.seeds, theirs.steps)
         as_in = "as in the paper" if same else f"in the paper {theirs.seeds} of {theirs.steps:,}"
         problems.setdefault(f"{ours} runs of {steps:,} steps for each curve{{}} ({as_in})", {})[arm.problem] = None
-    lengths = [length.format(f" on {_listed(own)}" if len(problems) > 1 else "") for length, own in problems.items()]
+    lengths = [length.format(f" on {enumerated(own)}" if len(problems) > 1 else "") for length, own in problems.items()]
     only = [settings_text({name: value}) for name, values in plan.only.items() for value in values]
     limited = f", limited to {', '.join(only)}" if only else ""
     limited += f", only {', '.join(plan.methods)}" if plan.methods else ""
     return f"Scale: {'; '.join(lengths)}. Settings tried: {GRIDS[plan.grid]}{limited}."
-
-
-def _listed(words: Iterable[str]) -> str:
-    *others, last = words
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _how(found: Reproduction, command: str) -> list[str]:
@@ -356,14 +347,15 @@ def _screening(plan: Plan) -> str:
     if not screened:
         return ""
     runs = [
-        f"{steps:,} steps" + (f" on {_listed(dict.fromkeys(arm.problem for arm in own))}" if len(screened) > 1 else "")
+        f"{steps:,} steps"
+        + (f" on {enumerated(dict.fromkeys(arm.problem for arm in own))}" if len(screened) > 1 else "")
         for steps, own in screened.items()
     ]
     arms = [arm for own in screened.values() for arm in own]
     dropped, every = sum(map(plan.dropped, arms)), sum(len(plan.screened(arm)) for arm in arms)
     least = f" (at least {plan.shortlist})" if plan.shortlist > 1 else ""
     return (
-        f" {every:,} of the settings, all outside the paper's grid, were screened in runs of {_listed(runs)}: the best "
+        f" {every:,} of the settings, all outside the paper's grid, were screened in runs of {enumerated(runs)}: the best "
         f"{100 * plan.keep:.4g}% of each curve{least} then ran at full length, and the other {dropped:,} did not."
     )
 
@@ -406,7 +398,7 @@ def _shorter_search(plan: Plan) -> str:
         return ""
     runs = [
         (f"{search:,} steps instead of {final:,}" if search < final else f"all {final:,} steps")
-        + (f" on {_listed(own)}" if len(problems) > 1 else "")
+        + (f" on {enumerated(own)}" if len(problems) > 1 else "")
         for (search, final), own in problems.items()
     ]
     return (
