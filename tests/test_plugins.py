@@ -4,6 +4,8 @@
 """
 
 import csv
+import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -53,19 +55,23 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(plugins, "_discovered", False)
-    for state in ("_ORIGINS", "_LOADED", "_DISTRIBUTIONS"):
+    for state in ("_ORIGINS", "_SOURCES", "_LOADED", "_DISTRIBUTIONS"):
         monkeypatch.setattr(plugins, state, {})
     for module in (upgd.data.registry, upgd.methods.registry, upgd.networks, upgd.population.diagnostics):
         monkeypatch.setattr(module, "_REGISTERED", dict(module._REGISTERED))
     monkeypatch.setattr(upgd.streams.registry, "_FACTORIES", dict(upgd.streams.registry._FACTORIES))
     before = set(sys.modules)
-    plugins._version.cache_clear()
+    plugins._distribution.cache_clear()
     yield tmp_path
-    plugins._version.cache_clear()
+    plugins._distribution.cache_clear()
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None) or ""
         if file.startswith((str(tmp_path), str(PACKAGE))):
             del sys.modules[name]
+
+
+def digest(source):
+    return hashlib.sha256(source.encode()).hexdigest()[:8]
 
 
 # -------------------------------------------------------------------------------------------------------------- loading
@@ -89,7 +95,7 @@ def test_a_module_of_this_folder(fresh):
     plugins.load("my_method")
     assert upgd.methods.get("mine").label == "Mine"
     assert plugins.modules() == ("my_method",)
-    assert plugins.versions([("method", "mine"), ("method", "sgd")]) == {"my_method": ""}
+    assert plugins.versions([("method", "mine"), ("method", "sgd")]) == {"my_method": f"source {digest(GOOD)}"}
 
 
 @pytest.mark.parametrize(
@@ -139,6 +145,30 @@ def test_the_variable_is_read_when_a_name_is_not_known_and_broken_modules_are_le
     assert plugins.modules() == ("my_method",)
 
 
+def test_results_of_a_former_source_are_reused_with_a_warning(fresh, caplog):
+    def run():
+        small = {"seeds": 2, "steps": 4, "network": "4", "backend": "torch"}
+        ex.run("stationary-digits", {"mine": {"lr": 0.1}}, **small, store="upgd.db")
+
+    def edit(source):
+        (fresh / "my_method.py").write_text(source)
+        importlib.invalidate_caches()
+        sys.modules.pop("my_method", None)
+        plugins.load("my_method")
+
+    edit(GOOD)
+    run()
+    run()
+    assert not caplog.records
+    edit(GOOD.replace("h.lr * g", "0.5 * h.lr * g"))
+    run()
+    (said,) = caplog.records
+    assert said.getMessage() == (
+        "upgd: 2 results stored before the source of my_method changed were reused; to compute them again, delete them with "
+        "`upgd runs delete --problem stationary-digits --methods mine`"
+    )
+
+
 def test_an_entry_point_of_a_class_needs_no_decorator(fresh, monkeypatch):
     (fresh / "their_method.py").write_text(GOOD.replace("@upgd.methods.register", ""))
     about = fresh / "theirs-2.0.dist-info"
@@ -147,7 +177,8 @@ def test_an_entry_point_of_a_class_needs_no_decorator(fresh, monkeypatch):
     (about / "entry_points.txt").write_text("[upgd.methods]\nmine = their_method:Mine\n")
     monkeypatch.syspath_prepend(str(fresh))
     assert Learner(method="mine", lr=0.1).variant.label == "Mine"
-    assert plugins.versions([("method", "mine")]) == {"their_method": "theirs 2.0"}
+    (version,) = plugins.versions([("method", "mine")]).values()
+    assert version.startswith("theirs 2.0, source ")
 
 
 def test_a_broken_entry_point_breaks_no_worker(fresh, monkeypatch, caplog):
@@ -164,7 +195,9 @@ def test_a_broken_entry_point_breaks_no_worker(fresh, monkeypatch, caplog):
 
 def test_built_in_objects_registered_by_a_plugin_belong_to_it(fresh):
     plugins.remember("stream", "digits-again", partial(upgd.methods.Method))
-    assert plugins.versions([("stream", "digits-again")]) == {__name__: ""}
+    assert plugins.versions([("stream", "digits-again")]) == {
+        __name__: f"source {digest(Path(__file__).read_text(encoding='utf-8'))}"
+    }
 
 
 def test_definitions_in_a_notebook_are_refused_in_other_processes(monkeypatch):
@@ -254,12 +287,12 @@ def test_the_same_on_ray(environment, swept, tmp_path):
 def test_results_name_the_plugin_and_its_version(environment, swept):
     with Store.read(swept / "upgd.db") as store:
         of = {record.key.method: record.plugins for record in store.records()}
-    everywhere = dict.fromkeys(
-        [f"upgd_anchor.{part}" for part in ("diagnostic", "network", "stream")], "upgd-anchor 0.3.1"
-    )
-    assert of == {"sgd": everywhere, "anchor": {**everywhere, "upgd_anchor.method": "upgd-anchor 0.3.1"}}
+    parts = ("diagnostic", "method", "network", "stream")
+    sources = {part: digest((PACKAGE / "upgd_anchor" / f"{part}.py").read_text(encoding="utf-8")) for part in parts}
+    anchor = {f"upgd_anchor.{part}": f"upgd-anchor 0.3.1, source {source}" for part, source in sources.items()}
+    assert of == {"sgd": {name: one for name, one in anchor.items() if "method" not in name}, "anchor": anchor}
     exported = csv.DictReader(upgd_command(["export"], swept, environment).splitlines())
-    assert "upgd_anchor.method (upgd-anchor 0.3.1)" in next(
+    assert "upgd_anchor.method (upgd-anchor 0.3.1, source" in next(
         row["plugins"] for row in exported if row["method"] == "anchor"
     )
     looks = csv.DictReader(upgd_command(["export", "--looks"], swept, environment).splitlines())

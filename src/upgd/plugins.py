@@ -14,6 +14,7 @@ This module also records the origin of everything that is registered, so that wo
 refer to it.
 """
 
+import hashlib
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module, metadata
+from pathlib import Path
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -29,11 +31,13 @@ __all__ = [
     "VARIABLE",
     "PluginError",
     "add",
+    "changed",
     "check_elsewhere",
     "discover",
     "failed",
     "find",
     "is_again",
+    "is_installed",
     "load",
     "load_elsewhere",
     "modules",
@@ -51,6 +55,9 @@ Found = TypeVar("Found")
 
 #: The modules of registered third-party components, by kind and name.
 _ORIGINS: dict[tuple[str, str], str] = {}
+#: Digests of the sources of these modules, by name; and what precedes a digest in a version.
+_SOURCES: dict[str, str] = {}
+_SOURCE = "source "
 #: The modules that were passed to :func:`load`.
 _LOADED: dict[str, None] = {}
 #: The modules and entry points that :func:`discover` skipped.
@@ -127,6 +134,7 @@ def remember(kind: str, name: str, thing: Any) -> None:
         module = frame.f_globals.get("__name__", "")
     if not _is_ours(module) and not module.startswith(("importlib.", "_frozen_importlib")):
         _ORIGINS[kind, name] = module
+        _SOURCES[module] = _digest(module)
 
 
 def is_again(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
@@ -174,14 +182,41 @@ def check_elsewhere(used: Iterable[tuple[str, str]], *, runs_main: bool) -> None
 
 
 def versions(used: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the modules of third-party components (kind, name) with their distribution and version, such as
-    ``{"decay_home.method": "decay-home 0.1.0"}``; the version is an empty string if unknown."""
+    """Return the modules of third-party components (kind, name) with their distribution and version and a digest of the
+    source, such as ``{"decay_home.method": "decay-home 0.1.0, source 5f1c2a90"}``; what is unknown is left out."""
     found = (_ORIGINS[one] for one in used if one in _ORIGINS)
     return {module: _version(module) for module in sorted(set(found))}
 
 
-@cache
+def is_installed(version: str) -> bool:
+    """Return whether a version of :func:`versions` is that of an installed distribution."""
+    return bool(version) and not version.startswith(_SOURCE)
+
+
+def changed(former: Mapping[str, str]) -> list[str]:
+    """Return the modules of former :func:`versions` that are in use with another source or distribution."""
+    now = {module: _version(module) for module in former if module in _SOURCES}
+    return [module for module, version in now.items() if _SOURCE in former[module] and former[module] != version]
+
+
 def _version(module: str) -> str:
+    source = _SOURCES.get(module, "")
+    return ", ".join(filter(None, [_distribution(module), source and f"{_SOURCE}{source}"]))
+
+
+def _digest(module: str) -> str:
+    """Return a digest of a module's source; none of the main program or notebook, which changes for other reasons."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or _is_main(module):
+        return ""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8]
+    except OSError:  # in an archive
+        return ""
+
+
+@cache
+def _distribution(module: str) -> str:
     top = module.partition(".")[0]
     if top not in _DISTRIBUTIONS:
         for name in metadata.packages_distributions().get(top, ())[:1]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from upgd import plugins
 from upgd.experiments.analysis.bands import interval, of_seeds
 from upgd.experiments.analysis.compare import OWN_LOOP, Best, Comparison, Entry, Row, comparisons
 from upgd.experiments.analysis.layout import number_format
@@ -203,7 +204,7 @@ class Section:
         for name, value in comparison.options.items():
             words += ["--option", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
         used = {name: version for one in first.records.values() for name, version in (one.plugins or {}).items()}
-        for module in sorted(name for name, version in used.items() if not version):  # the others are installed
+        for module in sorted(name for name, version in used.items() if not plugins.is_installed(version)):
             words += ["--plugin", module]
         return shlex.join([*words, "--store", first.source or store])
 

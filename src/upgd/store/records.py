@@ -67,8 +67,9 @@ class Record:
         finished: the time of completion, in UTC.
         diagnostics: ``"step"`` and every diagnostic by name, each a list with one entry (a number, a list, or None) per
             snapshot; None if no diagnostics were recorded.
-        plugins: third-party modules that define its method, stream, network or data set, each with its distribution and
-            version, such as ``{"decay_home.method": "decay-home 0.1.0"}``; None if there were none.
+        plugins: third-party modules that define its method, stream, network or data set, each with its distribution,
+            version and a digest of its source, such as ``{"decay_home.method": "decay-home 0.1.0, source 5f1c2a90"}``;
+            None if there were none.
         id: the row in the store; None if the record is not from a store.
         source: the store that it was read from, if several are compared; not stored.
     """

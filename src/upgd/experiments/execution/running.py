@@ -3,6 +3,7 @@
 :func:`run` runs one experiment; a :class:`Runner` runs several that share a store. The commands use the same functions.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -12,7 +13,9 @@ from typing import Any
 
 import torch
 
+from upgd import plugins
 from upgd.experiments.analysis.results import Results
+from upgd.experiments.analysis.wording import plural
 from upgd.experiments.execution.jobs import Checkpoints, Job, plan, whole
 from upgd.experiments.execution.progress import Display, Progress, display, published
 from upgd.experiments.execution.time_limit import TimeLimit, TimeUp
@@ -21,9 +24,11 @@ from upgd.experiments.execution.workers import Executor, Settings, in_process, i
 from upgd.experiments.spec.declare import Experiment, Grid
 from upgd.population.choose import BackendChoice, choose
 from upgd.population.spec import groups
-from upgd.store import Store
+from upgd.store import Record, Store
 
 __all__ = ["Options", "Runner", "TimeUp", "execute", "mistake", "pending", "run"]
+
+log = logging.getLogger("upgd.experiments")
 
 #: With less work than this, starting several processes does not pay off; the threads of one process use all cores anyway.
 _SMALL = 1_000_000
@@ -270,6 +275,7 @@ def execute(
         limit: when to stop and raise :class:`TimeUp`; None for no limit.
     """
     everything = whole(experiment)
+    reused = everything.digests & store.digests()
     jobs = pending(everything, store, workers, device, checkpoints, job_size)
     if not own_backend:
         _check_can_run(jobs)
@@ -298,7 +304,27 @@ def execute(
     found = {
         record.key.digest: record for record in store.records(problem=everything.problem, digests=everything.digests)
     }
+    _warn_of_other_sources(found[digest] for digest in reused)
     return Results([found[everything.digest_of[learner]] for learner in everything.learners])
+
+
+def _warn_of_other_sources(reused: Iterable[Record]) -> None:
+    """Warn if third-party code has changed since results were stored, because a key names components, not their code."""
+    affected: dict[str, list[Record]] = {}
+    for record in reused:
+        for module in plugins.changed(record.plugins or {}):
+            affected.setdefault(module, []).append(record)
+    for module, records in affected.items():
+        methods = ",".join(sorted({record.key.method for record in records}))
+        log.warning(
+            "upgd: %s stored before the source of %s changed %s reused; to compute them again, delete them with "
+            "`upgd runs delete --problem %s --methods %s`",
+            plural(len(records), "result"),
+            module,
+            "was" if len(records) == 1 else "were",
+            records[0].key.problem,
+            methods,
+        )
 
 
 def _check_can_run(jobs: Iterable[Job]) -> None:
