@@ -130,8 +130,8 @@ class TestNotes:
         (panel,) = extended.plan.panels
         rows = [f"{number}. {name}" for number, (name, _) in enumerate(extended.rows(panel), 1)]
         best, papers = _differences(extended, panel)
-        assert best.startswith("Differences between the best of all settings:\n\n| row − column |")
-        assert papers.startswith("Differences between the best settings in the paper's grid:\n\n| row − column |")
+        assert best.startswith("Differences between the best of all settings (bold: significant; =: level; ")
+        assert papers.startswith("Differences between the best settings in the paper's grid (bold: ")
         outside, inside = (next(row for row in rows if row.endswith(f". UPGD{which}")) for which in ("", PAPERS))
         for table, left_out in ((best, inside), (papers, outside)):
             shown = [row for row in rows if row != left_out]

@@ -49,6 +49,10 @@ in bold are significant at the 5% level in a paired t-test with Holm's correctio
 """
 
 
+#: Explains the marks of a table of differences.
+_LEGEND = "bold: significant; =: level; [how to read them](#how-to-read-the-figures-and-tables)"
+
+
 def write_page(found: Reproduction, folder: Path, command: str) -> Path:
     """Write the page, and its figures as PNG, SVG and PDF.
 
@@ -190,11 +194,10 @@ def _differences(found: Reproduction, panel: Panel) -> list[str]:
     best = [name for name in numbers if not name.endswith(PAPERS)]
     papers = [name for name in numbers if name.endswith(PAPERS) or name + PAPERS not in numbers]
     cells = {(one.first, one.second): _cell(one) for one in against_all(found, panel)}
-    if best == papers:
-        return [_matrix(numbers, best, cells)] if len(best) > 1 else []
-    named = {"best of all settings": best, "best settings in the paper's grid": papers}
+    between = {"the best of all settings": best, "the best settings in the paper's grid": papers}
+    named = {"": best} if best == papers else {f" between {which}": names for which, names in between.items()}
     return [
-        f"Differences between the {which}:\n\n{_matrix(numbers, names, cells)}"
+        f"Differences{which} ({_LEGEND}):\n\n{_matrix(numbers, names, cells)}"
         for which, names in named.items()
         if len(names) > 1
     ]
