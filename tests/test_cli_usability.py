@@ -251,3 +251,16 @@ def test_help_has_an_option_for_every_setting_and_no_meaningless_ones(upgd, comm
     assert "upgd methods" in " ".join(out.replace("│", " ").split())
     assert "--empty-option" not in words
     assert "default: False" not in out
+
+
+def test_tables_have_the_same_minus_in_means_and_differences(upgd, folder):
+    with Store.write(folder / "upgd.db") as store:
+        for method, level in (("sgd", 0.5), ("upgd", 0.4)):
+            for seed in range(3):
+                key = Key(problem="p", network="8", method=method, settings={"lr": 0.1}, seed=seed, steps=40)
+                looks = {"step": [20, 40], "sample_plasticity": [0.1, level + seed / 100]}
+                store.add([Record(key, window=10, loss=[0.5] * 4, accuracy=[0.5] * 4, diagnostics=looks)])
+    out = upgd("table", "--metric", "loss-of-plasticity")[1]
+    cells = [word for line in out.splitlines() if line.startswith(("sgd", "upgd")) for word in line.split()]
+    assert any(cell.startswith("−0.") for cell in cells)
+    assert not any(cell.startswith("-") for cell in cells)

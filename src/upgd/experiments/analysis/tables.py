@@ -74,7 +74,7 @@ class Table:
         spec = number_format(line[name] for line in lines for name in ("mean", "first_quarter", "last_quarter"))
 
         def number(value: float | None, sign: str = "") -> str:
-            return "–" if value is None else format(value, sign + spec)
+            return "–" if value is None else format(value, sign + spec).replace("-", "−")
 
         difference = "vs. best" if lines[0]["against"] is None else "vs. reference"
         columns: dict[str, list[str]] = {
@@ -83,7 +83,7 @@ class Table:
             "mean ± s.e.": [f"{number(line['mean'])} ± {number(line['standard_error'])}" for line in lines],
             "first quarter": [number(line["first_quarter"]) for line in lines],
             "last quarter": [number(line["last_quarter"]) for line in lines],
-            difference: [number(line["difference"], "+").replace("-", "−") for line in lines],
+            difference: [number(line["difference"], "+") for line in lines],
             "p (Holm)": [p_text(line["p_holm"]) for line in lines],
             "tried": [value_text(line.get("tried")) for line in lines],
             "seeds": [value_text(line["seeds"]) for line in lines],
