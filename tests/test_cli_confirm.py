@@ -128,7 +128,7 @@ def test_a_table_can_compare_all_pairs_or_with_a_reference(upgd, folder):
     arguments = ("sweep", "output-permuted-digits", "--methods", "sgd,upgd,pgd", "--lr", "0.1", "--sigma", "0.01")
     upgd(*arguments, "--seeds", "3", *SMALL)
     lines = json.loads(upgd("table", "--pairs", "--json")[1])
-    assert [(line["method"], line["other"]) for line in lines] == [("SGD", "UPGD"), ("SGD", "PGD"), ("UPGD", "PGD")]
+    assert [(line["method"], line["other"]) for line in lines] == [("sgd", "upgd"), ("sgd", "pgd"), ("upgd", "pgd")]
     assert all(line["p_holm"] >= line["p"] for line in lines)
     lines = json.loads(upgd("table", "--against", "pgd", "--json")[1])
     assert {line["method"] for line in lines if line["difference"] is None} == {"pgd"}
@@ -137,3 +137,16 @@ def test_a_table_can_compare_all_pairs_or_with_a_reference(upgd, folder):
         assert (code, wrong.split("=")[0] in err) == (2, True)
     code, _, err = upgd("table", "--against", "adamw")
     assert (code, "choose among sgd; upgd; pgd" in err) == (1, True)
+
+
+def test_pairs_print_labels_and_have_registered_names_in_json(upgd):
+    arguments = ("sweep", "output-permuted-digits", "--methods", "upgd", "--wise", "weight,feature", "--lr", "0.1")
+    upgd(*arguments, "--seeds", "3", *SMALL)
+    out = upgd("table", "--pairs")[1]
+    assert "UPGD  " in out
+    assert "UPGD, feature-wise" in out
+    (line,) = json.loads(upgd("table", "--pairs", "--json")[1])
+    assert (line["method"], line["other"], line["source"], line["other_source"]) == ("upgd", "upgd", None, None)
+    assert (line["settings"]["granularity"], line["other_settings"]["granularity"]) == ("weight", "feature")
+    lines = json.loads(upgd("table", "upgd.db", "./upgd.db", "--pairs", "--json")[1])
+    assert {line["source"] for line in lines} <= {"upgd.db", "./upgd.db"}

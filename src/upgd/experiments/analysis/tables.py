@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from upgd.experiments.analysis.compare import Best, Comparison, Evaluation, Pair, Row, engine_text
+from upgd.experiments.analysis.compare import Best, Comparison, Entry, Evaluation, Pair, Row, engine_text
 from upgd.experiments.analysis.layout import laid_out, number_format, p_text, terminal_width, wrapped
 from upgd.experiments.analysis.metrics import how_to_record
 from upgd.experiments.analysis.variants import variant
@@ -107,8 +107,8 @@ class PairTable(Table):
     def _cells(self, lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         spec = number_format(line["difference"] for line in lines)
         columns = {
-            "method": [line["method"] for line in lines],
-            "minus": [line["other"] for line in lines],
+            "method": [_label(line["method"], line["settings"], line["source"]) for line in lines],
+            "minus": [_label(line["other"], line["other_settings"], line["other_source"]) for line in lines],
             "difference": [
                 "–" if line["difference"] is None else format(line["difference"], f"+{spec}").replace("-", "−")
                 for line in lines
@@ -117,6 +117,10 @@ class PairTable(Table):
             "seeds": [value_text(line["seeds"]) for line in lines],
         }
         return [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
+
+
+def _label(method: str, settings: Mapping[str, Any], source: str | None) -> str:
+    return variant(Entry(method, settings, {}, source or "")).label
 
 
 #: A caveat for tests on the same seeds as the search.
@@ -156,9 +160,11 @@ def pair_line(comparison: Comparison, pair: Pair, evaluation: Evaluation) -> dic
     """Return a line of a table of pairs."""
     return {
         **_where(comparison, evaluation),
-        "method": variant(pair.first).label,
+        "source": pair.first.source or None,
+        "method": pair.first.method,
         "settings": dict(pair.first.settings),
-        "other": variant(pair.second).label,
+        "other_source": pair.second.source or None,
+        "other": pair.second.method,
         "other_settings": dict(pair.second.settings),
         "seeds": pair.seeds,
         "difference": pair.difference,
