@@ -264,3 +264,15 @@ def test_tables_have_the_same_minus_in_means_and_differences(upgd, folder):
     cells = [word for line in out.splitlines() if line.startswith(("sgd", "upgd")) for word in line.split()]
     assert any(cell.startswith("−0.") for cell in cells)
     assert not any(cell.startswith("-") for cell in cells)
+
+
+def test_one_is_singular(upgd, folder):
+    arguments = [*QUICK, "--steps", "1", "--option", "task_length=1"]
+    out = upgd(*arguments, "--dry-run")[1]
+    assert "network 8, 1 step\n" in out
+    assert "sgd                      1 learner\n" in out
+    assert "0 of 1 learner is in upgd.db already" in out
+    assert "to do: 1 learner-step in 1 job on " in out
+    assert "network 8, 1 step: online accuracy" in upgd(*arguments)[1]
+    assert "network 8, 1 step\n" in upgd("best")[1]
+    assert "seed 0  1 step  accuracy" in upgd("runs")[1]

@@ -65,7 +65,7 @@ def _seconds(jobs: Sequence[Any], workers: int, device: str, execution: Executio
 
 def text(found: dict[str, Any], plan: "Plan", places: str) -> str:
     """Return the facts as lines of text; ``places`` are the files and folders with results."""
-    from upgd.experiments.analysis.wording import out_of
+    from upgd.experiments.analysis.wording import out_of, plural
     from upgd.experiments.execution.progress import duration
 
     lines = [
@@ -79,9 +79,9 @@ def text(found: dict[str, Any], plan: "Plan", places: str) -> str:
         if not learners:
             continue
         lines.append(
-            f"then the {what}: {steps:,} learner-steps"
+            f"then the {what}: {plural(steps, 'learner-step')}"
             if begun
-            else f"left of the {what}: {learners:,} learners, {steps:,} learner-steps"
+            else f"left of the {what}: {plural(learners, 'learner')}, {plural(steps, 'learner-step')}"
         )
         begun = True
         if what == "search" and plan.grid == "climb":

@@ -319,6 +319,8 @@ def _carry_out(
 
 
 def _say_what_came_out(found: "Reproduction") -> None:
+    from upgd.experiments.analysis.wording import plural
+
     for panel in found.plan.panels:
         comparison, _ = found.panel(panel)
         if comparison is None:
@@ -326,14 +328,15 @@ def _say_what_came_out(found: "Reproduction") -> None:
             continue
         scores = ", ".join(f"{name} {row.mean:.4g}" for name, row in found.rows(panel))
         print(f"  {panel.title}, online {comparison.metric}: {scores}")
-    if found.unscreened:
-        print(f"  {found.unscreened:,} learners of the screening are missing")
-    if found.unsearched:
-        print(f"  {found.unsearched:,} learners of the search are missing")
-    if found.unlisted:
-        print(f"  {found.unlisted:,} runs of the shortlist are missing")
-    if found.missing:
-        print(f"  {found.missing:,} final runs are missing")
+    missing = {
+        "{} of the screening": (found.unscreened, "learner"),
+        "{} of the search": (found.unsearched, "learner"),
+        "{} of the shortlist": (found.unlisted, "run"),
+        "{}": (found.missing, "final run"),
+    }
+    for where, (count, what) in missing.items():
+        if count:
+            print(f"  {where.format(plural(count, what))} {'is' if count == 1 else 'are'} missing")
 
 
 def _say_what_is_left(plan: "Plan", execution: Execution, folders: Sequence[Path]) -> None:

@@ -291,7 +291,7 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
         options = "".join(f", {name} {value}" for name, value in key.options.items())
         line = (
             f"{record.id:>6}  {key.problem}{options}  {key.network}  {key.method} ({settings_text(key.settings)})  "
-            f"seed {key.seed}  {key.steps:,} steps  {score}  {record.finished[:16].replace('T', ' ')}"
+            f"seed {key.seed}  {plural(key.steps, 'step')}  {score}  {record.finished[:16].replace('T', ' ')}"
         )
         print(wrapped(line, width, indent=" " * 8, breaks="  "))
     print(f"{plural(len(records), 'learner')} in {store_path(which.store)}", file=sys.stderr)

@@ -302,14 +302,19 @@ def estimated(experiment: "Experiment", execution: Execution) -> dict[str, Any]:
 
 def estimate_text(facts: dict[str, Any], store: Path) -> str:
     """Return the plan as text."""
+    from upgd.experiments.analysis.wording import plural
     from upgd.experiments.execution.progress import duration
 
+    verb = "is" if facts["learners"] == 1 else "are"
     lines = [
-        f"{facts['problem']}, network {facts['network']}, {facts['steps']:,} steps",
-        *(f"  {method:<20}{count:>6,} learners" for method, count in facts["methods"].items()),
-        f"  {facts['stored']:,} of {facts['learners']:,} learners are in {store} already",
-        f"  to do: {facts['learner_steps']:,} learner-steps in {facts['jobs']} jobs on {facts['workers']} × "
-        f"{facts['device']}",
+        f"{facts['problem']}, network {facts['network']}, {plural(facts['steps'], 'step')}",
+        *(
+            f"  {method:<20}{count:>6,} {'learner' if count == 1 else 'learners'}"
+            for method, count in facts["methods"].items()
+        ),
+        f"  {facts['stored']:,} of {plural(facts['learners'], 'learner')} {verb} in {store} already",
+        f"  to do: {plural(facts['learner_steps'], 'learner-step')} in {plural(facts['jobs'], 'job')} on "
+        f"{facts['workers']} × {facts['device']}",
         f"  about {duration(facts['seconds'])}, measured on this machine now",
     ]
     return "\n".join(lines)

@@ -70,7 +70,7 @@ def _subtitle(one: Section) -> str:
     comparison = one.comparison
     options = "".join(f"{name} {value}, " for name, value in comparison.options.items())
     return (
-        f"{options}network {comparison.network}, {comparison.steps:,} steps; {plural(len(one.settings), 'setting')}, "
+        f"{options}network {comparison.network}, {plural(comparison.steps, 'step')}; {plural(len(one.settings), 'setting')}, "
         f"{plural(len(one.records), 'learner')}"
     )
 

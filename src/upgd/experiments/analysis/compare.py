@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from upgd.experiments.analysis.metrics import METRICS, Metric, area, check, quarter, usual
 from upgd.experiments.analysis.student import p_value, quantile
+from upgd.experiments.analysis.wording import plural
 from upgd.experiments.spec.engine import ENGINE
 from upgd.store import Record
 
@@ -108,7 +109,9 @@ class Comparison:
     @property
     def title(self) -> str:
         options = "".join(f", {name} {value}" for name, value in self.options.items())
-        return f"{self.problem}{options}, network {self.network}, {self.steps:,} steps{engine_text(self.engine)}"
+        return (
+            f"{self.problem}{options}, network {self.network}, {plural(self.steps, 'step')}{engine_text(self.engine)}"
+        )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from upgd.experiments.analysis.compare import Best, Comparison, Entry, compariso
 from upgd.experiments.analysis.metrics import Metric
 from upgd.experiments.analysis.tables import PairTable, Table, pair_line, table_line
 from upgd.experiments.analysis.variants import best_of_variants, evaluated, table_rows, variant
+from upgd.experiments.analysis.wording import plural
 from upgd.store import Record
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Results:
 
     def __repr__(self) -> str:
         problems = "; ".join(comparison.title for comparison in self.comparisons())
-        return f"<{len(self):,} learners: {problems}>" if problems else "<no learners>"
+        return f"<{plural(len(self), 'learner')}: {problems}>" if problems else "<no learners>"
 
     def frame(self) -> Any:
         """Return one row per learner: its key, and its mean loss and accuracy over all steps and the first and last quarter.

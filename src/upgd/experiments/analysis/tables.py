@@ -9,7 +9,7 @@ from upgd.experiments.analysis.compare import Best, Comparison, Entry, Evaluatio
 from upgd.experiments.analysis.layout import laid_out, number_format, p_text, terminal_width, wrapped
 from upgd.experiments.analysis.metrics import how_to_record
 from upgd.experiments.analysis.variants import variant
-from upgd.experiments.analysis.wording import AT_EDGE, finite, note_html, settings_text, value_text
+from upgd.experiments.analysis.wording import AT_EDGE, finite, note_html, plural, settings_text, value_text
 
 __all__ = ["CAVEAT", "PairTable", "Table", "pair_line", "table_line"]
 
@@ -63,7 +63,7 @@ class Table:
         parts: dict[str, list[Mapping[str, Any]]] = {}
         for line in self.lines:
             options = "".join(f", {name} {value_text(value)}" for name, value in line["options"].items())
-            steps = f"{line['steps']:,} steps{engine_text(line['engine'])}"
+            steps = f"{plural(line['steps'], 'step')}{engine_text(line['engine'])}"
             metric = f"{'online ' * (line['metric'] in ('accuracy', 'loss'))}{line['metric']}"
             title = f"{line['problem']}{options}, network {line['network']}, {steps}: {metric}"
             reference = f", compared with {line['against']}" if line.get("against") else ""

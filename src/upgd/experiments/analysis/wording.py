@@ -4,12 +4,14 @@ import html
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from upgd.experiments.analysis.compare import Best, Comparison, Entry
 from upgd.experiments.analysis.layout import wrapped
 from upgd.experiments.analysis.metrics import Metric, area
 from upgd.experiments.spec.settings import is_usual, ordered, symbol
+
+if TYPE_CHECKING:  # it uses this module
+    from upgd.experiments.analysis.compare import Best, Comparison, Entry
 
 __all__ = [
     "AT_EDGE",
@@ -46,7 +48,7 @@ def short_names(names: Iterable[str]) -> str:
     return " and ".join(map(symbol, names))
 
 
-def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = None) -> str:
+def best_text(chosen: "Iterable[tuple[Comparison, Best]]", width: int | None = None) -> str:
     """Describe the best settings of each comparison, in lines of at most ``width``."""
     parts: dict[str, list[str]] = {}
     for comparison, one in chosen:
@@ -86,7 +88,7 @@ def best_text(chosen: Iterable[tuple[Comparison, Best]], width: int | None = Non
     )
 
 
-def mean_score(entry: Entry, metric: Metric) -> float | None:
+def mean_score(entry: "Entry", metric: Metric) -> float | None:
     """Return the mean of the metric over seeds; None if no seed has it."""
     areas = [score for record in entry.records.values() if not math.isnan(score := area(record, metric))]
     return sum(areas) / len(areas) if areas else None
