@@ -1,5 +1,6 @@
 """Usability of the command line: number formats, errors, Ctrl-C at inconvenient times."""
 
+import json
 import os
 import re
 import shlex
@@ -276,3 +277,13 @@ def test_one_is_singular(upgd, folder):
     assert "network 8, 1 step: online accuracy" in upgd(*arguments)[1]
     assert "network 8, 1 step\n" in upgd("best")[1]
     assert "seed 0  1 step  accuracy" in upgd("runs")[1]
+
+
+def test_a_dry_run_names_the_options_of_the_problem(upgd):
+    headings = [
+        upgd(*QUICK, "--steps", "40", "--option", f"task_length={length}", "--dry-run")[1].splitlines()[0]
+        for length in (10, 20)
+    ]
+    assert headings == [f"output-permuted-digits, task_length {k}, network 8, 40 steps" for k in (10, 20)]
+    out = upgd(*QUICK, "--steps", "40", "--option", "task_length=20", "--dry-run", "--json")[1]
+    assert json.loads(out)["options"] == {"task_length": 20}

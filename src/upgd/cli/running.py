@@ -287,6 +287,7 @@ def estimated(experiment: "Experiment", execution: Execution) -> dict[str, Any]:
         jobs = pending(experiment, store, workers, device)
     return {
         "problem": experiment.problem,
+        "options": dict(experiment.options),
         "network": experiment.network,
         "steps": experiment.steps,
         "methods": {method: len(list(_of(experiment, method))) for method in experiment.methods},
@@ -302,12 +303,13 @@ def estimated(experiment: "Experiment", execution: Execution) -> dict[str, Any]:
 
 def estimate_text(facts: dict[str, Any], store: Path) -> str:
     """Return the plan as text."""
-    from upgd.experiments.analysis.wording import plural
+    from upgd.experiments.analysis.wording import plural, value_text
     from upgd.experiments.execution.progress import duration
 
+    options = "".join(f", {name} {value_text(value)}" for name, value in facts["options"].items())
     verb = "is" if facts["learners"] == 1 else "are"
     lines = [
-        f"{facts['problem']}, network {facts['network']}, {plural(facts['steps'], 'step')}",
+        f"{facts['problem']}{options}, network {facts['network']}, {plural(facts['steps'], 'step')}",
         *(
             f"  {method:<20}{count:>6,} {'learner' if count == 1 else 'learners'}"
             for method, count in facts["methods"].items()
