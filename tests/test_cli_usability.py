@@ -287,3 +287,10 @@ def test_a_dry_run_names_the_options_of_the_problem(upgd):
     assert headings == [f"output-permuted-digits, task_length {k}, network 8, 40 steps" for k in (10, 20)]
     out = upgd(*QUICK, "--steps", "40", "--option", "task_length=20", "--dry-run", "--json")[1]
     assert json.loads(out)["options"] == {"task_length": 20}
+
+
+def test_a_setting_that_no_method_has_is_refused_with_every_grid(upgd):
+    sweep = ("sweep", "output-permuted-digits", "--methods", "sgd", "--beta-utility", "0.9", "--dry-run")
+    message = "upgd: none of sgd has the setting 'beta_utility'; remove it\n"
+    for grid in ([], ["--grid", "short"], ["--grid", "paper"], ["--grid", "published"]):
+        assert upgd(*sweep, *grid) == (1, "", message)

@@ -233,8 +233,9 @@ def _declared(
     if grid is None:
         return Experiment(problem, names, grid=settings or None, **rest)
     from upgd.experiments.paper.best_known import published
-    from upgd.experiments.spec.declare import which_it_has
+    from upgd.experiments.spec.declare import check_shared, which_it_has
 
+    check_shared(settings, names)
     chosen = {name: which_it_has(name, settings) for name in names}
     if grid == "published":
         return Experiment(problem, {name: published(problem, name) | own for name, own in chosen.items()}, **rest)

@@ -16,7 +16,7 @@ from upgd.methods.registry import canonical
 from upgd.population import Learner
 from upgd.streams import Stream, make, registry
 
-__all__ = ["Experiment", "Listed", "different", "listed", "placeholders", "stream_of", "which_it_has"]
+__all__ = ["Experiment", "Listed", "check_shared", "different", "listed", "placeholders", "stream_of", "which_it_has"]
 
 Values = tuple[Any, ...]
 Grid = Mapping[str, Any]
@@ -177,7 +177,7 @@ def _values(
             f"grid must be 'short', 'paper', or values for each setting such as {{'lr': [0.1, 0.01]}}, not {shared!r}"
         )
     if isinstance(shared, Mapping):
-        _check_shared(shared, named)
+        check_shared(shared, named)
     values = {}
     for method, own in named.items():
         Learner(method=method, **placeholders(method))  # reports an unknown method first
@@ -205,7 +205,9 @@ def which_it_has(method: str, shared: Grid) -> dict[str, Any]:
     return {name: value for name, value in renamed.items() if name in own}
 
 
-def _check_shared(shared: Grid, methods: Mapping[str, Any]) -> None:
+def check_shared(shared: Grid, methods: Iterable[str]) -> None:
+    """Raise ValueError for a setting that none of the methods has."""
+    methods = list(methods)
     for name in map(canonical, shared):
         if name not in known():
             raise ValueError(f"there is no setting {name!r}; settings are {', '.join(known())}")
