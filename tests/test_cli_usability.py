@@ -294,3 +294,16 @@ def test_a_setting_that_no_method_has_is_refused_with_every_grid(upgd):
     message = "upgd: none of sgd has the setting 'beta_utility'; remove it\n"
     for grid in ([], ["--grid", "short"], ["--grid", "paper"], ["--grid", "published"]):
         assert upgd(*sweep, *grid) == (1, "", message)
+
+
+@pytest.mark.parametrize("command", [["watch", "--no-browser"], ["table", "--store"]])
+def test_a_folder_and_a_foreign_file_are_no_stores(upgd, folder, monkeypatch, command):
+    monkeypatch.setattr("upgd.report.Watch.serve", lambda self: pytest.fail("it was served"))
+    (folder / "there").mkdir()
+    assert upgd(*command, "there") == (
+        *(1, ""),
+        "upgd: there is a folder; the store must be a file, such as there/upgd.db\n",
+    )
+    (folder / "notes.txt").write_text("no store " * 100)
+    code, out, err = upgd(*command, "notes.txt")
+    assert (code, out, "notes.txt is damaged or not a store" in err) == (1, "", True)

@@ -79,8 +79,11 @@ def watch(
         Open the page in the browser.
     """
     from upgd.report import Watch
+    from upgd.store import Store
 
     path = store_path(store)
+    if path.exists():
+        Store.read(path).close()  # reports a folder, or another file, before the browser shows an error
     server = Watch(path, port, problem)
     print(f"watching {path} at {server.address} (Ctrl-C to stop)", flush=True)
     if browser:
