@@ -307,3 +307,10 @@ def test_a_folder_and_a_foreign_file_are_no_stores(upgd, folder, monkeypatch, co
     (folder / "notes.txt").write_text("no store " * 100)
     code, out, err = upgd(*command, "notes.txt")
     assert (code, out, "notes.txt is damaged or not a store" in err) == (1, "", True)
+
+
+def test_a_store_is_not_imported_but_merged(upgd, folder):
+    stored(folder / "m.db")
+    code, out, err = upgd("import", "m.db")
+    message = "upgd: m.db is a store and not a file of `upgd export --portable`; add it with `upgd runs merge m.db`\n"
+    assert (code, out, err) == (1, "", message)

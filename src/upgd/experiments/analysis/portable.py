@@ -40,6 +40,7 @@ _ORIGIN = ("device", "backend", "seconds", "package", "torch", "finished", "plug
 COLUMNS = (*_KEY, *_REST, *_ORIGIN, "check")
 
 _MAGIC = b"\x1f\x8b"
+_MAGIC_OF_STORES = b"SQLite format 3\0"
 
 
 def coarsened(record: Record, windows: int) -> Record:
@@ -114,6 +115,10 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
         raise ValueError(
             f"there is no file {path}; write one with `upgd export {Path(path).name} --portable`, or check the path"
         ) from None
+    if content.startswith(_MAGIC_OF_STORES):
+        raise ValueError(
+            f"{os.fspath(path)} is a store and not a file of `upgd export --portable`; add it with `upgd runs merge {path}`"
+        )
     try:
         if content.startswith(_MAGIC):
             content = gzip.decompress(content)  # verifies gzip's checksum
