@@ -314,3 +314,13 @@ def test_a_store_is_not_imported_but_merged(upgd, folder):
     code, out, err = upgd("import", "m.db")
     message = "upgd: m.db is a store and not a file of `upgd export --portable`; add it with `upgd runs merge m.db`\n"
     assert (code, out, err) == (1, "", message)
+
+
+@pytest.mark.parametrize("option", ["--problem=q", "--network=9", "--methods=", "--methods=upgd", "--seeds=7,"])
+def test_a_list_of_no_matching_runs_fails_like_a_table(upgd, folder, option):
+    stored(folder / "upgd.db")
+    failed = upgd("table", option)
+    assert failed == (1, "", "upgd: upgd.db has no matching results; `upgd runs` lists all\n")
+    assert upgd("runs", option) == upgd("runs", option, "--json") == failed
+    Store.write(folder / "empty.db").close()
+    assert upgd("runs", option, "--store", "empty.db") == (0, "", "0 learners in empty.db\n")

@@ -68,12 +68,16 @@ class Filter:
 
         records = self.records(stores)
         if not records:
-            paths = store_files(stores, self.store)
-            names, verb = " and ".join(map(str, paths)), "has" if len(paths) == 1 else "have"
-            if self == Filter(store=self.store):
-                raise ValueError(f"{names} {verb} no results yet; run `upgd run` or `upgd sweep` first")
-            raise ValueError(f"{names} {verb} no matching results; `upgd runs` lists all")
+            raise self.nothing_found(stores)
         return Results(records)
+
+    def nothing_found(self, stores: Sequence[Path] = ()) -> ValueError:
+        """Return the error that there are no matching results."""
+        paths = store_files(stores, self.store)
+        names, verb = " and ".join(map(str, paths)), "has" if len(paths) == 1 else "have"
+        if self == Filter(store=self.store):
+            return ValueError(f"{names} {verb} no results yet; run `upgd run` or `upgd sweep` first")
+        return ValueError(f"{names} {verb} no matching results; `upgd runs` lists all")
 
 
 def _methods(text: str, stores: Sequence[Path]) -> list[str]:
@@ -277,6 +281,8 @@ def list_runs(*, which: Filter = Filter(), as_json: Json = False) -> None:  # no
         Print JSON.
     """
     records = which.records()
+    if not records and Filter(store=which.store).records():  # rather than that the store is empty
+        raise which.nothing_found()
     if as_json:
         print(json.dumps([_run_facts(record) for record in records], indent=2))
         return
