@@ -324,3 +324,26 @@ def test_a_list_of_no_matching_runs_fails_like_a_table(upgd, folder, option):
     assert upgd("runs", option) == upgd("runs", option, "--json") == failed
     Store.write(folder / "empty.db").close()
     assert upgd("runs", option, "--store", "empty.db") == (0, "", "0 learners in empty.db\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*QUICK, "--option", "task_length=100", "--option", "task-length=50"], "--option task_length is given twice"),
+        (["reproduce", "ablation", "--sweep-steps", "30", "--sweep-steps", "20"], "--sweep-steps is given twice"),
+        (
+            ["reproduce", "ups-stationary-mnist", *["--sweep-steps", "stationary-mnist=30"] * 2],
+            "--sweep-steps stationary-mnist is given twice",
+        ),
+        (["reproduce", "ablation", "--grid", "extended", *["--screen", "20"] * 2], "--screen is given twice"),
+        (
+            ["reproduce", "ups-stationary-mnist", "--data", "mnist=digits", "--data", "mnist=emnist"],
+            "--data mnist is given twice",
+        ),
+    ],
+)
+def test_options_of_one_name_are_given_once(upgd, arguments, message):
+    code, out, err = upgd(*arguments, "--dry-run")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"upgd: {message}, as ")
+    assert err.endswith("; remove one of them\n")

@@ -5,11 +5,11 @@ import signal
 import sys
 import threading
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Group, Parameter, Token
 
@@ -28,6 +28,7 @@ __all__ = [
     "StorePath",
     "UsageError",
     "load_torch",
+    "once",
     "plain_digits",
     "read_options",
     "read_seeds",
@@ -36,6 +37,9 @@ __all__ = [
     "store_files",
     "store_path",
 ]
+
+
+T = TypeVar("T")
 
 
 def _shown_default(value: Any) -> str | None:
@@ -300,13 +304,24 @@ def read_seeds(text: str) -> int | list[int]:
 
 def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     """Parse ``NAME=VALUE`` pairs; values other than numbers, true and false are text."""
-    options = {}
+    options = []
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise UsageError(f"--option takes NAME=VALUE, such as task_length=500, not {pair!r}")
-        try:
-            options[name.strip().replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            options[name.strip().replace("-", "_")] = value
-    return options
+        name, parsed = name.strip().replace("-", "_"), value
+        with suppress(tomllib.TOMLDecodeError):
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        options.append((name, parsed))
+    return once("--option", options)
+
+
+def once(option: str, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Return the values of an option that can be repeated, by name, of which each may be given once."""
+    found: dict[str, T] = {}
+    for name, value in pairs:
+        if name in found:
+            named = f"{option} {name}".strip()
+            raise UsageError(f"{named} is given twice, as {found[name]} and {value}; remove one of them")
+        found[name] = value
+    return found

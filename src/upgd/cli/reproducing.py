@@ -20,6 +20,7 @@ from upgd.cli.options import (
     Steps,
     UsageError,
     load_torch,
+    once,
     option_name,
     plain_digits,
     read_steps,
@@ -215,7 +216,7 @@ def _plans(studies: Sequence["Study"], scale: str, options: Mapping[str, Any], l
         **options,
         "panels": _names(options["panels"]),
         "methods": _names(options["methods"]),
-        "only": dict(_values(text) for text in options["only"]),
+        "only": _limits(options["only"]),
         "data": _stand_ins(options["data"], studies),
     }
     return {
@@ -364,7 +365,7 @@ def _stand_ins(data: Sequence[str], studies: Sequence["Study"]) -> dict[str, str
     """Parse --data, and check it against the studies' data sets."""
     from upgd.data.sources import OFFICIAL
 
-    instead = dict(_pair(text) for text in data)
+    instead = once("--data", map(_pair, data))
     own = sorted({problem.rpartition("-")[2] for study in studies for problem in study.problems()} & {*OFFICIAL})
     for name, other in instead.items():
         if name not in own:
@@ -388,10 +389,18 @@ def _values(text: str) -> tuple[str, list[float]]:
         raise UsageError(f"--only takes NAME=VALUES, such as sigma=0.1,0.01, not {text!r}") from None
 
 
+def _limits(texts: Sequence[str]) -> dict[str, list[float]]:
+    """Parse --only; the values of a hyperparameter that is named several times are put together."""
+    found: dict[str, list[float]] = {}
+    for name, values in map(_values, texts):
+        found[name] = [*dict.fromkeys([*found.get(name, ()), *values])]
+    return found
+
+
 def _lengths(name: str, texts: Sequence[str], studies: Sequence["Study"]) -> dict[str, dict[str, int]]:
     """Parse an option such as --sweep-steps: for each study, steps by problem, with "" for all others."""
     option = option_name(name)
-    lengths = dict(_length(option, text) for text in texts)
+    lengths = once(option, (_length(option, text) for text in texts))
     known = dict.fromkeys(problem for study in studies for problem in study.problems())
     for problem, steps in lengths.items():
         if problem and problem not in known:

@@ -97,6 +97,8 @@ def test_only_some_values(upgd, tmp_path):
     page = (tmp_path / "reproduced" / "ups-stationary-mnist.md").read_text(encoding="utf-8")
     assert "--steps 20 --only sigma=0.1,0.01 --only beta-utility=0.9`" in page
     assert "Search: 10 settings, 1 run each" in page  # two σ for UPS, global and local, of both orders, and the control
+    twice = "--only sigma=0.1 --only beta-utility=0.9 --only sigma=0.01"
+    assert "nothing is left to compute" in upgd(f"{what} {twice} --workers 1 --dry-run")[1].out
     code, said = upgd(f"{what} --only sigma")
     assert code != 0
     assert "--only takes NAME=VALUES, such as sigma=0.1,0.01, not 'sigma'" in said.err
