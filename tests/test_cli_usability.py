@@ -82,8 +82,12 @@ def test_too_many_seeds_are_rejected_early(upgd, folder):
     )
 
 
-def test_options_of_a_reproduction_without_a_name_are_refused(upgd):
-    code, out, err = upgd("reproduce", "--only", "nope")
+@pytest.mark.parametrize(
+    "option",
+    ["--only=nope", "--scale=small", "--scale=small --json", "--output=there", "--resume-from=there", "--dry-run"],
+)
+def test_options_of_a_reproduction_without_a_name_are_refused(upgd, option):
+    code, out, err = upgd("reproduce", *option.split())
     assert (code, out) == (2, "")
     assert err == "upgd: name the experiments to reproduce, or all; `upgd reproduce` without arguments lists them\n"
 

@@ -121,7 +121,7 @@ def reproduce(
     dry_run
         Only print what is computed and what remains, by panel, and an estimate of the time.
     as_json
-        With --dry-run: print JSON.
+        With --dry-run, or to list the experiments: print JSON.
     write_only
         Only write the pages from the results in the store.
     """
@@ -142,9 +142,10 @@ def reproduce(
     }
     given = {name for name, value in of_sweeps.items() if value not in (None, ())} | given_options(execution)
     if not names:
-        if given or dry_run or write_only:
+        others = (scale != "paper", output != Path("reproduced"), resume_from, dry_run, write_only)
+        if given or any(others):
             raise UsageError("name the experiments to reproduce, or all; `upgd reproduce` without arguments lists them")
-        return _list()
+        return _list(as_json)
     load_torch()
 
     from upgd.experiments.analysis import figures
@@ -271,10 +272,21 @@ class _Nothing(ValueError):
     """There are no results for a page."""
 
 
-def _list() -> int:
+def _list(as_json: bool) -> int:
     from upgd.experiments.analysis.layout import terminal_width, wrapped
     from upgd.experiments.paper.catalogue import STUDIES
 
+    if as_json:
+        facts = [
+            {
+                "name": study.name,
+                "title": study.title,
+                "panels": [{"name": panel.key, "title": panel.title} for panel in study.panels],
+            }
+            for study in STUDIES.values()
+        ]
+        print(json.dumps(facts, indent=2))
+        return 0
     width, indent = terminal_width(), " " * 4
     for study in STUDIES.values():
         print(f"{study.name}: {study.title}")

@@ -189,6 +189,10 @@ def test_without_a_name_it_lists(upgd):
     code, said = upgd("reproduce")
     assert code == 0
     assert all(name in said.out for name in STUDIES)
+    code, said = upgd("reproduce --json")
+    assert code == 0
+    panels = {study["name"]: [panel["name"] for panel in study["panels"]] for study in json.loads(said.out)}
+    assert panels == {name: [panel.key for panel in study.panels] for name, study in STUDIES.items()}
 
 
 def test_utility_quality_is_called(upgd, tmp_path, monkeypatch):
