@@ -155,6 +155,8 @@ def reproduce(
     if as_json and not dry_run:
         raise UsageError("--json applies to --dry-run only; remove it, or add --dry-run")
     studies = _studies(names, given)
+    if execution.stop_after is not None:  # it cannot continue in the next piece, so the others would never be reached
+        studies.sort(key=lambda study: study.name == UTILITY_QUALITY)
     for folder in resume_from:
         if not any(folder.glob("*.csv.gz")):
             raise UsageError(
@@ -175,8 +177,7 @@ def reproduce(
 
     def carry_out(study: "Study") -> bool:
         if study.name == UTILITY_QUALITY:
-            _utility_quality(scale, output, dry_run or write_only)
-            return True
+            return _utility_quality(scale, output, dry_run or write_only, _limited(execution, began).stop_after)
         if dry_run:
             _say_what_is_left(plans[study.name], execution, folders)
             return True
@@ -357,15 +358,30 @@ def _say_what_is_left(plan: "Plan", execution: Execution, folders: Sequence[Path
     print(remaining.text(remaining.facts(plan, execution, folders), plan, " and ".join(places)))
 
 
-def _utility_quality(scale: str, output: Path, nothing: bool) -> None:
-    """Run the study that is not a sweep; it takes a few minutes and always starts from scratch."""
+def _utility_quality(scale: str, output: Path, nothing: bool, seconds: float | None) -> bool:
+    """Run the study that is not a sweep; it takes a few minutes and always starts from scratch.
+
+    Args:
+        scale: its scale.
+        output: the folder for its page.
+        nothing: whether to compute nothing.
+        seconds: the rest of the time limit; None if there is none.
+
+    Returns:
+        Whether it was finished within the time limit, which does not interrupt it.
+    """
     from upgd.experiments.paper._utility_page import main
 
     steps, seeds = {"paper": (2_000, 20), "small": (500, 5), "smoke": (40, 2)}[scale]
     if nothing:
         print(f"  no sweep: {seeds} runs of {steps:,} steps, computed anew each time")
+    elif seconds is not None and (page := output / "utility-quality.md").exists():
+        print(f"  skipped: {page} exists; delete it to compute it anew")
+    elif seconds == 0:
+        return False
     else:
         main(["--out", str(output), "--steps", str(steps), "--seeds", str(seeds)])
+    return True
 
 
 def _names(text: str | None) -> list[str]:

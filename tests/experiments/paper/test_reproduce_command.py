@@ -424,3 +424,23 @@ class TestLengthOfTheSearch:
         assert f"left of the search: 40 learners, {20 * 80 + 20 * 30:,} learner-steps" in said.out
         assert f"then the final runs: {2 * 20 * 80:,} learner-steps" in said.out
         assert f"about {duration(20 * (80 + 80) + 9 * 20 * (30 + 80))}, measured" in said.out
+
+
+def test_under_a_time_limit_the_study_that_cannot_continue_comes_last_and_once(upgd, tmp_path, monkeypatch):
+    from upgd.cli import reproducing
+    from upgd.experiments.paper import _utility_page
+
+    done = []
+    monkeypatch.setattr(_utility_page, "main", lambda arguments: done.append("utility-quality"))
+    monkeypatch.setattr(reproducing, "_carry_out", lambda plan, *_: done.append(plan.study.name) or True)
+    what = "reproduce utility-quality toy-changing-inputs --scale smoke"
+    assert upgd(f"{what} --stop-after 0")[1].out.endswith("  stopped at the time limit; repeat the command to continue\n")
+    assert done == ["toy-changing-inputs"]
+    assert upgd(f"{what} --stop-after 1000")[0] == 0
+    assert done[1:] == ["toy-changing-inputs", "utility-quality"]
+    (tmp_path / "reproduced" / "utility-quality.md").touch()
+    out = upgd(f"{what} --stop-after 1000")[1].out
+    assert "  skipped: reproduced/utility-quality.md exists; delete it to compute it anew\n" in out
+    assert done[3:] == ["toy-changing-inputs"]
+    upgd(what)
+    assert done[4:] == ["utility-quality", "toy-changing-inputs"]
