@@ -6,6 +6,8 @@ import pytest
 
 from upgd.experiments import confirm
 from upgd.experiments.analysis.compare import OWN_LOOP
+from upgd.experiments.execution import running
+from upgd.experiments.execution.time_limit import TimeLimit
 from upgd.store import Key, Record, Store
 
 SMALL = ("--steps", "40", "--network", "8", "--option", "task_length=20", "--backend", "torch", "--quiet")
@@ -150,3 +152,12 @@ def test_pairs_print_labels_and_have_registered_names_in_json(upgd):
     assert (line["settings"]["granularity"], line["other_settings"]["granularity"]) == ("weight", "feature")
     lines = json.loads(upgd("table", "upgd.db", "./upgd.db", "--pairs", "--json")[1])
     assert {line["source"] for line in lines} <= {"upgd.db", "./upgd.db"}
+
+
+def test_the_time_limit_is_for_all_problems_together(swept, monkeypatch):
+    swept(*(word if word != "40" else "60" for word in SWEEP))
+    limits = []
+    monkeypatch.setattr(running, "TimeLimit", lambda seconds: limits.append(seconds) or TimeLimit(seconds))
+    code, out, _ = swept(*CONFIRM, "--seeds", "1", "--stop-after", "1000", "--json")
+    assert (code, {line["steps"] for line in json.loads(out)}) == (0, {40, 60})
+    assert limits == [1000]

@@ -72,10 +72,9 @@ def confirm(
         text = "\n\n".join(estimate_text(one, path) for one in facts)
         print(json.dumps(facts, indent=2) if as_json else text)
         return 0
-    for experiment in experiments:
-        results = computed(experiment, execution)
-        if isinstance(results, int):
-            return results
+    results = computed(experiments, execution)
+    if isinstance(results, int):
+        return results
     places = [(e.problem, dict(e.options), e.network, e.steps) for e in experiments]
     records = [
         record

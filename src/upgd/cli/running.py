@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -243,15 +243,15 @@ def _declared(
 
 
 def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> int:
-    results = computed(experiment, execution)
+    results = computed([experiment], execution)
     if isinstance(results, int):
         return results
-    _print(results, as_json)
+    _print(results[0], as_json)
     return 0
 
 
-def computed(experiment: "Experiment", execution: Execution) -> "Results | int":
-    """Return the results of an experiment, computing what the store lacks; or the exit status if it was stopped."""
+def computed(experiments: "Iterable[Experiment]", execution: Execution) -> "list[Results] | int":
+    """Return the results of experiments, computing what the store lacks; or the exit status if that was stopped."""
     from upgd.experiments.analysis.wording import plural
     from upgd.experiments.execution.running import Runner, TimeUp
 
@@ -260,7 +260,7 @@ def computed(experiment: "Experiment", execution: Execution) -> "Results | int":
     with terminable():
         try:
             with runner:
-                return runner(experiment)
+                return [runner(experiment) for experiment in experiments]
         except KeyboardInterrupt as stop:
             added = f"{plural(runner.added, 'learner')} added to {options.store}, and " if runner.added else ""
             print(f"upgd: stopped; {added}unfinished runs are saved; repeat the command to continue", file=sys.stderr)
