@@ -161,3 +161,13 @@ def test_the_time_limit_is_for_all_problems_together(swept, monkeypatch):
     code, out, _ = swept(*CONFIRM, "--seeds", "1", "--stop-after", "1000", "--json")
     assert (code, {line["steps"] for line in json.loads(out)}) == (0, {40, 60})
     assert limits == [1000]
+
+
+def test_at_the_time_limit_json_lists_what_is_finished(swept):
+    stopped = (*CONFIRM, "--seeds", "2", "--stop-after", "0")
+    assert swept(*stopped)[:2] == (0, "")
+    assert swept(*stopped, "--json")[:2] == (0, "[]\n")
+    swept(*CONFIRM, "--seeds", "2", "--methods", "sgd")
+    code, out, err = swept(*stopped, "--json")
+    assert (code, [(line["method"], line["seeds"]) for line in json.loads(out)]) == (0, [("sgd", 2)])
+    assert "repeat the command to continue" in err

@@ -62,6 +62,19 @@ def test_quiet_and_json(upgd):
     assert (line["method"], line["seeds"], line["metric"], line["learner_steps"]) == ("sgd", 2, "accuracy", 80)
 
 
+@pytest.mark.parametrize("command", [("run", "--method"), ("sweep", "--methods")])
+def test_at_the_time_limit_json_lists_what_is_finished(upgd, command):
+    name, option = command
+    arguments = (name, "output-permuted-digits", option, "sgd", "--lr", "0.1", *SMALL[2:], "--quiet")
+    stopped = ("--stop-after", "0", "--json")
+    assert upgd(*arguments, "--seeds", "2", *stopped)[:2] == (0, "[]\n")
+    upgd(*arguments, "--seeds", "1")
+    code, out, err = upgd(*arguments, "--seeds", "3", *stopped)
+    assert (code, [(line["method"], line["seeds"]) for line in json.loads(out)]) == (0, [("sgd", 1)])
+    assert "repeat the command to continue" in err
+    assert upgd(*arguments, "--seeds", "3", "--stop-after", "0")[:2] == (0, "")
+
+
 def test_the_studies_of_utility_take_no_method_and_leave_a_figure(upgd, folder):
     few = ("--seeds", "2", "--steps", "20")
     code, out, _ = upgd("run", "utility-quality-weights", *few)

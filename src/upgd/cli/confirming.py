@@ -53,7 +53,7 @@ def confirm(
     dry_run
         Only print what would be run and an estimate of the time.
     as_json
-        Print JSON.
+        Print JSON; at the time limit of --stop-after, a list of what is finished, which may be empty.
     """
     load_torch()
     from upgd.experiments import Results
@@ -73,7 +73,8 @@ def confirm(
         print(json.dumps(facts, indent=2) if as_json else text)
         return 0
     results = computed(experiments, execution)
-    if isinstance(results, int):
+    stopped = isinstance(results, int)
+    if isinstance(results, int) and not (as_json and results == 0):  # at the time limit, scripts expect JSON
         return results
     places = [(e.problem, dict(e.options), e.network, e.steps) for e in experiments]
     records = [
@@ -82,5 +83,7 @@ def confirm(
         if (record.key.problem, dict(record.key.options), record.key.network, record.key.steps) in places
     ]
     table = Results(records).table()
+    if stopped:  # without the methods that only have results of the search
+        table = replace(table, lines=[line for line in table.lines if line["evaluation"] == "fresh"])
     print(json.dumps(list(table.lines), indent=2) if as_json else table.text(terminal_width()))
     return 0

@@ -47,7 +47,7 @@ def run(
     dry_run
         Only print what would be run and an estimate of the time.
     as_json
-        Print JSON.
+        Print JSON; at the time limit of --stop-after, a list of what is finished, which may be empty.
     """
     load_torch()
     from upgd.experiments import Experiment
@@ -111,7 +111,7 @@ def sweep(
     dry_run
         Only print what would be run and an estimate of the time.
     as_json
-        Print JSON.
+        Print JSON; at the time limit of --stop-after, a list of what is finished, which may be empty.
     """
     load_torch()
     experiment = _declared(problem, methods, grid, declaration)
@@ -244,10 +244,22 @@ def _declared(
 
 def _execute(experiment: "Experiment", execution: Execution, as_json: bool) -> int:
     results = computed([experiment], execution)
-    if isinstance(results, int):
-        return results
-    _print(results[0], as_json)
-    return 0
+    if not isinstance(results, int):
+        _print(results[0], as_json)
+        return 0
+    if as_json and results == 0:  # at the time limit: scripts expect JSON with this status
+        _print(_finished(experiment, store_path(execution.store)), as_json)
+    return results
+
+
+def _finished(experiment: "Experiment", path: Path) -> "Results":
+    """Return the results of an experiment that are in a store."""
+    from upgd.experiments import Results
+    from upgd.experiments.execution.jobs import whole
+    from upgd.store import Store
+
+    with Store.read(path) as store:
+        return Results(store.records(problem=experiment.problem, digests=whole(experiment).digests))
 
 
 def computed(experiments: "Iterable[Experiment]", execution: Execution) -> "list[Results] | int":

@@ -434,7 +434,9 @@ def test_under_a_time_limit_the_study_that_cannot_continue_comes_last_and_once(u
     monkeypatch.setattr(_utility_page, "main", lambda arguments: done.append("utility-quality"))
     monkeypatch.setattr(reproducing, "_carry_out", lambda plan, *_: done.append(plan.study.name) or True)
     what = "reproduce utility-quality toy-changing-inputs --scale smoke"
-    assert upgd(f"{what} --stop-after 0")[1].out.endswith("  stopped at the time limit; repeat the command to continue\n")
+    assert upgd(f"{what} --stop-after 0")[1].out.endswith(
+        "  stopped at the time limit; repeat the command to continue\n"
+    )
     assert done == ["toy-changing-inputs"]
     assert upgd(f"{what} --stop-after 1000")[0] == 0
     assert done[1:] == ["toy-changing-inputs", "utility-quality"]
