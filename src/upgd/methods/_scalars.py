@@ -22,7 +22,11 @@ _ARITHMETIC = {
     operator.truediv: "div",
     operator.pow: "pow",
     operator.mod: "mod",
+    operator.floordiv: "floordiv",
+    operator.and_: "and_",
+    operator.or_: "or_",
     operator.eq: "eq",
+    operator.ne: "ne",
     operator.lt: "lt",
     operator.le: "le",
     operator.gt: "gt",
@@ -32,6 +36,10 @@ _ARITHMETIC = {
 
 #: The functions that torch calls to divide a tensor by another object.
 _DIVISIONS = (torch.Tensor.div, torch.Tensor.__truediv__, torch.div, torch.true_divide)
+#: Keyword arguments that multiply the second argument, which torch accepts only as one number for all learners.
+_FACTORS = ("alpha", "value")
+#: Functions that accept either tensors or numbers as limits, but not both.
+_CLAMPS = (torch.clamp, torch.clip, torch.Tensor.clamp, torch.Tensor.clip)
 
 
 class Scalar:
@@ -87,8 +95,32 @@ class Scalar:
     def __mod__(self, other: Any) -> Any:
         return _binary(operator.mod, self, other)
 
+    def __rmod__(self, other: Any) -> Any:
+        return _binary(operator.mod, other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _binary(operator.floordiv, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _binary(operator.floordiv, other, self)
+
+    def __and__(self, other: Any) -> Any:
+        return _binary(operator.and_, self, other)
+
+    def __rand__(self, other: Any) -> Any:
+        return _binary(operator.and_, other, self)
+
+    def __or__(self, other: Any) -> Any:
+        return _binary(operator.or_, self, other)
+
+    def __ror__(self, other: Any) -> Any:
+        return _binary(operator.or_, other, self)
+
     def __eq__(self, other: object) -> Any:
         return _binary(operator.eq, self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return _binary(operator.ne, self, other)
 
     def __lt__(self, other: Any) -> Any:
         return _binary(operator.lt, self, other)
@@ -107,6 +139,15 @@ class Scalar:
     def __neg__(self) -> "Scalar":
         return self.owner.expression("neg", operator.neg, (self,))
 
+    def __pos__(self) -> "Scalar":
+        return self
+
+    def __abs__(self) -> "Scalar":
+        return self.owner.expression("abs", operator.abs, (self,))
+
+    def __invert__(self) -> "Scalar":
+        return self.owner.expression("invert", _inverted, (self,))
+
     def __bool__(self) -> bool:
         raise TypeError(
             f"{self.key} has one value per learner, so a rule cannot branch on it; use torch.where, or declare the setting "
@@ -117,16 +158,25 @@ class Scalar:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if any(getattr(arg, "is_symbol", False) for arg in args):
+        named = dict(kwargs or {})
+        values = (*args, *named.values())
+        if any(getattr(value, "is_symbol", False) for value in values):
             return NotImplemented
-        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        for name in _FACTORS:
+            if isinstance(named.get(name), Scalar) and len(args) > 1:
+                args = (args[0], named.pop(name) * args[1], *args[2:])
+                values = (*args, *named.values())
+        tensors = [value for value in values if isinstance(value, Tensor)]
         if not tensors:
-            first = next(arg for arg in args if isinstance(arg, Scalar))
-            return first.owner.expression(func.__name__, _of_tensors(func), args)
+            first = next(value for value in values if isinstance(value, Scalar))
+            return first.owner.expression(func.__name__, _of_tensors(func), args, named)
         like = max(tensors, key=lambda tensor: tensor.ndim)
         if func in _DIVISIONS and len(args) == 2 and isinstance(args[1], Scalar) and args[1].owner.by_reciprocal:
             return args[0] * _met(1 / args[1], like)
-        return func(*(_met(arg, like) for arg in args), **(kwargs or {}))
+        if func in _CLAMPS and any(isinstance(value, Scalar) for value in values):
+            args = tuple(_as_tensor(arg, like) for arg in args)
+            named = {name: _as_tensor(value, like) for name, value in named.items()}
+        return func(*(_met(arg, like) for arg in args), **{name: _met(value, like) for name, value in named.items()})
 
 
 class Scalars:
@@ -154,14 +204,21 @@ class Scalars:
         """The step count, from 1."""
         return Scalar(self, "t", operator.itemgetter("t"), changes=True)
 
-    def expression(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Scalar:
+    def expression(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any] | None = None
+    ) -> Scalar:
         """Return the expression that applies a function to scalars and numbers."""
-        key = f"{name}({', '.join(arg.key if isinstance(arg, Scalar) else repr(arg) for arg in args)})"
+        named = named or {}
+        texts = [_key(arg) for arg in args] + [f"{name}={_key(value)}" for name, value in named.items()]
 
         def compute(values: Mapping[str, Any]) -> Any:
-            return function(*(arg.compute(values) if isinstance(arg, Scalar) else arg for arg in args))
+            return function(
+                *(_computed(arg, values) for arg in args),
+                **{name: _computed(value, values) for name, value in named.items()},
+            )
 
-        return Scalar(self, key, compute, any(isinstance(arg, Scalar) and arg.changes for arg in args))
+        changes = any(isinstance(value, Scalar) and value.changes for value in (*args, *named.values()))
+        return Scalar(self, f"{name}({', '.join(texts)})", compute, changes)
 
     def resolve(self, scalar: Scalar) -> Tensor:
         """Return one value per learner, ``(learners,)``."""
@@ -170,7 +227,10 @@ class Scalars:
 
 def evaluate(scalar: Scalar, values: Mapping[str, Any], like: Tensor) -> Tensor:
     """Return the values of the expression in float64; ``like`` has one entry per learner."""
-    value = torch.as_tensor(scalar.compute(values), device=like.device)
+    value = scalar.compute(values)
+    # Without a dtype, torch would round a float to 32 bits.
+    kind = torch.float64 if isinstance(value, int | float) and not isinstance(value, bool) else None
+    value = torch.as_tensor(value, dtype=kind, device=like.device)
     value = value if value.dtype == torch.bool else value.to(torch.float64)
     return value.expand_as(value * like)  # also if there are values of several steps
 
@@ -185,16 +245,44 @@ def _binary(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     return scalar.owner.expression(_ARITHMETIC[function], function, (one, other))
 
 
-def _of_tensors(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a torch function so that it accepts plain numbers."""
+def _key(value: Any) -> str:
+    return value.key if isinstance(value, Scalar) else repr(value)
 
-    def function(*args: Any) -> Any:
-        device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
-        return func(
-            *(arg if isinstance(arg, Tensor) else torch.tensor(arg, dtype=torch.float64, device=device) for arg in args)
-        )
+
+def _computed(value: Any, values: Mapping[str, Any]) -> Any:
+    return value.compute(values) if isinstance(value, Scalar) else value
+
+
+def _inverted(value: Any) -> Any:
+    return not value if isinstance(value, bool) else ~value  # ~True is -2
+
+
+def _of_tensors(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a torch function so that it accepts plain numbers and, for several steps, arrays, which it then returns."""
+
+    def function(*args: Any, **named: Any) -> Any:
+        values = (*args, *named.values())
+        device = next((value.device for value in values if isinstance(value, Tensor)), None)
+
+        def tensor(value: Any) -> Any:
+            if value is None or isinstance(value, Tensor | str | torch.dtype):
+                return value
+            kind = None if _is_array(value) or isinstance(value, bool) else torch.float64
+            made = torch.as_tensor(value, dtype=kind, device=device)
+            return made if made.dtype == torch.bool else made.to(torch.float64)
+
+        found = func(*map(tensor, args), **{name: tensor(value) for name, value in named.items()})
+        return found.numpy() if device is None and any(map(_is_array, values)) else found
 
     return function
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def _as_tensor(value: Any, like: Tensor) -> Any:
+    return like.new_tensor(value) if isinstance(value, int | float) else value
 
 
 def _met(value: Any, like: Tensor) -> Any:
