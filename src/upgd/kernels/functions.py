@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from upgd.kernels.machine import add, bits_of, float_of, fused, inlined, larger, shifted_left, smaller
+from upgd.kernels.polynomials import TANH
 
 __all__ = ["complement", "exp", "flushed", "sign", "tanh"]
 
@@ -20,7 +21,7 @@ _ROUNDING = _f(12582912)
 @inlined
 def flushed(x: float) -> float:
     """Return the number, or zero if it is tiny."""
-    return x if abs(x) >= _SMALL else _f(0)
+    return _f(0) if abs(x) < _SMALL else x
 
 
 @inlined
@@ -50,8 +51,16 @@ def complement(x: float) -> float:
 
 @inlined
 def tanh(x: float) -> float:
-    """Return 1 − 2/(1 + e²ˣ)."""
-    return _f(1) - _f(2) / (_f(1) + exp(x + x))
+    """Return 1 − 2/(1 + e²ˣ), or near zero, where that would lose digits, a polynomial."""
+    y = x * x
+    p = _f(TANH[0])
+    p = fused(p, y, _f(TANH[1]))
+    p = fused(p, y, _f(TANH[2]))
+    p = fused(p, y, _f(TANH[3]))
+    p = fused(p, y, _f(TANH[4]))
+    near = fused(p * y, x, x)
+    far = _f(1) - _f(2) / (_f(1) + exp(x + x))
+    return near if not abs(x) >= _f(0.5) else far  # NaN counts as near, because exp would lose it
 
 
 @inlined

@@ -1,5 +1,6 @@
 """Print a rule as assignments in a kernel language: numba's for the CPU, Triton's for a GPU."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,11 +24,13 @@ class Dialect:
     Attributes:
         forms: templates of all operations, with placeholders for their arguments.
         constant: the template of a number.
+        endless: the template of an infinite number or NaN; empty if it is that of other numbers.
         fused: the template of a·b + c, for a product that is used once, in a sum; empty if the compiler fuses automatically.
     """
 
     forms: Mapping[str, str]
     constant: str
+    endless: str = ""
     fused: str = ""
 
 
@@ -41,6 +44,10 @@ _COMMON = {
     "le": "{0} <= {1}",
     "gt": "{0} > {1}",
     "ge": "{0} >= {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "and": "{0} & {1}",
+    "or": "{0} | {1}",
 }
 NUMBA = Dialect(
     _COMMON
@@ -53,6 +60,7 @@ NUMBA = Dialect(
         "max": "larger({0}, {1})",
         "min": "smaller({0}, {1})",
         "where": "{1} if {0} else {2}",
+        "not": "not {0}",
         "complement": "complement({0})",
     },
     constant="_f({0!r})",
@@ -64,13 +72,15 @@ TRITON = Dialect(
         "abs": "tl.abs({0})",
         "sqrt": "tl.sqrt({0})",
         "exp": "tl.exp({0})",
-        "tanh": "1.0 - 2.0 / (1.0 + tl.exp({0} + {0}))",
+        "tanh": "tanh({0})",
         "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
         "max": "tl.maximum({0}, {1})",
         "min": "tl.minimum({0}, {1})",
         "where": "tl.where({0}, {1}, {2})",
+        "not": "tl.where({0}, False, True)",
     },
     constant="{0!r}",
+    endless='float("{0}")',
 )
 
 
@@ -122,7 +132,8 @@ def _expression(
 ) -> str:
     kind, *arguments = rule.nodes[place]
     if kind == "constant":
-        return dialect.constant.format(arguments[0])
+        endless = dialect.endless and not math.isfinite(arguments[0])
+        return (dialect.endless if endless else dialect.constant).format(arguments[0])
     if kind in INPUTS:
         return read(rule.nodes[place])
     if product is not None:

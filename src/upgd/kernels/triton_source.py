@@ -19,7 +19,7 @@ from upgd.kernels import triton_entries as entries
 from upgd.kernels import triton_reductions as reductions
 from upgd.kernels import triton_shared as shared
 from upgd.kernels.modules import module_of
-from upgd.kernels.polynomials import COSINE, LOGARITHM, SINE
+from upgd.kernels.polynomials import COSINE, LOGARITHM, SINE, TANH
 from upgd.kernels.source import indented
 from upgd.kernels.steps import scalars_of
 from upgd.kernels.triton_shared import Narrow, Slots
@@ -53,6 +53,7 @@ def source(rule: Rule, noise: int, slots: Slots = (), coded: bool = False) -> st
         root_half_of_2_31=0x3F3504F3 + (31 << 23),
         logarithm=_polynomial("p", "m", LOGARITHM),
         cosine=_polynomial("cosine", "z", COSINE),
+        tanh=_polynomial("p", "y", TANH),
         sine=_polynomial("sine", "z", SINE),
     )
     narrow = Narrow(rule, noise, slots, coded)

@@ -95,6 +95,13 @@ def normals(keys, j):
 {sine}
     signed = (radius * cosine).to(tl.uint32, bitcast=True) ^ (angle_word << 31)
     return signed.to(tl.float32, bitcast=True), radius * sine * y
+
+
+@triton.jit
+def tanh(x):
+    y = x * x
+{tanh}
+    return tl.where(tl.abs(x) >= 0.5, 1.0 - 2.0 / (1.0 + tl.exp(x + x)), x + x * (y * p))
 '''
 
 #: For states with 8 bits: arrays of shape (blocks, 128, 2), and a scale for each block.
