@@ -42,3 +42,34 @@ def test_complement(x: float) -> None:
     found, exact = float(complement(np.float32(x))), -math.expm1(x)
     # Near zero, the relative error of the series; elsewhere, the absolute error of exp and of the difference.
     assert abs(found - exact) <= (3e-7 * abs(exact) if abs(x) < 0.0625 else 4.3e-6 * max(1, math.exp(x)) + 1e-7)
+
+
+@numba.njit
+def tanh(x):
+    return functions.tanh(x)
+
+
+@given(st.floats(-100, 100, width=32))
+@example(1e-3)
+@example(1e-30)
+@example(7.9053)
+@example(-7.9054)
+def test_tanh(x: float) -> None:
+    """The relative error is that of a few roundings, also for small numbers."""
+    assert abs(float(tanh(np.float32(x))) - math.tanh(x)) <= 4e-7 * abs(math.tanh(x)) + 1e-42
+
+
+def test_tanh_of_what_is_no_finite_number() -> None:
+    assert math.isnan(tanh(np.float32(np.nan)))
+    assert [float(tanh(np.float32(x))) for x in (-np.inf, np.inf)] == pytest.approx([-1, 1], rel=4e-7)
+
+
+@numba.njit
+def flushed(x):
+    return functions.flushed(x)
+
+
+def test_flushed() -> None:
+    given_, wanted = (1e-38, -1e-38, 1e-36, -2.0, np.inf), (0.0, 0.0, 1e-36, -2.0, np.inf)
+    assert [flushed(np.float32(x)) for x in given_] == [np.float32(x) for x in wanted]
+    assert math.isnan(flushed(np.float32(np.nan)))  # as on the torch backend

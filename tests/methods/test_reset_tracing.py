@@ -129,5 +129,17 @@ def test_a_hook_that_cannot_be_traced_is_refused_with_the_reason(function, why: 
         traced_reset(hook(function))
 
 
+def test_equality_is_traced() -> None:
+    rule = traced_reset(hook(lambda units, s: (Reset(s.age + 1 == 3), {"age": torch.where(s.age != 2, s.age + 1, 0)})))
+    assert rule is not None
+    assert rule.nodes[rule.chosen][0] == "eq"
+    assert "ne" in {node[0] for node in rule.nodes}
+
+
+def test_a_state_that_is_not_declared_is_refused() -> None:
+    with pytest.raises(ValueError, match="changes the state 'v', which it does not declare"):
+        traced_reset(hook(lambda units, s: (Reset(s.age > 0), {"v": s.age})))
+
+
 def test_a_method_without_the_hook_has_no_resets() -> None:
     assert traced_reset(METHODS["sgd"]()) is None

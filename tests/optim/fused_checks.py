@@ -9,7 +9,7 @@ from optimizer_cases import Example
 from torch import Tensor, nn
 
 import upgd
-from upgd.methods import METHODS
+from upgd.methods import METHODS, Method
 from upgd.optim import _fused
 from upgd.optim.from_method import MethodOptimizer
 
@@ -18,6 +18,16 @@ SHAPES = [(7, 33), (33,), (), (5, 3, 3, 3), (1,)]
 LARGEST = {"cpu": (3, 1100), "cuda": (130, 70)}
 
 Build = Callable[..., torch.optim.Optimizer]
+
+
+class Masks(Method):
+    """Truth values in a sum, a limit that is infinite, and the hyperbolic tangent of small numbers."""
+
+    name = "example-masks"
+
+    def update(self, w: Any, g: Any, h: Any) -> Any:
+        chosen = torch.where((g == 0) | (w > 0.5) & ~(g > 1), torch.clamp(g, -1, float("inf")), 0.5 * g)
+        return w - h.lr * (chosen + 0.1 * (g != 0) * w + 1000 * torch.tanh(g / 1000))
 
 
 def interpreted() -> bool:

@@ -15,6 +15,7 @@ import upgd
 from upgd import noise
 from upgd.methods import METHODS
 from upgd.optim import _fused, _narrow
+from upgd.optim.from_method import MethodOptimizer
 
 triton = pytest.mark.skipif(not checks.interpreted(), reason="needs Triton's interpreter")
 
@@ -59,6 +60,37 @@ def test_one_maximum_over_groups_with_and_without_gates(engine: str) -> None:
 
 def test_non_finite_values_stay_where_they_are(engine: str) -> None:
     checks.check_accidents_stay_where_they_are("cpu")
+
+
+def test_truth_values_limits_and_small_arguments(engine: str) -> None:
+    trained = []
+    for options in ({"fused": True}, {"fused": False}):
+        torch.manual_seed(0)
+        param = nn.Parameter(torch.rand(7, 33))
+        optimizer = MethodOptimizer([param], checks.Masks, lr=0.1, **options)
+        for step in range(3):
+            torch.manual_seed(step)
+            param.grad = torch.randn(7, 33).clamp(min=0)
+            optimizer.step()
+        trained.append(param.detach())
+    torch.testing.assert_close(*trained, rtol=2e-6, atol=2e-7)
+
+
+def test_nan_in_the_state_stays() -> None:
+    """Pages with NaN are read again, although their largest entry is unknown."""
+    trained = []
+    for options in ({"fused": True}, {"foreach": False}):
+        torch.manual_seed(0)
+        param = nn.Parameter(torch.rand(40, 50) + 0.1)
+        optimizer = upgd.UPGD([param], lr=0.1, sigma=0.0, **options)
+        for step in range(3):
+            param.grad = torch.randn(40, 50)
+            if step == 0:
+                param.grad[3, 4] = float("nan")
+            optimizer.step()
+        trained.append(optimizer.state[param]["utility"])
+    assert [int(utility.isnan().sum()) for utility in trained] == [1, 1]
+    torch.testing.assert_close(*trained, equal_nan=True)
 
 
 def test_gradient_scaling(engine: str) -> None:

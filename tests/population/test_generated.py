@@ -61,10 +61,25 @@ class Everything(Method):
         return w - h.lr * direction, {"size": size}
 
 
+class Masks(Method):
+    """Uses comparisons, logical operations and truth values in sums; the gradients of pixels that are always black are 0."""
+
+    name = "masks"
+    limit = Setting(0.5, least=0)
+    state = {"seen": "zeros"}  # noqa: RUF012
+
+    def update(self, w, g, s, h, t):
+        seen = s.seen + (g != 0)
+        odd = t % 2 != 0
+        pull = 0.1 * (g == 0) * w + 0.01 * ((seen == 2) | ~(seen > h.limit) & odd)
+        step = torch.where((t > 30) & (seen > 3), 0.5 * g, torch.clamp(g, min=-h.limit, max=h.limit))
+        return torch.add(w, step + pull, alpha=-h.lr) - h.lr * 1000 * torch.tanh(g / 1000), {"seen": seen}
+
+
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
     monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
-    for cls in (TowardsStart, Everything):
+    for cls in (TowardsStart, Everything, Masks):
         registry.register(cls)
 
 
@@ -95,6 +110,29 @@ def test_a_rule_of_one_line():
 
 def test_every_reduction_and_function():
     held(NETWORK, DIGITS, [Learner(method="everything", lr=0.01, seed=seed) for seed in (0, 1)], 60)
+
+
+def test_comparisons_and_logical_operations():
+    held(
+        NETWORK,
+        DIGITS,
+        [Learner(method="masks", lr=0.01, limit=limit, seed=seed) for seed, limit in enumerate((0.5, 5.0))],
+        60,
+    )
+
+
+def test_what_symbols_lack_runs_on_tensors():
+    class Remainder(Method):
+        name = "remainder"
+
+        def update(self, w, g, h):
+            return w - h.lr * (g % 1.0)
+
+    registry.register(Remainder)
+    population = Population(NETWORK, [Learner(method="remainder", lr=0.1)], backend="auto")
+    population.run(DIGITS, 2)
+    with pytest.raises(ValueError, match="no kernel can be generated for remainder: its rule raises TypeError"):
+        Population(NETWORK, [Learner(method="remainder", lr=0.1)], backend="kernel")
 
 
 @pytest.mark.parametrize("noise", ["white", "anticorrelated"])

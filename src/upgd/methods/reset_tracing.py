@@ -20,7 +20,17 @@ import torch
 
 from upgd.methods._scalars import Scalar, Scalars
 from upgd.methods.method import Method
-from upgd.methods.tracing import CannotTrace, Node, Symbol, Tape, no_tensor, numbers_of, observes_units
+from upgd.methods.tracing import (
+    CannotTrace,
+    Node,
+    Symbol,
+    Tape,
+    called,
+    check_declared,
+    no_tensor,
+    numbers_of,
+    observes_units,
+)
 
 __all__ = ["Join", "ResetRule", "traced_reset"]
 
@@ -79,7 +89,8 @@ def traced_reset(method: Method) -> ResetRule | None:
         for number, (name, begins_as) in enumerate(method.unit_state.items())
     }
     known = {"units": _Units(tape), "s": _Named(**state), "h": h, "t": h.step}
-    reset, changed = method.call("reset_units", **known, draw=lambda: tape.value((_LEARNER, _UNIT), "draw"))
+    reset, changed = called(method, "reset_units", **known, draw=lambda: tape.value((_LEARNER, _UNIT), "draw"))
+    check_declared(method, changed, state)
     new = {**state, **changed}
     for name, before in state.items():
         axes = _of(new[name])
@@ -132,15 +143,6 @@ class _Value(Symbol):
 
     def _after(self, name: str, other: Any) -> "_Value":
         return _combined(self.tape, name, (other, self))
-
-    def __and__(self, other: Any) -> "_Value":
-        return self._with("and", other)
-
-    def __or__(self, other: Any) -> "_Value":
-        return self._with("or", other)
-
-    def __invert__(self) -> "_Value":
-        return self._with("not")
 
     def __pow__(self, power: Any) -> "_Value":
         if isinstance(power, int):

@@ -11,7 +11,7 @@ from a table. A rule with an unsupported operation raises :class:`CannotTrace` w
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,8 @@ __all__ = [
     "Rule",
     "Symbol",
     "Tape",
+    "called",
+    "check_declared",
     "no_tensor",
     "numbers_of",
     "observes_units",
@@ -34,6 +36,10 @@ __all__ = [
 ]
 
 Node = tuple[Any, ...]
+
+#: Operations whose result is true or false.
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_LOGICAL = ("and", "or", "not")
 
 
 class CannotTrace(Exception):
@@ -70,21 +76,47 @@ class Tape:
             f"its rule uses a {type(value).__name__}, which is neither an entry of a parameter nor a number"
         )
 
+    def number(self, value: Any) -> "Symbol":
+        """Return a symbol for a number; a truth value becomes 0 or 1, as in torch."""
+        symbol = self.symbol(value)
+        if not self.is_truth(symbol):
+            return symbol
+        return self.record("where", symbol.place, self.symbol(1.0).place, self.symbol(0.0).place)
+
+    def truth(self, value: Any) -> "Symbol":
+        """Return a symbol for a truth value."""
+        symbol = self.symbol(value)
+        if self.is_truth(symbol):
+            return symbol
+        if isinstance(value, Scalar | bool):  # which kernels read from a table of numbers
+            return self.record("ne", symbol.place, self.symbol(0.0).place)
+        raise CannotTrace("its rule uses a number where torch needs true or false")
+
+    def is_truth(self, symbol: "Symbol") -> bool:
+        return self.nodes[symbol.place][0] in _COMPARISONS + _LOGICAL
+
 
 class Symbol:
     """Represents an entry of a parameter, or a value computed from it."""
 
     dtype = torch.float32
     is_symbol = True
+    __hash__ = None  # type: ignore[assignment]  # __eq__ returns a symbol
 
     def __init__(self, tape: Tape, place: int) -> None:
         self.tape, self.place = tape, place
 
     def _with(self, name: str, *others: Any) -> "Symbol":
-        return self.tape.record(name, *(self.tape.symbol(value).place for value in (self, *others)))
+        tape, values = self.tape, (self, *others)
+        if name in _LOGICAL:
+            return tape.record(name, *(tape.truth(value).place for value in values))
+        if name not in _COMPARISONS and all(tape.is_truth(tape.symbol(value)) for value in values):
+            raise CannotTrace("its rule computes with nothing but truth values, for which torch has rules of its own")
+        return tape.record(name, *(tape.number(value).place for value in values))
 
     def _after(self, name: str, other: Any) -> "Symbol":
-        return self.tape.symbol(other)._with(name, self)
+        first = self.tape.truth(other) if name in _LOGICAL else self.tape.symbol(other)
+        return first._with(name, self)
 
     def __add__(self, other: Any) -> "Symbol":
         return self._with("add", other)
@@ -115,11 +147,14 @@ class Symbol:
     def __neg__(self) -> "Symbol":
         return self._with("neg")
 
+    def __pos__(self) -> "Symbol":
+        return self
+
     def __abs__(self) -> "Symbol":
         return self._with("abs")
 
     def __pow__(self, power: Any) -> "Symbol":
-        if power == 0.5:
+        if isinstance(power, float) and power == 0.5:
             return self.sqrt()
         if not isinstance(power, int) or not 1 <= power <= 8:
             raise CannotTrace(f"its rule uses the power {power!r}, but kernels support integer powers from 1 to 8 only")
@@ -145,8 +180,32 @@ class Symbol:
     def __ge__(self, other: Any) -> "Symbol":
         return self._with("ge", other)
 
+    def __eq__(self, other: object) -> "Symbol":  # type: ignore[override]
+        return self._with("eq", other)
+
+    def __ne__(self, other: object) -> "Symbol":  # type: ignore[override]
+        return self._with("ne", other)
+
+    def __and__(self, other: Any) -> "Symbol":
+        return self._with("and", other)
+
+    def __rand__(self, other: Any) -> "Symbol":
+        return self._after("and", other)
+
+    def __or__(self, other: Any) -> "Symbol":
+        return self._with("or", other)
+
+    def __ror__(self, other: Any) -> "Symbol":
+        return self._after("or", other)
+
+    def __invert__(self) -> "Symbol":
+        return self._with("not")
+
     def __bool__(self) -> bool:
         raise CannotTrace("its rule branches on the value of an entry; use torch.where")
+
+    def __getitem__(self, index: Any) -> "Symbol":
+        raise CannotTrace("its rule takes a part of a tensor, which kernels do not support")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -186,8 +245,8 @@ class Symbol:
     def mul(self, other: Any) -> "Symbol":
         return self.__mul__(other)
 
-    def add(self, other: Any, alpha: float = 1) -> "Symbol":
-        return self.__add__(other if alpha == 1 else alpha * other)
+    def add(self, other: Any, alpha: Any = 1) -> "Symbol":
+        return self.__add__(other if isinstance(alpha, int | float) and alpha == 1 else alpha * other)
 
     def maximum(self, other: Any) -> "Symbol":
         return self._with("max", other)
@@ -201,10 +260,18 @@ class Symbol:
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> "Symbol":
-        tape = next(arg.tape for arg in args if isinstance(arg, Symbol))
+        tape = next((arg.tape for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, Symbol)), None)
+        if tape is None:
+            raise CannotTrace(
+                f"its rule calls torch.{func.__name__} with a list of tensors, which kernels do not support"
+            )
         if func is torch.where:
-            condition, one, other = (tape.symbol(arg) for arg in args)
-            return tape.record("where", condition.place, one.place, other.place)
+            condition, one, other = args
+            if tape.is_truth(tape.symbol(one)) and tape.is_truth(tape.symbol(other)):
+                raise CannotTrace("its rule chooses between truth values")
+            return tape.record(
+                "where", *(tape.truth(condition).place, tape.number(one).place, tape.number(other).place)
+            )
         method = getattr(cls, func.__name__, None)
         if method is None:
             raise CannotTrace(f"its rule calls torch.{func.__name__}, which kernels do not support")
@@ -309,29 +376,30 @@ def _traced(method: Method, tape: Tape, gated: bool, stores: bool) -> Rule:
         new, values = _observed(method, "observe", known, state)
         if stores and reductions and hasattr(method, "measure"):
             stored, new = new, dict(state)
-            values = method.call("measure", **known, s=SimpleNamespace(**state))
+            values = called(method, "measure", **known, s=SimpleNamespace(**state))
         known["o"] = SimpleNamespace(**values)
         known["r"] = SimpleNamespace(**{name: tape.record("reduced", n) for n, name in enumerate(reductions)})
-    result = method.call("update", **known, s=SimpleNamespace(**new))
+    result = called(method, "update", **known, s=SimpleNamespace(**new))
     weight, changed = result if isinstance(result, tuple) else (result, {})
     if isinstance(changed, Mapping):
+        check_declared(method, changed, names)
         new |= changed
 
     def places(after: Mapping[str, Any], before: Mapping[str, Symbol]) -> tuple[int | None, ...]:
-        return tuple(None if after[n] is before[n] else tape.symbol(after[n]).place for n in before)
+        return tuple(None if after[n] is before[n] else tape.number(after[n]).place for n in before)
 
     return Rule(
         nodes=(),
         state=names,
         scalars=(),
         reductions=tuple(reductions.values()),
-        observed=tuple(tape.symbol(values[name]).place for name in reductions),
+        observed=tuple(tape.number(values[name]).place for name in reductions),
         new_state=places(new, state),
-        new_weight=tape.symbol(weight).place,
+        new_weight=tape.number(weight).place,
         stored_state=places(stored, state),
         unit_state=unit_names,
         unit_reductions=tuple(method.unit_reductions.values()),
-        unit_observed=tuple(tape.symbol(value).place for value in unit_values.values()),
+        unit_observed=tuple(tape.number(value).place for value in unit_values.values()),
         new_unit_state=places(new_unit, unit_state),
     )
 
@@ -340,12 +408,34 @@ def _observed(
     method: Method, phase: str, known: Mapping[str, Any], state: Mapping[str, Symbol]
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """Return the state after the first phase, and the values to reduce."""
-    observation = method.call(phase, **known, s=SimpleNamespace(**state))
+    observation = called(method, phase, **known, s=SimpleNamespace(**state))
     changed, values = observation if isinstance(observation, tuple) else (observation, {})
+    check_declared(method, changed, state)
     new = {**state, **changed}
     if hasattr(method, "measure"):
-        values = method.call("measure", **known, s=SimpleNamespace(**new))
+        values = called(method, "measure", **known, s=SimpleNamespace(**new))
     return new, values
+
+
+def called(method: Method, phase: str, **arguments: Any) -> Any:
+    """Run a phase of the rule on symbols. What they do not support must not stop a rule that runs on tensors, and an error of
+    the rule itself is raised again when it does."""
+    try:
+        return method.call(phase, **arguments)
+    except CannotTrace:
+        raise
+    except Exception as error:
+        what = str(error).partition("\n")[0]
+        raise CannotTrace(f"its rule raises {type(error).__name__} for symbols in place of tensors: {what}") from error
+
+
+def check_declared(method: Method, changed: Mapping[str, Any], own: Collection[str]) -> None:
+    """Raise the error of the torch backend if a phase changes a state that the method does not declare."""
+    for name in changed:
+        if name not in method.state and name not in method.unit_state:
+            raise ValueError(f"{method.name} changes the state {name!r}, which it does not declare")
+        if name not in own:
+            raise CannotTrace(f"its rule changes the state {name!r} outside of the phase of that state")
 
 
 class _Unit:

@@ -28,7 +28,7 @@ _f: Any = np.float32
 _RESETS = Dialect(
     {
         **NUMBA.forms,
-        **{name: f"_f({NUMBA.forms[name]})" for name in ("lt", "le", "gt", "ge")},
+        **{name: f"_f({NUMBA.forms[name]})" for name in ("lt", "le", "gt", "ge", "eq", "ne")},
         "and": "{0} * {1}",
         "or": "larger({0}, {1})",
         "not": "_f(1) - {0}",
