@@ -286,6 +286,32 @@ def test_methods_that_an_optimizer_cannot_run() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize(
+    ("update", "what"),
+    [
+        (lambda self, w, g, h: w - torch.sqrt(h.lr) * g, r"torch\.sqrt with a float"),
+        (lambda self, w, g, h, t: torch.where(t % 2 == 0, w, w - h.lr * g), r"torch\.where with a bool"),
+        (lambda self, w, g, h, t: w - h.lr * torch.clamp(t / 20, max=1.0) * g, r"torch\.clamp with a float"),
+    ],
+)
+def test_functions_of_torch_do_not_take_plain_numbers(update, what: str) -> None:
+    param = nn.Parameter(torch.ones(2))
+    optimizer = MethodOptimizer([param], type("Numbers", (Method,), {"name": "numbers", "update": update}), lr=0.1)
+    param.grad = torch.ones(2)
+    with pytest.raises(
+        TypeError, match=f"method='numbers' calls {what}, but h and t are plain numbers.*use arithmetic"
+    ):
+        optimizer.step()
+
+
+def test_other_type_errors_of_a_rule_are_raised() -> None:
+    param = nn.Parameter(torch.ones(2))
+    made = type("Wrong", (Method,), {"name": "wrong", "update": lambda self, w, g, h: w + "text"})
+    param.grad = torch.ones(2)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        MethodOptimizer([param], made, lr=0.1).step()
+
+
 def test_a_checkpoint_of_another_shape_is_refused() -> None:
     small, large = nn.Linear(2, 2), nn.Linear(3, 2)
     optimizer = MethodOptimizer(small.parameters(), Example, lr=0.1)

@@ -1,6 +1,7 @@
 """The torch optimizer that runs the rule of a method."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -28,6 +29,11 @@ __all__ = ["BOUND", "MethodOptimizer", "Work", "beginning", "groups_of", "needs_
 
 #: The option of methods that need the bounds of initial distributions.
 BOUND = "bound"
+#: torch's messages about a number in the place of a tensor.
+_OF_NUMBER = re.compile(
+    r"(\w+)\(\)(?:: argument '\w+' \(position \d+\) must be Tensor, not (bool|float|int)$"
+    r"| received an invalid combination of arguments - got \((bool|float|int),)"
+)
 #: Names in a parameter's state that methods cannot use.
 _RESERVED = ("step", "previous_noise")
 
@@ -228,7 +234,8 @@ class MethodOptimizer(FusingOptimizer):
             return
         for i, weight in enumerate(work.weights):
             h, t = self._numbers(work.group, weight.device), work.steps[i]
-            observation = work.method.call(
+            observation = _called(
+                work.method,
                 "observe",
                 w=weight,
                 g=work.grads[i],
@@ -240,14 +247,15 @@ class MethodOptimizer(FusingOptimizer):
             changed, values = observation if isinstance(observation, tuple) else (observation, {})
             self._keep(work.states[i], changed)
             if hasattr(work.method, "measure"):
-                values = work.method.call("measure", s=_opened(work.states[i]), h=h, t=t)
+                values = _called(work.method, "measure", s=_opened(work.states[i]), h=h, t=t)
             work.observed.append(values)
 
     def _update(
         self, work: Work, i: int, reductions: Mapping[str, Tensor] | None, unit: SimpleNamespace | None
     ) -> None:
         """Run the second phase for a parameter."""
-        result = work.method.call(
+        result = _called(
+            work.method,
             "update",
             w=work.weights[i],
             g=work.grads[i],
@@ -444,6 +452,22 @@ class MethodOptimizer(FusingOptimizer):
             own, reduced_to = observed[key]["scale"], _reductions(method, observed, owners, known)[key]["scale"]
             gates[param] = placed(gate_of(method, own, method.scale_of(own, reduced_to, h, t)), param)
         return gates
+
+
+def _called(method: Method, phase: str, **arguments: Any) -> Any:
+    """Run a phase of the rule. Settings and the step are plain numbers here, which torch's functions do not take."""
+    if torch.compiler.is_compiling():
+        return method.call(phase, **arguments)
+    try:
+        return method.call(phase, **arguments)
+    except TypeError as error:
+        found = _OF_NUMBER.match(str(error))
+        if found is None:
+            raise
+        raise TypeError(
+            f"method={method.name!r} calls torch.{found[1]} with a {found[2] or found[3]}, but h and t are plain numbers "
+            "in an optimizer; use arithmetic, such as h.lr**0.5, or run the method in a population"
+        ) from error
 
 
 def _reductions(
