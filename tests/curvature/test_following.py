@@ -402,7 +402,8 @@ def test_a_gradient_that_starts_without_hesscale_has_no_stale_diagonal():
         torch.autograd.grad(
             other, list(model.parameters()), retain_graph=True
         )  # leaves no gradient, so it has no effect
-        curvature.diagonal(model[0].weight)
+        with pytest.raises(RuntimeError, match=r"'0.weight': its gradient was reset.*after zero_grad\(\)"):
+            curvature.diagonal(model[0].weight)
         other.backward()
         with pytest.raises(
             RuntimeError, match=r"'0.weight': since zero_grad\(\), its gradient comes only.*paused\(\) as well"
@@ -427,6 +428,91 @@ def test_a_zero_gradient_without_hesscale_has_a_zero_diagonal():
         other.backward()
         assert not any(diagonal.any() for diagonal in diagonals(model, curvature).values())
         assert not curvature.feature_diagonal(model[1]).any()
+
+
+def test_there_is_no_diagonal_after_zero_grad():
+    model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
+    with HesScale(model, criterion, features=["1"]) as curvature:
+        for _ in range(2):
+            criterion(model(x), y).backward()
+            same(diagonals(model, curvature), alone(model, x, y))
+            model.zero_grad()
+            with pytest.raises(RuntimeError, match=r"'0.weight': its gradient was reset.*after zero_grad\(\)"):
+                curvature.diagonal(model[0].weight)
+            with pytest.raises(RuntimeError, match=r"features of '1' \(Tanh\): its gradient was reset"):
+                curvature.feature_diagonal(model[1])
+        criterion(model(x), y).backward()
+        model.zero_grad(set_to_none=False)
+        assert not any(diagonal.any() for diagonal in diagonals(model, curvature).values())
+        assert not curvature.feature_diagonal(model[1]).any()
+
+
+def test_a_clipped_gradient_keeps_its_diagonal():
+    model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
+    with HesScale(model, criterion, features=["1"]) as curvature:
+        criterion(model(x), y).backward()
+        features = curvature.feature_diagonal(model[1])
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        model[0].weight.grad = model[0].weight.grad.clone()
+        model[0].bias.grad = model[0].bias.grad.clone()
+        same(diagonals(model, curvature), alone(model, x, y))
+        assert torch.equal(curvature.feature_diagonal(model[1]), features)
+
+
+def test_a_gradient_that_is_zero_by_itself_keeps_its_diagonal():
+    model, criterion = nn.Sequential(nn.Linear(2, 1, bias=False)), nn.MSELoss()
+    x = torch.ones(1, 2)
+    with HesScale(model, criterion) as curvature:
+        criterion(model(x), model(x).detach()).backward()
+        assert not model[0].weight.grad.any()
+        assert torch.equal(curvature.diagonal(model[0].weight), torch.full((1, 2), 2.0))
+
+
+class Heads(nn.Module):
+    """Two heads, each with a hidden layer, of which a forward pass uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+        self.heads = nn.ModuleList(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)) for _ in range(2))
+
+    def forward(self, x, head):
+        return self.heads[head](self.body(x))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("make", ["weights", "features"])
+def test_a_head_that_the_last_pass_did_not_use_has_no_curvature(make, set_to_none):
+    torch.manual_seed(0)
+    model, criterion, (x, y) = Heads().double(), nn.CrossEntropyLoss(), data()
+    curvature = HesScale(model, criterion)
+    options = {"sigma": 0.0, "beta_utility": 0.0, "lr": 0.1, "curvature": curvature}
+    optimizer = upgd.FeatureUPGD(model, **options) if make == "features" else upgd.UPGD(model.parameters(), **options)
+    criterion(model(x, 0), y).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=set_to_none)
+    criterion(model(x, 1), y).backward()
+    first = model.heads[0][0].weight
+    if set_to_none:
+        with pytest.raises(RuntimeError, match="its gradient was reset"):
+            curvature.diagonal(first)
+    optimizer.step()
+    utility = optimizer.state[first]["utility"]
+    assert bool(utility.any()) == set_to_none  # without a gradient, the state stays as it was
+    assert optimizer.state[model.heads[1][0].weight]["utility"].any()
+
+
+def test_passes_through_different_heads_accumulate():
+    torch.manual_seed(0)
+    model, criterion, (x, y) = Heads().double(), nn.CrossEntropyLoss(), data()
+    with HesScale(model, criterion) as curvature:
+        for head in range(2):
+            criterion(model(x, head), y).backward()
+        both = diagonals(model, curvature)
+    for head in range(2):
+        one = alone(nn.Sequential(*model.body, *model.heads[head]), x, y)
+        torch.testing.assert_close(both[f"heads.{head}.0.weight"], one["2.weight"])
+    assert both.keys() == dict(model.named_parameters()).keys()
 
 
 def test_copies_of_the_model_are_not_followed():

@@ -60,7 +60,12 @@ def hooks(model: nn.Module) -> int:
             module._forward_pre_hooks_with_kwargs,
         )
     )
-    return on_modules + sum(len(param._backward_hooks or ()) for param in model.parameters())
+    on_params = (
+        len(registry or ())
+        for param in model.parameters()
+        for registry in (param._backward_hooks, param._post_accumulate_grad_hooks)
+    )
+    return on_modules + sum(on_params)
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,8 @@ class GradientWatch:
     """Observes every backward pass that reaches a parameter, and reports those that were not followed.
 
     Values accumulated alongside the gradient become stale in such a pass: if it is the first after ``zero_grad()``, they
-    belong to a gradient that no longer exists.
+    belong to a gradient that no longer exists. They also become stale by ``zero_grad()`` itself; see
+    :meth:`is_unchanged_since`.
 
     Args:
         param: the parameter, a leaf that requires a gradient.
@@ -75,7 +76,7 @@ class GradientWatch:
             synchronization with the device.
 
     Attributes:
-        handle: removes the hook.
+        handles: remove the hooks.
     """
 
     def __init__(self, param: Tensor, on_unfollowed: Callable[[set[int], "bool | Tensor"], None]) -> None:
@@ -83,19 +84,52 @@ class GradientWatch:
         self._on_unfollowed = weakref.WeakMethod(on_unfollowed)
         self._keys: set[int] = set()
         self._followed = -1
-        # A post-accumulate hook would distinguish the cases, but the garbage collector cannot see references in it.
-        self.handle: RemovableHandle = param.register_hook(self._look)  # type: ignore[no-untyped-call]
+        # The last pass that accumulated into the gradient, and which version of which tensor it left.
+        self._accumulated, self._left = -1, (0, 0)
+        looks: RemovableHandle = param.register_hook(self._look)  # type: ignore[no-untyped-call]
+        # The garbage collector cannot see references in this kind of hook.
+        self.handles = looks, param.register_post_accumulate_grad_hook(_Mark(weakref.ref(self)))
 
     def follow(self, key: int) -> None:
         """Record that the running backward pass is followed and stored a value under this key."""
         self._keys.add(key)
         self._followed = current_backward()
 
+    def is_unchanged_since(self, backward: int) -> bool:
+        """Return whether nobody changed the gradient after this pass or a later one accumulated into it.
+
+        Also True if none did, as in ``autograd.grad()``. The version of a tensor is known without a synchronization with the
+        device.
+        """
+        return self._accumulated < backward or _version(self._param) == self._left
+
+    def mark(self, param: Tensor) -> None:
+        """Record that the running backward pass accumulated into the gradient."""
+        self._accumulated, self._left = current_backward(), _version(param)
+
     def _look(self, grad: Tensor) -> None:
         if self._followed != current_backward() and adds_to_grad(self._param):
             so_far, tell = self._param.grad, self._on_unfollowed()
             if tell is not None:
                 tell(self._keys, False if so_far is None else so_far.any())
+
+
+class _Mark:
+    """The hook that calls :meth:`GradientWatch.mark`."""
+
+    def __init__(self, watch: "weakref.ref[GradientWatch]") -> None:
+        self._watch = watch
+
+    def __call__(self, param: Tensor) -> None:
+        watch = self._watch()
+        if watch is not None:
+            watch.mark(param)
+
+
+def _version(param: Tensor) -> tuple[int, int]:
+    """Return what identifies the gradient of a parameter and its content."""
+    grad = param.grad
+    return (0, 0) if grad is None else (id(grad), grad._version)
 
 
 def sum_by_unit(values: Tensor, dim: int) -> Tensor:

@@ -9,13 +9,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from upgd.curvature import activations, layers, losses
-from upgd.curvature._backward import GradientWatch, add_as_grad, if_compiled
+from upgd.curvature._backward import GradientWatch, add_as_grad, any_nonzero, if_compiled
 from upgd.curvature._hooks import remove_all, remove_with
 from upgd.curvature._registry import LAYERS, LOSSES, find
 from upgd.curvature._sweep import Follower, LossFollower, ReshapeFollower, in_place
 
 # Imported for their side effect of registering rules.
 __all__ = ["HesScale", "activations", "layers", "losses"]
+
+#: A parameter or module, the result of add_as_grad, and the parameters with whose gradients it accumulates.
+_Value = tuple[Tensor | nn.Module, tuple[int, Tensor], Sequence[Tensor]]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -70,8 +73,8 @@ class HesScale:
         self.criterion = criterion
         self.scaler = scaler
         self.is_paused = False
-        # Keyed by id, because hashing a tensor is slow: the parameter or module, and the result of add_as_grad.
-        self._values: dict[int, tuple[Tensor | nn.Module, tuple[int, Tensor]]] = {}
+        # Keyed by id, because hashing a tensor is slow.
+        self._values: dict[int, _Value] = {}
         # Keys whose values were discarded because the gradient restarted in an unfollowed pass.
         self._forgotten: set[int] = set()
         self._watches: dict[int, GradientWatch] = {}
@@ -95,9 +98,10 @@ class HesScale:
         Returns:
             A detached tensor of the parameter's shape. Later backward passes create a new tensor and do not modify it.
         """
-        if id(param) in self._values:
-            return self._values[id(param)][1][1]
-        raise RuntimeError(self._why_not(param))
+        value = self._current(param)
+        if value is None:
+            raise RuntimeError(self._why_not(param))
+        return value
 
     def feature_diagonal(self, module: nn.Module) -> Tensor:
         """Return the estimate of ``∂²L/∂gate²`` for a gate of constant value 1 on each unit or channel of the output.
@@ -108,8 +112,9 @@ class HesScale:
         Returns:
             A vector with one entry per unit or channel.
         """
-        if id(module) in self._values:
-            return self._values[id(module)][1][1]
+        value = self._current(module)
+        if value is not None:
+            return value
         follower = self._followers.get(module)
         name = follower.name if follower else f"a {type(module).__name__}"
         if follower is None or not follower.watched:
@@ -118,6 +123,8 @@ class HesScale:
             )
         if id(module) in self._forgotten:
             raise RuntimeError(_not_followed(f"the features of {name}"))
+        if id(module) in self._values:
+            raise RuntimeError(_reset(f"the features of {name}"))
         raise RuntimeError(f"HesScale has seen no backward through {name} yet; call loss.backward() first")
 
     def watch(self, *modules: nn.Module | str) -> None:
@@ -157,26 +164,41 @@ class HesScale:
         features = [module for module, follower in self._followers.items() if follower.watched]
         return _rebuild, (self.model, self.criterion, features, self.scaler, bool(self._handles))
 
+    def _current(self, key: Tensor | nn.Module) -> Tensor | None:
+        """Return the accumulated value; None if there is none, or if the gradient was reset afterwards."""
+        if id(key) not in self._values:
+            return None
+        _, (backward, total), references = self._values[id(key)]
+        if not torch.compiler.is_compiling():  # the compiler would compile every version of a gradient anew
+            watches = [self._watches[id(one)] for one in references if id(one) in self._watches]
+            # zero_grad() changes the gradients of all references.
+            if not watches or any(watch.is_unchanged_since(backward) for watch in watches):
+                return total
+        # Clipping changes them as well. Only their values show whether they were set to zero.
+        gradients = [reference.grad for reference in references if reference.grad is not None]
+        return torch.where(any_nonzero(gradients), total, 0) if gradients else None
+
     def _add(self, key: Tensor | nn.Module, value: Tensor, references: Sequence[Tensor]) -> None:
         """Accumulate a value like the gradients of ``references``, which this backward pass has not reached yet."""
         if self.scaler is not None:
             value = value / self.scaler.scale(torch.ones((), dtype=value.dtype, device=value.device))
         previous = self._values.get(id(key))
-        self._values[id(key)] = key, add_as_grad(None if previous is None else previous[1], value, references)
+        total = add_as_grad(None if previous is None else previous[1], value, references)
+        self._values[id(key)] = key, total, references
         self._forgotten.discard(id(key))
         watched = next((reference for reference in references if reference.is_leaf), None)
         if watched is not None:
             if id(watched) not in self._watches:
                 self._watches[id(watched)] = GradientWatch(watched, self._forget)
-                self._handles.append(self._watches[id(watched)].handle)
+                self._handles.extend(self._watches[id(watched)].handles)
             self._watches[id(watched)].follow(id(key))
 
     def _forget(self, keys: set[int], kept: bool | Tensor) -> None:
         """Handle an unfollowed backward pass: diagonals are kept if the gradient was nonzero, and discarded otherwise."""
         for key in keys & self._values.keys():
             if isinstance(kept, Tensor):
-                owner, (backward, total) = self._values[key]
-                self._values[key] = owner, (backward, torch.where(kept, total, 0))
+                owner, (backward, total), references = self._values[key]
+                self._values[key] = owner, (backward, torch.where(kept, total, 0)), references
             else:
                 del self._values[key]
                 self._forgotten.add(key)
@@ -209,6 +231,8 @@ class HesScale:
             return f"HesScale has no diagonal for {name}: no known layer owns this parameter; put it into a module."
         if id(param) in self._forgotten:
             return _not_followed(name)
+        if id(param) in self._values:
+            return _reset(name)
         return (
             f"HesScale has no diagonal for {name} yet; call criterion(model(x), y).backward() while HesScale is attached, "
             f"through the module that owns the parameter.{if_compiled()}"
@@ -220,6 +244,13 @@ def _not_followed(name: str) -> str:
         f"HesScale has no diagonal for {name}: since zero_grad(), its gradient comes only from a backward pass that "
         "HesScale did not follow; call criterion(model(x), y).backward() outside curvature.paused() as well, or set "
         "optimizer.curvature = None to use first-order utility."
+    )
+
+
+def _reset(name: str) -> str:
+    return (
+        f"HesScale has no diagonal for {name}: its gradient was reset after the last backward pass; call "
+        "criterion(model(x), y).backward() after zero_grad(), and read the diagonal before the next zero_grad()"
     )
 
 
