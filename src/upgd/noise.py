@@ -259,11 +259,24 @@ def parameter_keys(
     Returns:
         A tensor of shape ``(*shape, 4)``, where ``shape`` is the common shape of the arguments.
     """
+    if type(seed) is type(step) is type(number) is int:
+        return torch.tensor(_plain_keys(seed, step, number, int(purpose)), dtype=torch.int32, device=device)
     if device is None:
         device = next((value.device for value in (seed, step, number) if isinstance(value, Tensor)), None)
     seed, step, number = (torch.as_tensor(value, device=device).long() for value in (seed, step, number))
     counter = (number & _MASK, step & _MASK, (step >> 32) & _MASK, torch.full_like(step, purpose))
     return torch.stack(philox(counter, (seed & _MASK, (seed >> 32) & _MASK)), -1).to(torch.int32)
+
+
+def _plain_keys(seed: int, step: int, number: int, purpose: int) -> list[int]:
+    """:func:`parameter_keys` of Python numbers, which takes a hundredth of the time of the same operations on tensors."""
+    c0, c1, c2, c3 = number & _MASK, step & _MASK, (step >> 32) & _MASK, purpose
+    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    for _ in range(10):
+        left, right = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (right >> 32) ^ c1 ^ k0, right & _MASK, (left >> 32) ^ c3 ^ k1, left & _MASK
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return [_as_int32(word) for word in (c0, c1, c2, c3)]
 
 
 #: Number of normals that :func:`parameter_normals` generates at once: on the CPU, as many as stay in the cache; on other
