@@ -74,7 +74,9 @@ def test_steps_may_be_the_tensors_that_optimizers_count_in() -> None:
     assert torch.equal(drawn, parameter_normals(7, 12, 3, 0, 100))
 
 
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.integers(0, 2**33), st.sampled_from([11, 12, 3 << 8]))
+@given(
+    st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.integers(0, 2**33), st.sampled_from([11, 12, 3 << 8])
+)
 def test_keys_of_numbers_are_those_of_tensors(seed: int, step: int, number: int, purpose: int) -> None:
     keys = parameter_keys(seed, step, number, purpose=purpose)
     assert keys.dtype == torch.int32

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import upgd
 from upgd import utility
 from upgd.networks import MLP, ConvNet
 
@@ -173,3 +174,67 @@ def test_random_can_be_repeated():
 def test_mistakes_are_explained(call, error, says):
     with pytest.raises(error, match=says):
         call(MLP((4, 5, 1)), nn.MSELoss(), torch.ones(1, 4), torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("of", ["weights", "features"])
+def test_second_order_leaves_the_state_of_training_as_it_was(of):
+    torch.manual_seed(0)
+    model, criterion = MLP((4, 5, 3, 2)), nn.CrossEntropyLoss()
+    curvature, monitor = upgd.HesScale(model, criterion), upgd.Monitor(model)
+    optimizer = upgd.FeatureUPGD(model, sigma=0.0, curvature=curvature)
+    resetting = upgd.methods.optimizer("continual-backprop", model, lr=0.01)
+    x, y = torch.randn(6, 4), torch.randint(2, (6,))
+    criterion(model(x), y).backward()
+
+    def state():
+        return copy.deepcopy(
+            {
+                "diagonals": [curvature.diagonal(p) for p in model.parameters()],
+                "of features": [curvature.feature_diagonal(feature.module) for feature in optimizer.features],
+                "gates": [feature.grad for feature in optimizer.features],
+                "outputs": [[one for one, _ in feature._outputs] for feature in resetting.features],
+                "gradients": [p.grad for p in model.parameters()],
+                "monitored": monitor.snapshot(),
+            }
+        )
+
+    before = state()
+    assert all(before.values())
+    utility.second_order(model, criterion, torch.randn(3, 4), torch.randint(2, (3,)), of=of)
+    torch.testing.assert_close(state(), before, rtol=0, atol=0)
+
+
+def test_second_order_takes_no_part_of_a_step():
+    """… as hooks on parameters may do."""
+    model, criterion = MLP((4, 5, 2)), nn.CrossEntropyLoss()
+    seen = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(seen.append)
+    utility.second_order(model, criterion, torch.randn(3, 4), torch.randint(2, (3,)))
+    assert not seen
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_second_order_of_a_module_that_keeps_what_it_computed():
+    class Keeping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.act, self.head = nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)
+            self.register_buffer("mean", torch.zeros(4))
+            self.kept = {}
+
+        def forward(self, x):
+            self.hidden = self.act(self.body(x))
+            self.kept = {"all": [self.hidden]}
+            return self.head(self.hidden)
+
+    torch.manual_seed(0)
+    model, sample = Keeping(), (nn.CrossEntropyLoss(), torch.randn(3, 3), torch.tensor([0, 1, 1]))
+    plain = nn.Sequential(model.body, model.act, model.head)
+    model(sample[1])
+    kept = model.hidden
+    assert not kept.is_leaf
+    ours, theirs = utility.second_order(model, *sample), utility.second_order(plain, *sample)
+    for one, other in zip(ours.values(), theirs.values(), strict=True):
+        assert torch.equal(one, other)
+    assert utility.second_order(model, *sample, of="features").keys() == {"act"}

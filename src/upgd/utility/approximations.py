@@ -1,11 +1,13 @@
 """Approximate utilities, of weights and of features, at the cost of one backward pass at most."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
+from torch.utils._pytree import tree_leaves
 
 from upgd import rules
 from upgd.curvature import HesScale
@@ -78,7 +80,7 @@ def second_order(
         features: See :func:`first_order`.
         curvature: ``"hesscale"`` estimates the second derivatives in one backward sweep. ``"exact"`` computes them with one
             pass per entry, which is suitable for small networks, to evaluate the estimate. HesScale runs an ordinary
-            backward pass, which triggers your own hooks, including those of another HesScale.
+            backward pass through a copy of the model, which runs copies of your own hooks on modules.
         at: See :func:`first_order`; ``"input"`` needs ``curvature="exact"``.
 
     Returns:
@@ -185,22 +187,26 @@ def _hesscale_diagonals(
         raise TypeError(
             f"criterion must be a loss module such as nn.MSELoss() for curvature='hesscale', not {criterion!r}"
         )
-    parameters = dict(model.named_parameters())
     found = find_features(model, x, names) if of == "features" else []
-    watched = [feature.module for feature in found]
-    before = {name: (parameter.grad, parameter.requires_grad) for name, parameter in parameters.items()}
-    try:
-        for parameter in parameters.values():
-            parameter.grad = None
-            parameter.requires_grad_(True)  # frozen parameters have a utility as well
-        with torch.enable_grad(), HesScale(model, criterion, features=watched) as curvature:
-            criterion(model(x), y).backward()
-            if of == "weights":
-                return {name: curvature.diagonal(parameter) for name, parameter in parameters.items()}
-            return {feature.name: curvature.feature_diagonal(feature.module) for feature in found}
-    finally:
-        for name, parameter in parameters.items():
-            parameter.grad, parameter.requires_grad = before[name]
+    # A backward pass through the model itself would run the hooks of optimizers, monitors and another HesScale.
+    model, criterion = _copied(model, criterion)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)  # frozen parameters have a utility as well
+    with torch.enable_grad(), HesScale(model, criterion, features=[feature.name for feature in found]) as curvature:
+        criterion(model(x), y).backward()
+        if of == "weights":
+            return {name: curvature.diagonal(parameter) for name, parameter in model.named_parameters()}
+        return {feature.name: curvature.feature_diagonal(model.get_submodule(feature.name)) for feature in found}
+
+
+def _copied(model: nn.Module, criterion: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Return copies, also of modules that keep a result of their last forward pass, which torch cannot copy."""
+    known: dict[int, Any] = {}
+    for module in (*model.modules(), *criterion.modules()):
+        for value in tree_leaves(vars(module)):
+            if isinstance(value, Tensor) and not value.is_leaf:
+                known[id(value)] = value.detach().clone()
+    return copy.deepcopy((model, criterion), known)
 
 
 def _mean_magnitude(output: Tensor, feature: Feature) -> Tensor:
