@@ -200,6 +200,14 @@ def test_parametrized_layers_are_refused() -> None:
     assert [feature.name for feature in upgd.FeatureUPGD(last).features] == ["0"]
 
 
+def test_layers_that_share_a_parameter_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    model[2].weight = model[0].weight
+    with pytest.raises(ValueError, match=r"layers '0' and '2' share a parameter.*leave one of them out"):
+        upgd.FeatureUPGD(model)
+    upgd.FeatureUPGD(model, features={"0": "1"})
+
+
 def test_parameters_outside_features_use_plain_gradient_descent() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2)).double()

@@ -235,6 +235,7 @@ class Features:
         for feature in self.all:
             _check_own_weight(feature)
             feature.module_name = self._names.get(feature.module, "")
+        _check_own_parameters(self.all)
         self._key = object()  # the mark of nodes
         self._features_key = object()  # … and the layers that own the features of activations
         self._looked: set[nn.Module] = set()  # layers whose input is known
@@ -424,6 +425,18 @@ def _check_own_weight(feature: Feature) -> None:
             "spectral norm, another parametrization), which need not belong to a unit; remove it with "
             "torch.nn.utils.parametrize.remove_parametrizations, or leave the layer out with features={...}"
         )
+
+
+def _check_own_parameters(features: list[Feature]) -> None:
+    owners: dict[Tensor, str] = {}
+    for feature in features:
+        for param in feature.params:
+            if param in owners:
+                raise ValueError(
+                    f"the layers {owners[param]!r} and {feature.name!r} share a parameter, so the utilities of their features "
+                    "would be mixed; give each layer its own parameters, or leave one of them out with features={...}"
+                )
+            owners[param] = feature.name
 
 
 def _guessed_pairs(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module | None]]:
