@@ -45,6 +45,16 @@ def test_ranks_of_nothing():
     assert utility.average_ranks(torch.empty(3, 0)).shape == (3, 0)
 
 
+def test_nan_has_no_rank():
+    a, b = torch.tensor([[1.0, torch.nan, 3.0], [1.0, 2.0, 3.0]]), torch.arange(6.0).view(2, 3)
+    for ours in (utility.spearman(a, b), utility.spearman(b, a)):
+        assert ours.isnan().tolist() == [True, False]
+    assert not utility.spearman(torch.tensor([1, 2, 3]), torch.tensor([1, 3, 2])).isnan()
+    layers = {"0.weight": a[0], "2.weight": a[1]}, {"0.weight": b[0], "2.weight": b[1]}
+    for scope in ("global", "local"):
+        assert utility.correlation(*layers, scope=scope).isnan()
+
+
 def test_different_shapes_are_refused():
     with pytest.raises(ValueError, match=r"same shape, not \(2,\) and \(3,\)"):
         utility.spearman(torch.zeros(2), torch.zeros(3))

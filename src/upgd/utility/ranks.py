@@ -37,8 +37,8 @@ def spearman(a: Tensor, b: Tensor) -> Tensor:
     """Return Spearman's rank correlation along the last dimension: Pearson's correlation of the average ranks.
 
     Returns:
-        float64, with the shape of the leading dimensions. NaN where ``a`` or ``b`` is constant or has fewer than two
-        items.
+        float64, with the shape of the leading dimensions. NaN where ``a`` or ``b`` contains NaN, is constant or has fewer
+        than two items.
 
     Example:
         >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 20.0, 15.0]))
@@ -46,7 +46,7 @@ def spearman(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.shape != b.shape:
         raise ValueError(f"a and b must have the same shape, not {tuple(a.shape)} and {tuple(b.shape)}")
-    return cosine(centred_ranks(a), centred_ranks(b))
+    return torch.where(_undefined(a, b), torch.nan, cosine(centred_ranks(a), centred_ranks(b)))
 
 
 def correlation(
@@ -67,7 +67,7 @@ def correlation(
             one entry of the dict.
 
     Returns:
-        A float64 scalar; NaN where the correlation is undefined.
+        A float64 scalar; NaN where the correlation is undefined, or if a utility is NaN.
     """
     if approximate.keys() != true.keys():
         raise ValueError(
@@ -82,8 +82,14 @@ def correlation(
     for name in true:
         key = {"global": "", "local": name if of == "features" else name.rpartition(".")[0]}[scope]
         layers.setdefault(key, []).append(name)
-    of_layers = [spearman(_joined(approximate, names), _joined(true, names)) for names in layers.values()]
-    return torch.stack(of_layers).nanmean()
+    pairs = [(_joined(approximate, names), _joined(true, names)) for names in layers.values()]
+    mean = torch.stack([spearman(*pair) for pair in pairs]).nanmean()
+    return torch.where(torch.stack([_undefined(*pair) for pair in pairs]).any(), torch.nan, mean)
+
+
+def _undefined(a: Tensor, b: Tensor) -> Tensor:
+    """Return whether ``a`` or ``b`` contains NaN, which has no rank, along the last dimension."""
+    return (a.isnan() | b.isnan()).any(-1)
 
 
 def _joined(utilities: Mapping[str, Tensor], names: list[str]) -> Tensor:
