@@ -707,3 +707,16 @@ def test_a_summary_of_a_network(cls):
     assert "% between 0.45 and 0.55" in gates
     assert "together, the gates change the step by" in gates
     assert layer.startswith("layer '1': 6 units, ")
+
+
+def test_sparse_gradients_count_as_dense_ones():
+    figures = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5, 3, sparse=sparse), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        watching = Monitor(model)
+        model(torch.tensor([1, 3, 3])).sum().backward()
+        assert model[0].weight.grad.is_sparse == sparse
+        figures.append(watching.snapshot())
+        figures[-1]["change"] = monitor._change_of_step({model[0].weight: torch.linspace(0, 1, 15).view(5, 3)})
+    torch.testing.assert_close(figures[1], figures[0], equal_nan=True)

@@ -572,8 +572,9 @@ def _with_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Convert to at least float32."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    """Convert to a dense tensor of at least float32."""
+    dense = values.to_dense() if values.is_sparse else values
+    return dense.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _float(values: Tensor) -> torch.dtype:
