@@ -208,6 +208,36 @@ def test_layers_that_share_a_parameter_are_refused() -> None:
     upgd.FeatureUPGD(model, features={"0": "1"})
 
 
+def test_a_step_without_curvature_changes_nothing() -> None:
+    class Partial:
+        def diagonal(self, param: Tensor) -> Tensor:
+            raise NotImplementedError
+
+        def feature_diagonal(self, module: nn.Module) -> Tensor:
+            if module is model[3]:
+                raise RuntimeError("no diagonal")
+            return torch.ones(4)
+
+        def watch(self, *modules: nn.Module) -> None: ...
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = upgd.FeatureUPGD(model, curvature=Partial())
+    model(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="no diagonal"):
+        optimizer.step()
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("foreach", [False, None])
+def test_search_does_not_multiply_infinite_gradients_by_zero(foreach: bool | None) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    optimizer = upgd.FeatureUPS(model, foreach=foreach)
+    model(torch.ones(1, 4)).sum().backward()
+    model[0].weight.grad[1, 2] = torch.inf
+    optimizer.step()
+    assert model[0].weight.isfinite().all()
+
+
 def test_parameters_outside_features_use_plain_gradient_descent() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2)).double()

@@ -276,6 +276,26 @@ class TestNumbersAtTheEdge:
         with pytest.raises(ValueError, match=r"shape \(3, 4\), but it gave shape \(7,\)"):
             upgd.UPGD(params, curvature=Wrong(), foreach=foreach).step()
 
+    def test_a_step_without_curvature_changes_nothing(self, foreach: bool) -> None:
+        class Partial:
+            def diagonal(self, param: Tensor) -> Tensor:
+                if param is params[1]:
+                    raise RuntimeError("no diagonal")
+                return torch.ones_like(param)
+
+        params = random_parameters((3, 4), (2,))
+        groups = [{"params": [param]} for param in params]
+        optimizer = upgd.UPGD(groups, curvature=Partial(), foreach=foreach)
+        with pytest.raises(RuntimeError, match="no diagonal"):
+            optimizer.step()
+        assert not optimizer.state
+
+    def test_search_does_not_multiply_infinite_gradients_by_zero(self, foreach: bool) -> None:
+        (param,) = random_parameters((3, 4), dtype=torch.float32)
+        param.grad[1, 2] = math.inf
+        upgd.UPS([param], foreach=foreach).step()
+        assert param.isfinite().all()
+
 
 def test_an_object_without_diagonal_is_no_curvature() -> None:
     with pytest.raises(TypeError, match=r"curvature must have a method diagonal.*HesScale"):

@@ -102,7 +102,9 @@ class WeightwiseOptimizer(FusingOptimizer):
     def _advance(self) -> None:
         if self._advance_fused():
             return
-        work = [self._gather(group) for group in self.param_groups]
+        # Before anything changes, because a diagonal may be missing.
+        diagonals = [self._diagonals(group) for group in self.param_groups]
+        work = [self._gather(group, own) for group, own in zip(self.param_groups, diagonals, strict=True)]
         gated = [w for w in work if w.utilities]
         maxima = [m for w in gated for m in (_foreach if use_foreach(w) else _phases).trace(w)]
         if self._has_shards:
@@ -232,7 +234,13 @@ class WeightwiseOptimizer(FusingOptimizer):
             for param, u in unbiased.items()
         }
 
-    def _gather(self, group: dict[str, Any]) -> Work:
+    def _diagonals(self, group: dict[str, Any]) -> list[Tensor]:
+        """Return the curvature of all parameters of a group that have a gradient; empty if it is not needed."""
+        if self.curvature is None or not self._has_gates(group):
+            return []
+        return [self._diagonal(param) for param in group["params"] if param.grad is not None and param.numel()]
+
+    def _gather(self, group: dict[str, Any], diagonals: list[Tensor]) -> Work:
         params: list[Tensor] = []
         grads: list[Tensor] = []
         utilities: list[Tensor] = []
@@ -257,9 +265,7 @@ class WeightwiseOptimizer(FusingOptimizer):
             self._kept(group, params, counted, "exp_avg_sq", exp_avg_sqs),
             previous_noises,
             counted,
-            [local(self._diagonal(param), param) for param in params]
-            if self.curvature is not None and self._has_gates(group)
-            else [],
+            [local(diagonal, param) for diagonal, param in zip(diagonals, params, strict=bool(diagonals))],
             params,
             self._rounded(group, params, counted),
         )

@@ -87,29 +87,35 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
     def _trace(self, groups: dict[Tensor, dict[str, Any]]) -> list[Tensor | None]:
         """Update the running average of the features' utility and return it without bias; None for layers without a
         gradient."""
-        unbiased: list[Tensor | None] = []
+        gradients: dict[hidden.Feature, tuple[Tensor, Tensor, Tensor]] = {}
         is_left_out = False
+        # All utilities before the first change, because a gradient or a curvature may be missing.
         for feature in self._hidden.all:
             trainable = [param for param in feature.params if param in groups and param.grad is not None]
             if not trainable:
-                unbiased.append(None)
                 continue
             gradient = feature.use_grad()
             if gradient is None and not self._hidden.expects(feature):
                 is_left_out = True
-                unbiased.append(None)
                 continue
             if gradient is None:
                 raise RuntimeError(_no_gradient(feature))
-            carrier = self._carrier(feature)
-            if carrier is None:
-                carrier = trainable[0]
+            known = self._carrier(feature)
+            carrier = trainable[0] if known is None else known
+            dtype = utility_dtype(carrier) if known is None else self.state[carrier]["utility"].dtype
+            gradients[feature] = carrier, gradient, self._utility(feature, gradient.to(dtype), groups[carrier])
+        unbiased: list[Tensor | None] = []
+        for feature in self._hidden.all:
+            if feature not in gradients:
+                unbiased.append(None)
+                continue
+            carrier, gradient, utility = gradients[feature]
+            if self._carrier(feature) is None:
                 where = step_device(carrier, groups[carrier])
                 self.state[carrier]["step"] = torch.zeros((), dtype=torch.float32, device=where)
                 self.state[carrier]["utility"] = torch.zeros_like(gradient, dtype=utility_dtype(carrier))
             state, group = self.state[carrier], groups[carrier]
             state["step"] += 1
-            utility = self._utility(feature, gradient.to(state["utility"].dtype), group)
             state["utility"].copy_(rules.trace(state["utility"], utility, group["beta_utility"]))
             unbiased.append(self._unbiased(feature, groups))
         if is_left_out and not any(feature.is_seen for feature in self._hidden.all):
