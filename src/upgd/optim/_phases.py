@@ -182,7 +182,10 @@ def update(work: Work, scale: dict[torch.device, Tensor], draw: Draw | None) -> 
                 work.previous_noises[i].copy_(drawn)
                 del drawn
         dtype = utility_dtype(param)
-        descent = work.sign * grad.to(dtype)
+        # Search has c = 0, and 0·∞ would be NaN.
+        descent = (
+            work.sign * grad.to(dtype) if work.c or work.exp_avgs else torch.zeros((), dtype=dtype, device=grad.device)
+        )
         new = rules.update(
             param.to(dtype),
             _direction(work, i, descent) if work.exp_avgs else descent,

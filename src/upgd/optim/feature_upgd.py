@@ -189,6 +189,8 @@ def _update_plain(optimizer: FeaturewiseOptimizer, param: Tensor, group: dict[st
         xi = optimizer._noise(param, group)
         settings |= {"sigma": group["sigma"], "c": c, "p": p, "q": q}
         gates = {"gate": gate, "noise": 0.0 if xi is None else xi}
+        if not c:
+            grad = torch.zeros_like(grad)  # 0·∞ would be NaN
     param.copy_(rules.update(param.to(wide), -grad if group["maximize"] else grad, **gates, **settings))
 
 
