@@ -708,6 +708,14 @@ def test_functional_calls_before_the_criterion_are_refused():
         criterion(model(x) / 2, y).backward()
 
 
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_of_modules_are_named(register):
+    model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
+    getattr(model[1], register)(lambda *_: None)
+    with HesScale(model, criterion), pytest.raises(RuntimeError, match=r"backward hook.*register_full_backward_hook"):
+        criterion(model(x), y).backward()
+
+
 def test_another_loss_is_refused():
     model, (x, y) = network(), data()
     with HesScale(model, nn.CrossEntropyLoss()), pytest.raises(RuntimeError, match="cannot follow the output of '4'"):

@@ -214,6 +214,12 @@ class HesScale:
         everyone = [*self._followers.values(), self._loss_follower]
         strangers = [f"{f.name} was called with the result of {f.stranger}" for f in everyone if f.stranger]
         seen = f" ({'; '.join(strangers)})" if strangers else ""
+        if any(f.stranger == "BackwardHookFunctionBackward" for f in everyone):
+            return (
+                f"HesScale cannot follow the output of {name} to the loss{seen}, because a module has a backward hook, which "
+                "wraps its input and output; remove it (register_full_backward_hook, register_full_backward_pre_hook), or "
+                "use a hook on a tensor or a parameter"
+            )
         return (
             f"HesScale cannot follow the output of {name} to the loss{seen}. Between modules, only reshapes and casts are "
             "allowed, and the loss must come from the criterion: write activations as modules (nn.ReLU() instead of "
