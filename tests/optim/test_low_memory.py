@@ -181,6 +181,21 @@ def test_a_checkpoint_resumes_identically(build: Any, dtype: torch.dtype) -> Non
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), network_.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8, None])
+def test_a_checkpoint_brings_its_dtype_which_may_be_changed_afterwards(dtype: torch.dtype | None) -> None:
+    params = [nn.Parameter(torch.ones(20, 300)) for _ in range(2)]
+    first, second = upgd.UPGD(params[:1], state_dtype=torch.bfloat16), upgd.UPGD(params[1:], state_dtype=dtype)
+    for param in params:
+        param.grad = torch.randn(20, 300)
+    first.step()
+    second.load_state_dict(first.state_dict())
+    assert second.param_groups[0]["state_dtype"] == torch.bfloat16
+    assert second.state[params[1]]["utility"].dtype == torch.bfloat16
+    second.param_groups[0]["state_dtype"] = dtype
+    second.step()
+    assert second.state[params[1]]["utility"].dtype == (dtype or torch.float32)
+
+
 def test_state_changes_its_dtype_when_the_option_does() -> None:
     param = nn.Parameter(torch.zeros(20, 300))
     state: dict[str, Any] = {"utility": torch.randn(20, 300)}
