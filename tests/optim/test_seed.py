@@ -92,6 +92,27 @@ def test_a_capturable_step_draws_the_same(build: Build) -> None:
     torch.testing.assert_close(parameters(models[1]), parameters(models[0]), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+def test_noise_changes_at_every_step_of_a_very_long_run(options: dict[str, bool]) -> None:
+    """Floating-point numbers of 32 bits do not count beyond 2²⁴."""
+    params = [nn.Parameter(torch.zeros(8)) for _ in range(2)]
+    optimizer, other = (upgd.PGD([param], 1.0, sigma=1.0, seed=3, **options) for param in params)
+    for param in params:
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    optimizer.state[params[0]]["step"] = torch.tensor(2.0**24 - 2)
+    optimizer.load_state_dict(optimizer.state_dict())
+    for step in range(2**24 - 1, 2**24 + 6):
+        if step == 2**24 + 4:
+            other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            optimizer, params = other, params[1:]
+        with torch.no_grad():
+            params[0].zero_()
+        optimizer.step()
+        assert optimizer.state[params[0]]["step"] == step
+        torch.testing.assert_close(params[0].detach(), -parameter_normals(3, step, 0, 0, 8), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_noise_of_16_bit_parameters_has_32_bits(dtype: torch.dtype) -> None:
     param = nn.Parameter(torch.zeros(7, dtype=dtype))

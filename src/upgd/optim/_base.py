@@ -16,6 +16,8 @@ from upgd.optim._replicas import ReplicaNoise, of_the_first
 from upgd.optim._sharded import is_sharded, local, seeded_noise
 
 Result = TypeVar("Result")
+#: The largest number that a step count in 32 bits reaches by steps of one.
+LAST_STEP = 2**24
 
 
 class Curvature(Protocol):
@@ -117,6 +119,13 @@ class BaseOptimizer(Optimizer):
         # torch casts all state to the parameter's dtype, but the averages of a 16-bit parameter are kept in 32 bits.
         options = {param: group for group in self.param_groups for param in group["params"]}
         for saved, param in self._saved(loaded):
+            step = saved.get("step")
+            if (
+                isinstance(step, Tensor)
+                and step.dtype == torch.float64
+                and step_device(param, options[param]).type == "cpu"
+            ):
+                self.state[param]["step"] = step.to("cpu", copy=True)
             for name in self._averages():
                 if name in saved:
                     kept = saved[name].dtype in (torch.uint8, options[param].get("state_dtype"))

@@ -158,8 +158,10 @@ class FusingOptimizer(BaseOptimizer):
     def _counted(self, param: Tensor) -> Tensor:
         """Return the step count of a parameter on the device where the kernels update it."""
         state: dict[str, Any] = self.state[param]
-        if state["step"].device != param.device:
-            state["step"] = state["step"].to(param.device)
+        # Loops on the CPU count in the dtype of the tensor, and 32 bits end at LAST_STEP; kernels on a GPU read 32 bits.
+        dtype = torch.float64 if param.device.type == "cpu" else torch.float32
+        if state["step"].device != param.device or state["step"].dtype != dtype:
+            state["step"] = state["step"].to(param.device, dtype)
         step: Tensor = state["step"]
         return step
 

@@ -16,7 +16,7 @@ from upgd.optim import _fused as fused
 from upgd.optim import _narrow as narrow
 from upgd.optim import _partitions as partitions
 from upgd.optim._arguments import check_dense, check_group, with_plain_numbers
-from upgd.optim._base import Curvature, step_device
+from upgd.optim._base import LAST_STEP, Curvature, step_device
 from upgd.optim._fusing import FusingOptimizer
 from upgd.optim._narrow import wide_state
 from upgd.optim._phases import Work, global_scales, largest, use_foreach, utility_dtype, wide
@@ -255,6 +255,10 @@ class WeightwiseOptimizer(FusingOptimizer):
         # Reading a step count on the host is free; one on the device must stay there.
         on_device = group["capturable"] or torch.compiler.is_compiling()
         counted: list[float | Tensor] = [step if on_device else step.item() for step in steps]
+        if group["seed"] is not None and any(isinstance(t, float) and t >= LAST_STEP for t in counted):
+            # The noise is a function of the step, so it would be the same from now on.
+            for param in params:
+                self.state[param]["step"] = self.state[param]["step"].to(torch.float64)
         return Work(
             group,
             *self._switches(group),
