@@ -88,7 +88,8 @@ class GradientWatch:
         self._accumulated, self._left = -1, (0, 0)
         looks: RemovableHandle = param.register_hook(self._look)  # type: ignore[no-untyped-call]
         # The garbage collector cannot see references in this kind of hook.
-        self.handles = looks, param.register_post_accumulate_grad_hook(_Mark(weakref.ref(self)))
+        marks: RemovableHandle = param.register_post_accumulate_grad_hook(_Mark(weakref.ref(self)))  # type: ignore[no-untyped-call]
+        self.handles = looks, marks
 
     def follow(self, key: int) -> None:
         """Record that the running backward pass is followed and stored a value under this key."""

@@ -434,7 +434,8 @@ def _check_own_parameters(features: list[Feature]) -> None:
             if param in owners:
                 raise ValueError(
                     f"the layers {owners[param]!r} and {feature.name!r} share a parameter, so the utilities of their "
-                    "features would be mixed; give each layer its own parameters, or leave one of them out with features={...}"
+                    "features would be mixed; give each layer its own parameters, or leave one of them out with "
+                    "features={...}"
                 )
             owners[param] = feature.name
 
