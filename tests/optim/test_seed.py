@@ -92,7 +92,7 @@ def test_a_capturable_step_draws_the_same(build: Build) -> None:
     torch.testing.assert_close(parameters(models[1]), parameters(models[0]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}], ids=str)
 def test_noise_changes_at_every_step_of_a_very_long_run(options: dict[str, bool]) -> None:
     """Floating-point numbers of 32 bits do not count beyond 2²⁴."""
     params = [nn.Parameter(torch.zeros(8)) for _ in range(2)]

@@ -158,10 +158,9 @@ class FusingOptimizer(BaseOptimizer):
     def _counted(self, param: Tensor) -> Tensor:
         """Return the step count of a parameter on the device where the kernels update it."""
         state: dict[str, Any] = self.state[param]
-        # Loops on the CPU count in the dtype of the tensor, and 32 bits end at LAST_STEP; kernels on a GPU read 32 bits.
-        dtype = torch.float64 if param.device.type == "cpu" else torch.float32
-        if state["step"].device != param.device or state["step"].dtype != dtype:
-            state["step"] = state["step"].to(param.device, dtype)
+        # Kernels read 32 bits; other steps count beyond LAST_STEP in 64.
+        if state["step"].device != param.device or state["step"].dtype != torch.float32:
+            state["step"] = state["step"].to(param.device, torch.float32)
         step: Tensor = state["step"]
         return step
 
