@@ -1,14 +1,20 @@
 """The specification of a learner."""
 
 import math
+from collections.abc import Mapping
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upgd.population import METHODS, Learner
+from upgd.methods import Method, Setting, register, registry
+from upgd.methods.method import Reduction
+from upgd.networks import MLP
+from upgd.population import METHODS, Learner, Population
 from upgd.population.backend import Kind
 from upgd.population.spec import groups
+from upgd.streams import make
 
 SOME = {"lr": 0.1, "sigma": 0.1, "weight_decay": 0.1}
 
@@ -108,3 +114,74 @@ def test_replacing_the_seed_equals_constructing_with_it():
     assert other.lr == 0.1
     with pytest.raises(ValueError, match="seed must be"):
         learner.but(seed=-1)
+
+
+# ------------------------------------------------------------------------------------------- what decides about the batch
+
+
+@pytest.fixture
+def registers(monkeypatch):
+    """Return a function that registers methods until the end of the test."""
+    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
+    return register
+
+
+def final(learners, backend="torch"):
+    """Return the final weights of learners that are computed together."""
+    population = Population(MLP((64, 8, 10)), learners, backend=backend)
+    population.run(make("output-permuted-digits", task_length=20), 30)
+    return [torch.cat([p.flatten() for p in population.parameters(i).values()]) for i in range(len(learners))]
+
+
+def differ_and_are_as_alone(*learners):
+    together, alone = final(learners), [final([one])[0] for one in learners]
+    return all(map(torch.equal, together, alone)) and not torch.equal(*together)
+
+
+class Scaled(Method):
+    name = "scaled"
+    factor = 0.5
+    reductions: Mapping[str, Reduction] = {"size": ("max", "learner")}
+
+    def observe(self, g):
+        return {}, {"size": g.abs()}
+
+    def update(self, w, g, h, r):
+        return w - h.lr * self.factor * g / (r.size + 0.1)
+
+
+@pytest.mark.parametrize("backend", ["torch", "kernel"])
+@pytest.mark.parametrize(
+    "fixed",
+    [{"scaling": "local"}, {"granularity": "feature"}, {"order": 2}, {"gated": "hidden"}, {"profile": "authors"}],
+)
+def test_a_switch_that_the_class_fixes_equals_one_that_the_user_sets(registers, backend, fixed):
+    registers(type("Fixed", (METHODS["upgd"],), {"name": "fixed-upgd", **fixed}))
+    own, usual = learner("fixed-upgd"), learner("upgd", **fixed)
+    assert own.kind == usual.kind != learner("upgd").kind
+    assert torch.equal(*final([own], backend), *final([usual], backend))
+
+
+def test_the_default_of_a_quiet_switch_is_part_of_the_kind(registers):
+    profile = METHODS["upgd"].settings["profile"].but(default="authors")
+    registers(type("Authors", (METHODS["upgd"],), {"name": "upgd-authors", "profile": profile}))
+    assert learner("upgd-authors").kind == learner("upgd", profile="authors").kind
+
+
+@pytest.mark.parametrize("choices", [(0.5, 1.0), ((0.5, 1), (1.0, 1)), (None, "slow"), (False, True)])
+@pytest.mark.parametrize("name", ["scale", "noise", "others", "scaling", "granularity"])
+def test_every_choice_is_a_variant(registers, name, choices):
+    def update(self, w, g, h):
+        return w - h.lr * g * (0.5 if getattr(self, name) == choices[0] else 1.0)
+
+    setting = Setting(choices[0], choices=choices)
+    registers(type("Chosen", (Method,), {"name": "chosen", name: setting, "update": update}))
+    assert learner("chosen", **{name: choices[0]}).kind != learner("chosen", **{name: choices[1]}).kind
+    assert differ_and_are_as_alone(*(learner("chosen", **{name: choice}) for choice in choices))
+
+
+def test_a_class_may_fix_the_normalization(registers):
+    registers(type("Never", (Scaled,), {"name": "never", "normalize": 0.0}))
+    registers(type("Always", (Scaled,), {"name": "always", "normalize": 0.9}))
+    assert [learner(name).kind.normalize for name in ("never", "always")] == [False, True]
+    assert differ_and_are_as_alone(learner("never"), learner("always"))

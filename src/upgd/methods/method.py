@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
-__all__ = ["PHASES", "Method", "Reduction", "Setting"]
+__all__ = ["PHASES", "Method", "Reduction", "Setting", "switches_of"]
 
 #: How values are reduced, and over which entries.
 Reduction = tuple[Literal["max", "norm", "mean", "sum"], Literal["learner", "layer", "unit"]]
@@ -162,6 +162,8 @@ class Method:
     dark_colour: ClassVar[str] = ""
     settings: ClassVar[Mapping[str, Setting]] = {}
     constants: ClassVar[Mapping[str, float]] = {}
+    #: The settings that select a variant and that the class replaces with a value, by name.
+    _fixed: ClassVar[Mapping[str, Setting]] = {}
     #: The arguments of each phase of the rule, from its signature.
     arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Identifies the computation: methods that differ only in settings and constants share it and run in one batch.
@@ -187,16 +189,19 @@ class Method:
         super().__init_subclass__(**kwargs)
         settings: dict[str, Setting] = {}
         constants: dict[str, float] = {}
+        fixed: dict[str, Setting] = {}
         for base in reversed(cls.__mro__):
             for name, value in vars(base).items():
                 if isinstance(value, Setting):
                     settings[name] = value
                     constants.pop(name, None)
-                elif name in settings or name in constants:  # a value replaces the setting
-                    replaced = settings.pop(name, None)
-                    if replaced is None or not replaced.is_switch:
-                        constants[name] = float(value)
-        cls.settings, cls.constants, cls.arguments = settings, constants, _arguments(cls)
+                    fixed.pop(name, None)
+                elif name in settings and settings[name].is_switch:  # a value replaces the setting
+                    fixed[name] = settings.pop(name)
+                elif name in settings or name in constants:
+                    settings.pop(name, None)
+                    constants[name] = float(value)
+        cls.settings, cls.constants, cls._fixed, cls.arguments = settings, constants, fixed, _arguments(cls)
         # A class that defines code is a new computation; one that only sets values is not.
         has_code = any(inspect.isfunction(value) or isinstance(value, property) for value in vars(cls).values())
         if "rule" not in vars(cls) and (has_code or not cls.rule):
@@ -236,6 +241,16 @@ class Method:
         """Run a phase of the rule with the arguments in its signature."""
         names = self.arguments[phase]
         return getattr(self, phase)(**{name: arguments[name] for name in names})
+
+
+def switches_of(method: Method) -> dict[str, Any]:
+    """Return the values that select a method's variant, whether a user chose them or its class fixes them.
+
+    Quiet settings are left out while they are disabled, so that methods with and without them are computed together.
+    """
+    switches = {name: setting for name, setting in method.settings.items() if setting.is_switch} | dict(method._fixed)
+    values = {name: getattr(method, name) for name in switches}
+    return {name: value for name, value in values.items() if not (switches[name].quiet and value == switches[name].off)}
 
 
 def _arguments(cls: type[Method]) -> dict[str, tuple[str, ...]]:

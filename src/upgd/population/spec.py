@@ -3,16 +3,20 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 
 from upgd import methods
 from upgd.methods import METHODS, Method, Setting
+from upgd.methods.method import switches_of
 from upgd.methods.registry import canonical
 from upgd.population.backend import Group, Kind
 
 __all__ = ["METHODS", "Learner", "groups"]
+
+#: The settings of which hand-written kernels know the values, with these values; all values if there are none.
+_OF_KERNELS = {name: get_args(get_type_hints(Kind)[name]) for name in ("granularity", "scaling", "order", "gated")}
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -103,18 +107,19 @@ def _kind(cls: type[Method], settings: tuple[tuple[str, Any], ...]) -> Kind:
     """Return the kind; cached, because learners that differ only in the seed share it."""
     values = dict(settings)
     method = cls(**values)
-    usual = {name: setting.default for name, setting in method.settings.items() if setting.quiet}
-    words = {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, str | int) and name != "noise" and value != usual.get(name)
+    switches = switches_of(method)
+    if method.needs("noise"):
+        switches.pop("noise", None)  # the kind of noise has it
+    known: dict[str, Any] = {
+        name: switches.pop(name)
+        for name, allowed in _OF_KERNELS.items()
+        if name in switches and (not allowed or switches[name] in allowed)
     }
-    known: dict[str, Any] = {name: words.pop(name) for name in Kind._fields if name in words}
     return Kind(
         method.rule,
         noise=method.noise_of(values),
-        normalize=values["normalize"] > 0,
-        others=tuple(sorted(words.items())),
+        normalize={**method.constants, **values}["normalize"] > 0,
+        others=tuple(sorted(switches.items())),
         **known,
     )
 
