@@ -150,6 +150,13 @@ class Scaled(Method):
         return w - h.lr * self.factor * g / (r.size + 0.1)
 
 
+@pytest.mark.parametrize("changed", [{"reductions": {"size": ("norm", "layer")}}, {"factor": 0.25}])
+def test_a_subclass_with_another_rule_is_computed_by_that_rule(registers, changed):
+    registers(Scaled)
+    registers(type("Other", (Scaled,), {"name": "scaled-otherwise", **changed}))
+    assert differ_and_are_as_alone(learner("scaled"), learner("scaled-otherwise"))
+
+
 @pytest.mark.parametrize("backend", ["torch", "kernel"])
 @pytest.mark.parametrize(
     "fixed",

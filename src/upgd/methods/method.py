@@ -19,6 +19,10 @@ PHASES: dict[str, tuple[str, ...]] = {
     "observe_units": ("units", "s", "h", "t"),
     "reset_units": ("units", "s", "h", "t", "draw"),
 }
+#: Attributes that describe a method and do not take part in the computation.
+_DESCRIPTION = ("name", "label", "colour", "dark_colour")
+#: Functions that Python 3.14 adds to a class with annotations.
+_ANNOTATIONS = ("__annotate__", "__annotate_func__")
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,8 @@ class Method:
     _fixed: ClassVar[Mapping[str, Setting]] = {}
     #: The arguments of each phase of the rule, from its signature.
     arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    #: Identifies the computation: methods that differ only in settings and constants share it and run in one batch.
+    #: Identifies the computation: methods that differ only in settings and constants share it and run in one batch. Empty
+    #: for a class without a name of its own; its subclasses then have their own computation.
     rule: ClassVar[str] = ""
 
     state: Mapping[str, str] = {}
@@ -187,6 +192,7 @@ class Method:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        shares_rule = _shares_rule(cls)  # before the attributes below are set
         settings: dict[str, Setting] = {}
         constants: dict[str, float] = {}
         fixed: dict[str, Setting] = {}
@@ -202,10 +208,8 @@ class Method:
                     settings.pop(name, None)
                     constants[name] = float(value)
         cls.settings, cls.constants, cls._fixed, cls.arguments = settings, constants, fixed, _arguments(cls)
-        # A class that defines code is a new computation; one that only sets values is not.
-        has_code = any(inspect.isfunction(value) or isinstance(value, property) for value in vars(cls).values())
-        if "rule" not in vars(cls) and (has_code or not cls.rule):
-            cls.rule = cls.name
+        if "rule" not in vars(cls) and not (cls.rule and shares_rule):
+            cls.rule = vars(cls).get("name", "")
         if cls.name and "label" not in vars(cls):
             cls.label = cls.name
 
@@ -251,6 +255,39 @@ def switches_of(method: Method) -> dict[str, Any]:
     switches = {name: setting for name, setting in method.settings.items() if setting.is_switch} | dict(method._fixed)
     values = {name: getattr(method, name) for name in switches}
     return {name: value for name, value in values.items() if not (switches[name].quiet and value == switches[name].off)}
+
+
+def _shares_rule(cls: type[Method]) -> bool:
+    """Return whether a class computes what its base class does.
+
+    Learners of one rule run in one batch, with the class of the first. A class may therefore differ from its base in numbers,
+    of which each learner has its own, and in switches, for which there are different batches. Anything else, such as an
+    attribute, a helper or the declared state, may change the computation.
+    """
+    if len(cls.__bases__) > 1:
+        return False
+    (base,) = cls.__bases__
+    return all(_is_harmless(base, name, value) for name, value in vars(cls).items())
+
+
+def _is_harmless(base: type[Method], name: str, value: Any) -> bool:
+    """Return whether a class with this attribute still computes what its base class does."""
+    if name in _DESCRIPTION or name in _ANNOTATIONS:
+        return True
+    if name.startswith("__") and name.endswith("__"):
+        return not callable(value)
+    if name == "noise" and base.needs("noise"):  # there are different batches for different noise
+        return True
+    before = base.settings.get(name, base._fixed.get(name))
+    if isinstance(value, Setting):
+        if before is None:
+            plain = not (value.is_switch or value.pair)
+            return plain if name in base.constants else not hasattr(base, name)
+        same = (value.is_switch, value.text, value.pair) == (before.is_switch, before.text, before.pair)
+        return same and set(value.choices) <= set(before.choices)
+    if before is not None and before.is_switch:
+        return isinstance(value, str) if before.text else value in before.choices
+    return before is not None or name in base.constants
 
 
 def _arguments(cls: type[Method]) -> dict[str, tuple[str, ...]]:

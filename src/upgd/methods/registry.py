@@ -50,8 +50,12 @@ def register(cls: AnyMethod) -> AnyMethod:
         raise ValueError(
             f"a method named {cls.name!r} already exists, {known.__module__}.{known.__qualname__}; choose another name"
         )
+    alike = next((own for own in _REGISTERED.values() if own.rule == cls.name and not issubclass(own, cls)), None)
+    if known is None and alike is not None:  # learners of one rule run in one batch
+        raise ValueError(f"{cls.name!r} is the name of the rule of the method {alike.name!r}; choose another name")
     if not hasattr(cls, "update") and not hasattr(cls, "optimizer_class"):
         raise TypeError(f"{cls.__name__} needs a rule: a method update(self, {', '.join(PHASES['update'][:4])}, …)")
+    cls.rule = cls.rule or cls.name  # if it has its base's name and another computation
     _REGISTERED[cls.name] = cls
     plugins.remember("method", cls.name, cls)
     return cls
