@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
+from upgd.methods._declared import check_declared, check_settings
+
 __all__ = ["PHASES", "Method", "Reduction", "Setting", "switches_of"]
 
 #: How values are reduced, and over which entries.
@@ -208,6 +210,8 @@ class Method:
                     settings.pop(name, None)
                     constants[name] = float(value)
         cls.settings, cls.constants, cls._fixed, cls.arguments = settings, constants, fixed, _arguments(cls)
+        check_settings(cls)
+        check_declared(cls)
         if "rule" not in vars(cls) and not (cls.rule and shares_rule):
             cls.rule = vars(cls).get("name", "")
         if cls.name and "label" not in vars(cls):
@@ -295,7 +299,7 @@ def _arguments(cls: type[Method]) -> dict[str, tuple[str, ...]]:
     found = {}
     for phase, known in PHASES.items():
         function = getattr(cls, phase, None)
-        if function is not None:
+        if function is not None and not isinstance(function, Setting):  # which is refused with the other settings
             names = tuple(inspect.signature(function).parameters)[1:]
             if unknown := [name for name in names if name not in known]:
                 raise TypeError(

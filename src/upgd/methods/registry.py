@@ -50,6 +50,10 @@ def register(cls: AnyMethod) -> AnyMethod:
         raise ValueError(
             f"a method named {cls.name!r} already exists, {known.__module__}.{known.__qualname__}; choose another name"
         )
+    if former := [name for name in cls.settings if name in ALIASES]:
+        raise ValueError(
+            f"{cls.__name__} has a setting {former[0]!r}, the former name of {ALIASES[former[0]]!r}; give it another name"
+        )
     alike = next((own for own in _REGISTERED.values() if own.rule == cls.name and not issubclass(own, cls)), None)
     if known is None and alike is not None:  # learners of one rule run in one batch
         raise ValueError(f"{cls.name!r} is the name of the rule of the method {alike.name!r}; choose another name")

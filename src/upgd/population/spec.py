@@ -9,6 +9,7 @@ import torch
 
 from upgd import methods
 from upgd.methods import METHODS, Method, Setting
+from upgd.methods._declared import check_declared
 from upgd.methods.method import switches_of
 from upgd.methods.registry import canonical
 from upgd.population.backend import Group, Kind
@@ -107,6 +108,7 @@ def _kind(cls: type[Method], settings: tuple[tuple[str, Any], ...]) -> Kind:
     """Return the kind; cached, because learners that differ only in the seed share it."""
     values = dict(settings)
     method = cls(**values)
+    check_declared(method)
     switches = switches_of(method)
     if method.needs("noise"):
         switches.pop("noise", None)  # the kind of noise has it
