@@ -211,6 +211,42 @@ def test_definitions_in_a_notebook_are_refused_in_other_processes(monkeypatch):
         next(in_processes(ex.execution.workers.Settings(), 2)([job], lambda *_: None))
 
 
+LOCAL = """
+import upgd.experiments as ex
+import upgd.methods
+
+def define():
+    @upgd.methods.register
+    class Local(upgd.methods.Method):
+        name = "local"
+        def update(self, w, g, h): return w - h.lr * g
+
+if __name__ == "__main__":
+    define()
+    ex.run("output-permuted-digits", {"local": {"lr": [0.1, 0.2]}}, seeds=2, steps=20, workers=WORKERS, network="8")
+    print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        (1, "done"),
+        (
+            2,
+            "ValueError: the method 'local' is defined inside a function, which other processes do not call; move it to the "
+            "top level of a module and import that, or use one worker",
+        ),
+    ],
+)
+def test_definitions_inside_a_function_are_refused_in_other_processes(tmp_path, workers, words):
+    (tmp_path / "script.py").write_text(LOCAL.replace("WORKERS", str(workers)))
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout + done.stderr).strip().splitlines()[-1] == words
+
+
 # ----------------------------------------------------------------------------------------- a package, installed, in use
 
 SWEEP = [

@@ -58,6 +58,8 @@ _ORIGINS: dict[tuple[str, str], str] = {}
 #: Digests of the sources of these modules, by name; and what precedes a digest in a version.
 _SOURCES: dict[str, str] = {}
 _SOURCE = "source "
+#: The components that are local to a function of the main module.
+_LOCAL: set[tuple[str, str]] = set()
 #: The modules that were passed to :func:`load`.
 _LOADED: dict[str, None] = {}
 #: The modules and entry points that :func:`discover` skipped.
@@ -135,6 +137,9 @@ def remember(kind: str, name: str, thing: Any) -> None:
     if not _is_ours(module) and not module.startswith(("importlib.", "_frozen_importlib")):
         _ORIGINS[kind, name] = module
         _SOURCES[module] = _digest(module)
+        _LOCAL.discard((kind, name))
+        if _is_main(module) and "<locals>" in getattr(_unwrapped(thing), "__qualname__", ""):
+            _LOCAL.add((kind, name))
 
 
 def is_again(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
@@ -174,7 +179,14 @@ def check_elsewhere(used: Iterable[tuple[str, str]], *, runs_main: bool) -> None
     main = sys.modules.get("__main__")
     runs_main = runs_main and (getattr(main, "__file__", None) or getattr(main, "__spec__", None)) is not None
     for kind, name in used:
-        if _is_main(_ORIGINS.get((kind, name), "")) and not runs_main:
+        if not _is_main(_ORIGINS.get((kind, name), "")):
+            continue
+        if (kind, name) in _LOCAL:
+            raise ValueError(
+                f"the {kind} {name!r} is defined inside a function, which other processes do not call; move it to the top "
+                "level of a module and import that, or use one worker"
+            )
+        if not runs_main:
             raise ValueError(
                 f"the {kind} {name!r} is defined in this program or notebook, which other processes cannot import; move it "
                 "to a module and import that, or use one worker"
@@ -226,9 +238,14 @@ def _distribution(module: str) -> str:
 
 
 def _module(thing: Any) -> str:
+    thing = _unwrapped(thing)
+    return getattr(thing, "__module__", None) or type(thing).__module__
+
+
+def _unwrapped(thing: Any) -> Any:
     while isinstance(thing, partial):
         thing = thing.func
-    return getattr(thing, "__module__", None) or type(thing).__module__
+    return thing
 
 
 def _is_ours(module: str) -> bool:
