@@ -52,16 +52,18 @@ def tanh(x):
 @given(st.floats(-100, 100, width=32))
 @example(1e-3)
 @example(1e-30)
-@example(7.9053)
-@example(-7.9054)
+@example(0.49)
+@example(-0.5)
 def test_tanh(x: float) -> None:
-    """The relative error is that of a few roundings, also for small numbers."""
-    assert abs(float(tanh(np.float32(x))) - math.tanh(x)) <= 4e-7 * abs(math.tanh(x)) + 1e-42
+    """Near zero, the relative error is that of a few roundings; elsewhere, it is that of exp."""
+    assert (
+        abs(float(tanh(np.float32(x))) - math.tanh(x)) <= (3e-7 if abs(x) < 0.5 else 4e-6) * abs(math.tanh(x)) + 1e-42
+    )
 
 
 def test_tanh_of_what_is_no_finite_number() -> None:
     assert math.isnan(tanh(np.float32(np.nan)))
-    assert [float(tanh(np.float32(x))) for x in (-np.inf, np.inf)] == pytest.approx([-1, 1], rel=4e-7)
+    assert [float(tanh(np.float32(x))) for x in (-np.inf, np.inf)] == [-1, 1]
 
 
 @numba.njit

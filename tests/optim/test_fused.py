@@ -77,7 +77,7 @@ def test_truth_values_limits_and_small_arguments(engine: str) -> None:
 
 
 def test_nan_in_the_state_stays() -> None:
-    """Pages with NaN are read again, although their largest entry is unknown."""
+    """Its page is not lost to the maximum, in which NaN does not count."""
     trained = []
     for options in ({"fused": True}, {"foreach": False}):
         torch.manual_seed(0)
