@@ -269,6 +269,10 @@ def test_tables_have_the_same_minus_in_means_and_differences(upgd, folder):
     cells = [word for line in out.splitlines() if line.startswith(("sgd", "upgd")) for word in line.split()]
     assert any(cell.startswith("−0.") for cell in cells)
     assert not any(cell.startswith("-") for cell in cells)
+    assert upgd("report", "--metric", "loss-of-plasticity")[0] == 0
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert ">−0." in page
+    assert ">-0." not in page
 
 
 def test_one_is_singular(upgd, folder):

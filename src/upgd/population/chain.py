@@ -91,7 +91,7 @@ class Chain:
                 self._gates[seen] = layer.weight
                 self._outputs_per_unit[layer.weight] = 2 if isinstance(self._layers[seen], _Doubling) else 1
                 self._owners |= {layer.weight: layer.weight, layer.bias: layer.weight}
-        self.output_weight = self._gates.pop(max(self._gates))  # the output layer has no hidden features
+        self._gates.pop(max(self._gates))  # the output layer has no hidden features
         weighted = [layer for layer in self._layers if isinstance(layer, _Dense | _Convolution)]
         self._next = {one.weight: other for one, other in pairwise(weighted)}
         self._biases = {layer.weight: layer.bias for layer in weighted}

@@ -6,7 +6,7 @@ from datetime import datetime
 from html import escape
 
 from upgd.experiments.analysis.compare import Row
-from upgd.experiments.analysis.layout import number_format, p_text
+from upgd.experiments.analysis.layout import number_format, number_text, p_text
 from upgd.experiments.analysis.metrics import METRICS
 from upgd.experiments.analysis.variants import Variant
 from upgd.experiments.analysis.wording import AT_EDGE, note_html, plural, settings_text
@@ -127,7 +127,7 @@ def _row(label: str, row: Row, edges: Sequence[str], spec: str, diverged: bool) 
         f"{_number(row.mean, spec)}{error}",
         _number(row.first_quarter, spec),
         _number(row.last_quarter, spec),
-        "–" if row.difference is None else f"{row.difference:+{spec}}".replace("-", "−"),
+        number_text(row.difference, f"+{spec}"),
         p_text(row.p_holm),
         f"{row.seeds} {row.evaluation}" if row.evaluation else str(row.seeds),
         *([str(row.diverged)] * diverged),
@@ -241,7 +241,7 @@ def _tabular(
 
 
 def _number(value: float, spec: str) -> str:
-    return "diverged" if math.isnan(value) else format(value, spec)
+    return "diverged" if math.isnan(value) else number_text(value, spec)
 
 
 def _day(moment: str) -> str:

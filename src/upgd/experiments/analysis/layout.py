@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-__all__ = ["laid_out", "number_format", "p_text", "terminal_width", "wrapped"]
+__all__ = ["laid_out", "number_format", "number_text", "p_text", "terminal_width", "wrapped"]
 
 _DIFFERENCES = ("vs. best", "vs. reference")
 #: Columns that a narrow table omits, in this order; settings are not omitted but moved to separate lines.
@@ -58,6 +58,11 @@ def number_format(values: Iterable[float | None]) -> str:
     magnitude = math.floor(math.log10(min(sizes)))
     decimals = max(0, 3 - magnitude if magnitude >= -1 else 2 - magnitude)
     return f".{decimals}f" if decimals <= 8 and max(sizes) < 1e6 else ".3e"
+
+
+def number_text(value: float | None, spec: str) -> str:
+    """Format a number with a minus sign; – if there is none."""
+    return "–" if value is None else format(value, spec).replace("-", "−")
 
 
 def p_text(p: float | None) -> str:

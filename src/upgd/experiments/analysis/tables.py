@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from upgd.experiments.analysis.compare import Best, Comparison, Entry, Evaluation, Pair, Row, engine_text
-from upgd.experiments.analysis.layout import laid_out, number_format, p_text, terminal_width, wrapped
+from upgd.experiments.analysis.layout import laid_out, number_format, number_text, p_text, terminal_width, wrapped
 from upgd.experiments.analysis.metrics import how_to_record
 from upgd.experiments.analysis.variants import variant
 from upgd.experiments.analysis.wording import AT_EDGE, finite, note_html, plural, settings_text, value_text
@@ -74,7 +74,7 @@ class Table:
         spec = number_format(line[name] for line in lines for name in ("mean", "first_quarter", "last_quarter"))
 
         def number(value: float | None, sign: str = "") -> str:
-            return "–" if value is None else format(value, sign + spec).replace("-", "−")
+            return number_text(value, sign + spec)
 
         difference = "vs. best" if lines[0]["against"] is None else "vs. reference"
         columns: dict[str, list[str]] = {
@@ -109,10 +109,7 @@ class PairTable(Table):
         columns = {
             "method": [_label(line["method"], line["settings"], line["source"]) for line in lines],
             "minus": [_label(line["other"], line["other_settings"], line["other_source"]) for line in lines],
-            "difference": [
-                "–" if line["difference"] is None else format(line["difference"], f"+{spec}").replace("-", "−")
-                for line in lines
-            ],
+            "difference": [number_text(line["difference"], f"+{spec}") for line in lines],
             "p (Holm)": [p_text(line["p_holm"]) for line in lines],
             "seeds": [value_text(line["seeds"]) for line in lines],
         }

@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import TypeVar
 
+from upgd.experiments.analysis.layout import number_text
 from upgd.experiments.paper.catalogue import Panel
 from upgd.experiments.paper.reproduce import PAPERS, Finding, Reproduction
 from upgd.experiments.paper.statistics import against_all
@@ -83,7 +84,7 @@ def _difference(found: Reproduction, panel: Panel, first: str, second: str) -> s
         if {one.first, one.second} == {first, second} and one.pair.difference is not None:
             difference = one.pair.difference if one.first == first else -one.pair.difference
             reach = "" if one.pair.reach is None else f" ± {one.pair.reach:.4f}"
-            return f"{difference:+.4f}{reach}{', level' * one.level}".replace("-", "−")
+            return f"{number_text(difference, '+.4f')}{reach}{', level' * one.level}"
     raise _NotComputed
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from upgd import writing
 from upgd.experiments.analysis import figures
 from upgd.experiments.analysis.compare import Row, edges
+from upgd.experiments.analysis.layout import number_text
 from upgd.experiments.analysis.student import quantile
 from upgd.experiments.analysis.wording import enumerated, out_of, plural, settings_text, short_names
 from upgd.experiments.execution.progress import duration
@@ -217,7 +218,7 @@ def _cell(one: Against) -> str:
     if pair.difference is None:
         return "–"
     reach = "" if pair.reach is None else f" ± {pair.reach:.4f}"
-    text = f"{pair.difference:+.4f}{reach}".replace("-", "−")
+    text = f"{number_text(pair.difference, '+.4f')}{reach}"
     significant = pair.p_holm is not None and pair.p_holm < 0.05
     p = "" if significant or pair.p_holm is None else f" (p {pair.p_holm:.2f})"
     return f"{f'**{text}**' if significant else text}{p}{' =' * one.level}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from upgd.experiments.analysis.layout import number_text
 from upgd.experiments.paper._batched_utility import ACTIVATIONS, TITLES, Pass, initial_layers
 from upgd.noise import Purpose, uniforms
 from upgd.streams import make
@@ -219,7 +220,7 @@ def _random(like: Sequence[Tensor], seeds: list[int], start: int) -> list[Tensor
 
 
 def _with_error(of_seeds: Tensor) -> str:
-    mean = f"{of_seeds.mean().item():z.3f}".replace("-", "−")
+    mean = number_text(of_seeds.mean().item(), "z.3f")
     return f"{mean} ± {of_seeds.std().item() / len(of_seeds) ** 0.5:.3f}" if len(of_seeds) > 1 else mean
 
 
