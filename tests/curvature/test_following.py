@@ -447,6 +447,22 @@ def test_there_is_no_diagonal_after_zero_grad():
         assert not curvature.feature_diagonal(model[1]).any()
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_diagonal_can_be_changed_in_place(changed):
+    """To average it over processes; DistributedDataParallel changes the gradient after the backward pass."""
+    model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
+    with HesScale(model, criterion, features=["1"]) as curvature:
+        criterion(model(x), y).backward()
+        if changed:
+            for param in model.parameters():
+                param.grad.mul_(0.5)
+        before = curvature.diagonal(model[0].weight).clone(), curvature.feature_diagonal(model[1]).clone()
+        curvature.diagonal(model[0].weight).mul_(3)
+        curvature.feature_diagonal(model[1]).mul_(3)
+        assert torch.equal(curvature.diagonal(model[0].weight), 3 * before[0])
+        assert torch.equal(curvature.feature_diagonal(model[1]), 3 * before[1])
+
+
 def test_a_clipped_gradient_keeps_its_diagonal():
     model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
     with HesScale(model, criterion, features=["1"]) as curvature:

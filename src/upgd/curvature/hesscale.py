@@ -168,15 +168,21 @@ class HesScale:
         """Return the accumulated value; None if there is none, or if the gradient was reset afterwards."""
         if id(key) not in self._values:
             return None
-        _, (backward, total), references = self._values[id(key)]
-        if not torch.compiler.is_compiling():  # the compiler would compile every version of a gradient anew
+        owner, (backward, total), references = self._values[id(key)]
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling:  # the compiler would compile every version of a gradient anew
             watches = [self._watches[id(one)] for one in references if id(one) in self._watches]
             # zero_grad() changes the gradients of all references.
             if not watches or any(watch.is_unchanged_since(backward) for watch in watches):
                 return total
-        # Clipping changes them as well. Only their values show whether they were set to zero.
+        # Clipping and DistributedDataParallel change them as well. Only their values show whether they were set to zero.
         gradients = [reference.grad for reference in references if reference.grad is not None]
-        return torch.where(any_nonzero(gradients), total, 0) if gradients else None
+        if not gradients:
+            return None
+        current = torch.where(any_nonzero(gradients), total, 0)
+        if not is_compiling:  # kept, because users may change it in place, to average it over processes
+            self._values[id(key)] = owner, (backward, current), references
+        return current
 
     def _add(self, key: Tensor | nn.Module, value: Tensor, references: Sequence[Tensor]) -> None:
         """Accumulate a value like the gradients of ``references``, which this backward pass has not reached yet."""
