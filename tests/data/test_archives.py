@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import re
 import struct
 import tarfile
 import tracemalloc
@@ -174,13 +175,24 @@ def overlapping_zip(content, entries):
     return packed[:start] + many + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, entries, entries, len(many), start, 0)
 
 
-def test_a_zip_that_names_one_large_member_many_times_is_stopped(tmp_path, monkeypatch):
+LARGE_ZIPS = {
+    "many members": (zip_bytes({str(k): bytes(1 << 20) for k in range(20)}), "unpacks to more than 100 times its size"),
+    # Newer Pythons, and older ones with security updates, refuse overlapping members themselves.
+    "one member many times": (
+        overlapping_zip(bytes(1 << 20), 20),
+        "unpacks to more than 100 times its size|cannot be read: Overlapped",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "problem"), LARGE_ZIPS.values(), ids=LARGE_ZIPS)
+def test_a_zip_that_unpacks_to_far_more_than_its_size_is_stopped(tmp_path, monkeypatch, content, problem):
     monkeypatch.setattr(packing, "_FREE", 1 << 20)
     path = tmp_path / "bomb.zip"
-    path.write_bytes(overlapping_zip(bytes(1 << 20), 20))
+    path.write_bytes(content)
     came, problems = read_all(path)
     assert came <= packing.most_unpacked(path.stat().st_size) < 4 << 20
-    assert "bomb.zip unpacks to more than 100 times its size" in problems[0]
+    assert re.search(f"bomb.zip ({problem})", problems[0])
 
 
 def test_small_archives_may_have_a_high_ratio(tmp_path):
