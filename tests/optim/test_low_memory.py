@@ -139,7 +139,7 @@ def test_training_is_close_to_that_with_32_bits(build: Any, dtype: torch.dtype) 
     if dtype == torch.uint8:
         assert all(state[f"{name}_scale"].shape == (300, 1) for name in kinds)
         small = optimizers[1].state[models[1][0].bias]
-        assert all(value.dtype == torch.float32 for value in small.values())
+        assert all(value.dtype == torch.float32 for name, value in small.items() if name != "step")
 
 
 @every_dtype

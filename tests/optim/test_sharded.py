@@ -268,7 +268,7 @@ def check_checkpoint(rank: int, folder: Path, saves: bool) -> None:
             set_state_dict(network, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
         train(network, optimizer, steps=3)
         kinds = {value.dtype for value in optimizer.state[network[0].weight].values()}
-        assert options.get("state_dtype", torch.float32) in kinds
+        assert options.get("state_dtype", torch.float64) in kinds
         final = [whole(param) for param in network.parameters()]
         if not saves:
             torch.testing.assert_close(final, torch.load(folder / f"{name}.pt"), rtol=1e-12, atol=1e-14)

@@ -101,14 +101,14 @@ def step(narrow: Narrow) -> list[str]:
     """Return code that loads the step count."""
     if not narrow.counts:
         return []
-    return [f"step_ = at(table, {STEP}, T, t, tl.float32, False)", "step = tl.load(step_)"]
+    return [f"step_ = at(table, {STEP}, T, t, tl.float64, False)", "step = tl.load(step_)"]
 
 
 def count(narrow: Narrow) -> list[str]:
     """Return code that counts the step."""
     if not narrow.counts:
         return []
-    return ["step = step + proceed", "tl.store(step_, step)", "time = step.to(tl.float64)"]
+    return ["step = step + proceed", "tl.store(step_, step)", "time = step"]
 
 
 def names_of(rule: Rule) -> list[str]:
@@ -212,7 +212,7 @@ def early(narrow: Narrow, width: Widths) -> list[str]:
     wanted = early_scalars(rule)
     text = ["half = tl.load(turn)", "if COUNT:", "    half = 1 - half"]
     if narrow.observed or any(rule.scalars[n].changes for n in wanted):
-        text += ["time = (step + 1).to(tl.float64)"]
+        text += ["time = step + 1"]
     text += scalars(rule, wanted, f"early + (half * T + t) * {width.early}")
     if narrow.observed:
         text += _SEED

@@ -16,8 +16,6 @@ from upgd.optim._replicas import ReplicaNoise, of_the_first
 from upgd.optim._sharded import is_sharded, local, seeded_noise
 
 Result = TypeVar("Result")
-#: The largest number that a step count in 32 bits reaches by steps of one.
-LAST_STEP = 2**24
 
 
 class Curvature(Protocol):
@@ -93,9 +91,7 @@ class BaseOptimizer(Optimizer):
             for param in group["params"]:
                 state = self.state.get(param, {})
                 if "step" in state and not isinstance(state["step"], Tensor):
-                    state["step"] = torch.tensor(
-                        float(state["step"]), dtype=torch.float32, device=step_device(param, group)
-                    )
+                    state["step"] = step_count(param, group, float(state["step"]))
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's list of attributes to copy and pickle does not include these.
@@ -116,16 +112,13 @@ class BaseOptimizer(Optimizer):
         with self.register_load_state_dict_pre_hook(look):
             super().load_state_dict(state_dict)
         self._seed_is_settled = False
-        # torch casts all state to the parameter's dtype, but the averages of a 16-bit parameter are kept in 32 bits.
+        # torch casts step counts to 32 bits if steps are fused or capturable, and other state to the parameter's dtype, but
+        # the averages of a 16-bit parameter are kept in 32 bits.
         options = {param: group for group in self.param_groups for param in group["params"]}
         for saved, param in self._saved(loaded):
-            step = saved.get("step")
-            if (
-                isinstance(step, Tensor)
-                and step.dtype == torch.float64
-                and step_device(param, options[param]).type == "cpu"
-            ):
-                self.state[param]["step"] = step.to("cpu", copy=True)
+            if isinstance(step := saved.get("step"), Tensor):
+                where = self.state[param]["step"].device
+                self.state[param]["step"] = step.to(where, _step_dtype(where), copy=True)
             for name in self._averages():
                 if name in saved:
                     kept = saved[name].dtype in (torch.uint8, options[param].get("state_dtype"))
@@ -280,9 +273,15 @@ class BaseOptimizer(Optimizer):
         return diagonal
 
 
-def step_device(param: Tensor, group: dict[str, Any]) -> torch.device:
-    """Return the device of a parameter's step count."""
-    return param.device if group["capturable"] else torch.device("cpu")
+def step_count(param: Tensor, group: dict[str, Any], value: float | Tensor = 0.0) -> Tensor:
+    """Return the step count of a parameter, to be counted in place."""
+    where = param.device if group["capturable"] else torch.device("cpu")
+    return torch.as_tensor(value, dtype=_step_dtype(where), device=where)
+
+
+def _step_dtype(device: torch.device) -> torch.dtype:
+    """Return a type that counts beyond 2**24, if the device has one: seeded noise is a function of the step."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _capture_health_check(optimizer: Optimizer) -> None:

@@ -158,9 +158,8 @@ class FusingOptimizer(BaseOptimizer):
     def _counted(self, param: Tensor) -> Tensor:
         """Return the step count of a parameter on the device where the kernels update it."""
         state: dict[str, Any] = self.state[param]
-        # Kernels read 32 bits; other steps count beyond LAST_STEP in 64.
-        if state["step"].device != param.device or state["step"].dtype != torch.float32:
-            state["step"] = state["step"].to(param.device, torch.float32)
+        if state["step"].device != param.device or state["step"].dtype != torch.float64:  # which the kernels read
+            state["step"] = state["step"].to(param.device, torch.float64)
         step: Tensor = state["step"]
         return step
 

@@ -16,7 +16,7 @@ from upgd.optim import _fused as fused
 from upgd.optim import _narrow as narrow
 from upgd.optim import _partitions as partitions
 from upgd.optim._arguments import check_dense, check_group, with_plain_numbers
-from upgd.optim._base import LAST_STEP, Curvature, step_device
+from upgd.optim._base import Curvature, step_count
 from upgd.optim._fusing import FusingOptimizer
 from upgd.optim._narrow import wide_state
 from upgd.optim._phases import Work, global_scales, largest, use_foreach, utility_dtype, wide
@@ -25,7 +25,7 @@ from upgd.optim._sharded import across, is_sharded, local, placed, scales_of_uni
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Curvature", "WeightwiseOptimizer", "step_device"]
+__all__ = ["Curvature", "WeightwiseOptimizer"]
 
 
 #: The names of the states in the rules of methods, and in ``optimizer.state``.
@@ -255,10 +255,6 @@ class WeightwiseOptimizer(FusingOptimizer):
         # Reading a step count on the host is free; one on the device must stay there.
         on_device = group["capturable"] or torch.compiler.is_compiling()
         counted: list[float | Tensor] = [step if on_device else step.item() for step in steps]
-        if group["seed"] is not None and any(isinstance(t, float) and t >= LAST_STEP for t in counted):
-            # The noise is a function of the step, so it would be the same from now on.
-            for param in params:
-                self.state[param]["step"] = self.state[param]["step"].to(torch.float64)
         return Work(
             group,
             *self._switches(group),
@@ -312,7 +308,7 @@ class WeightwiseOptimizer(FusingOptimizer):
                 utilities.append(state["utility"])
             if has_gates or self._adaptive or seeded:
                 if "step" not in state:
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=step_device(param, group))
+                    state["step"] = step_count(param, group)
                 steps.append(state["step"])
             if self._adaptive:
                 exp_avgs.append(state["exp_avg"])
@@ -332,9 +328,7 @@ class WeightwiseOptimizer(FusingOptimizer):
         state = self.state[param]
         counted = ("exp_avg", "exp_avg_sq") if self._adaptive else ("utility",)
         known = all(name in state for name in counted)
-        state["step"] = torch.as_tensor(
-            state["step"] if known else 0.0, dtype=torch.float32, device=step_device(param, group)
-        )
+        state["step"] = step_count(param, group, state["step"] if known else 0.0)
         for name in (*counted, *(["utility"] if self._has_gates(group) else [])):
             if name not in state or (name in counted and not known):
                 state.pop(name, None)

@@ -9,8 +9,9 @@ from upgd import noise, rules
 from upgd.curvature._backward import if_compiled
 from upgd.optim import features as hidden
 from upgd.optim._arguments import check_dense
+from upgd.optim._base import step_count
 from upgd.optim._phases import global_scales, on, utility_dtype
-from upgd.optim._weightwise import WeightwiseOptimizer, step_device
+from upgd.optim._weightwise import WeightwiseOptimizer
 
 
 class FeatureCurvature(Protocol):
@@ -111,8 +112,7 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
                 continue
             carrier, gradient, utility = gradients[feature]
             if self._carrier(feature) is None:
-                where = step_device(carrier, groups[carrier])
-                self.state[carrier]["step"] = torch.zeros((), dtype=torch.float32, device=where)
+                self.state[carrier]["step"] = step_count(carrier, groups[carrier])
                 self.state[carrier]["utility"] = torch.zeros_like(gradient, dtype=utility_dtype(carrier))
             state, group = self.state[carrier], groups[carrier]
             state["step"] += 1

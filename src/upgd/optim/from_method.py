@@ -20,7 +20,7 @@ from upgd.networks import initial_bounds
 from upgd.optim import _fused as fusing
 from upgd.optim import _narrow as narrow
 from upgd.optim._arguments import check_dense, check_gated, check_lr, with_plain_seed
-from upgd.optim._base import Curvature, step_device
+from upgd.optim._base import Curvature, step_count
 from upgd.optim._fusing import FusingOptimizer
 from upgd.optim._phases import Kept, keep, on, utility_dtype, wide
 from upgd.optim._sharded import local, placed, reduced_across
@@ -414,7 +414,7 @@ class MethodOptimizer(FusingOptimizer):
             state = self.state[param]
             if counts:
                 if "step" not in state:
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=step_device(param, group))
+                    state["step"] = step_count(param, group)
                 steps.append(state["step"])
             if remembers_noise:
                 if "previous_noise" not in state:
