@@ -68,6 +68,7 @@ CASES: dict[str, tuple[Build, dict[str, Any]]] = {
     "a method's own reductions": (of_method(Example), {"lr": 0.05, "sigma": 0.1}),
     "a method's reductions over units": (of_method(Example), {"lr": 0.05, "scaling": "local"}),
     "AdamW's rule": (of_method(METHODS["adamw"]), {"lr": 0.01}),
+    "a method of truth values": (of_method(Masks), {"lr": 0.01}),
 }
 
 

@@ -1,6 +1,10 @@
 """Fused steps: numba's on the CPU, and the GPU's kernels in Triton's interpreter."""
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -441,3 +445,13 @@ def test_terms_multiplied_by_zero_are_removed() -> None:
     short = simplified(rule, known, noise=False)
     assert not short.uses("noise")
     assert len(short.nodes) < len(rule.nodes)
+
+
+@pytest.mark.skipif(not _fused._installed("triton"), reason="needs Triton")
+def test_kernels_can_be_compiled_for_a_gpu(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    program = Path(__file__).with_name("compile_for_gpu.py")
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" kernels") > len(checks.CASES)
