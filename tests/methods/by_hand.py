@@ -64,7 +64,11 @@ def learned_by_hand(
     for t, (x, y) in enumerate(zip(chunk.inputs()[0].double(), chunk.targets[0], strict=True), start=1):
         outputs = model(x[None])
         model.zero_grad()
-        lost = F.cross_entropy(outputs, y[None]) if stream.loss == "cross_entropy" else F.mse_loss(outputs[0], y)
+        lost = (
+            F.cross_entropy(outputs, y[None])
+            if stream.loss == "cross_entropy"
+            else F.mse_loss(outputs[0], y.double())  # torch 2.6 asks for one dtype
+        )
         lost.backward()
         with torch.no_grad():
             step(model, t)
