@@ -33,15 +33,26 @@ def module_of(text: str) -> ModuleType:
 
 
 def _written(name: str, text: str) -> Path:
-    for folder in (kernels(), Path(tempfile.mkdtemp(prefix="upgd-kernels-"))):
-        path = folder / name
+    for find in (_in_cache, _temporary):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            path = find() / name
             if not path.exists() or path.read_text() != text:  # never execute a file with other content
-                with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".partial", delete=False) as file:
+                with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
                     file.write(text)
                 os.replace(file.name, path)
             return path
         except OSError:
             continue
     raise OSError("compiled kernels cannot be written to disk; set XDG_CACHE_HOME to a writable folder")
+
+
+def _in_cache() -> Path:
+    folder = kernels()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@functools.cache
+def _temporary() -> Path:
+    """Return a folder of this process, for when the cache cannot be written; it is created on first use."""
+    return Path(tempfile.mkdtemp(prefix="upgd-kernels-"))
