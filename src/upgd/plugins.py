@@ -42,6 +42,7 @@ __all__ = [
     "load_elsewhere",
     "modules",
     "remember",
+    "third_party",
     "versions",
 ]
 
@@ -58,8 +59,6 @@ _ORIGINS: dict[tuple[str, str], str] = {}
 #: Digests of the sources of these modules, by name; and what precedes a digest in a version.
 _SOURCES: dict[str, str] = {}
 _SOURCE = "source "
-#: The components that are local to a function of the main module.
-_LOCAL: set[tuple[str, str]] = set()
 #: The modules that were passed to :func:`load`.
 _LOADED: dict[str, None] = {}
 #: The modules and entry points that :func:`discover` skipped.
@@ -137,9 +136,6 @@ def remember(kind: str, name: str, thing: Any) -> None:
     if not _is_ours(module) and not module.startswith(("importlib.", "_frozen_importlib")):
         _ORIGINS[kind, name] = module
         _SOURCES[module] = _digest(module)
-        _LOCAL.discard((kind, name))
-        if _is_main(module) and "<locals>" in getattr(_unwrapped(thing), "__qualname__", ""):
-            _LOCAL.add((kind, name))
 
 
 def is_again(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
@@ -158,15 +154,30 @@ def failed() -> tuple[str, ...]:
     return tuple(_FAILED)
 
 
-def load_elsewhere(names: Iterable[str], path: Iterable[str] = ()) -> None:
+def third_party(used: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the components (kind, name) that are not part of upgd and that another process must register by name."""
+    return [one for one in used if one in _ORIGINS and one[0] != "backend"]  # backends are passed as classes
+
+
+def load_elsewhere(names: Iterable[str], needed: Iterable[tuple[str, str]], path: Iterable[str] = ()) -> None:
     """Load the result of :func:`modules` in another process.
 
     Args:
         names: the modules.
+        needed: the result of :func:`third_party` in the first process.
         path: the module search path of the first process; searched last, for modules that are not installed here.
+
+    Raises:
+        ValueError: If one of the components is still missing, because the first process registered it in a function.
     """
     sys.path += [folder for folder in path if folder and folder not in sys.path and os.path.isdir(folder)]
     load(*names)
+    for kind, name in needed:
+        if (kind, name) not in _ORIGINS:
+            raise ValueError(
+                f"the {kind} {name!r} is registered by a function that other processes do not call; register it at the top "
+                "level of a module, or use one worker"
+            )
 
 
 def check_elsewhere(used: Iterable[tuple[str, str]], *, runs_main: bool) -> None:
@@ -179,14 +190,7 @@ def check_elsewhere(used: Iterable[tuple[str, str]], *, runs_main: bool) -> None
     main = sys.modules.get("__main__")
     runs_main = runs_main and (getattr(main, "__file__", None) or getattr(main, "__spec__", None)) is not None
     for kind, name in used:
-        if not _is_main(_ORIGINS.get((kind, name), "")):
-            continue
-        if (kind, name) in _LOCAL:
-            raise ValueError(
-                f"the {kind} {name!r} is defined inside a function, which other processes do not call; move it to the top "
-                "level of a module and import that, or use one worker"
-            )
-        if not runs_main:
+        if _is_main(_ORIGINS.get((kind, name), "")) and not runs_main:
             raise ValueError(
                 f"the {kind} {name!r} is defined in this program or notebook, which other processes cannot import; move it "
                 "to a module and import that, or use one worker"
@@ -238,14 +242,9 @@ def _distribution(module: str) -> str:
 
 
 def _module(thing: Any) -> str:
-    thing = _unwrapped(thing)
-    return getattr(thing, "__module__", None) or type(thing).__module__
-
-
-def _unwrapped(thing: Any) -> Any:
     while isinstance(thing, partial):
         thing = thing.func
-    return thing
+    return getattr(thing, "__module__", None) or type(thing).__module__
 
 
 def _is_ours(module: str) -> bool:

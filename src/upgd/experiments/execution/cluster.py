@@ -68,11 +68,12 @@ def on_ray(
         running: dict[Any, Job] = {}
 
         def submit(job: Job, begun: Snapshot | None) -> None:
-            running[task.remote(job, kind, backend, begun, slice_seconds, look_every, *known)] = job
+            needed = plugins.third_party(job.uses())
+            running[task.remote(job, kind, backend, begun, slice_seconds, look_every, modules, needed, path)] = job
 
         for job in jobs:
             plugins.check_elsewhere(uses(job, backend, look_every), runs_main=False)
-        known = plugins.modules(), tuple(sys.path)
+        modules, path = plugins.modules(), tuple(sys.path)
         try:
             while waiting or running:
                 while waiting and len(running) < slots:
@@ -104,6 +105,7 @@ def compute_slice(
     seconds: float,
     look_every: int | None = None,
     modules: Sequence[str] = (),
+    needed: Sequence[tuple[str, str]] = (),
     path: Sequence[str] = (),
 ) -> tuple[list[Record] | None, Snapshot | None, int, int]:
     """Compute a job for ``seconds``, or to its end, with the driver's plugins. These must be installed here or in a folder of
@@ -112,7 +114,7 @@ def compute_slice(
     Returns:
         The records, or None and a snapshot; and the number of learner-steps done and of diverged learners.
     """
-    plugins.load_elsewhere(modules, path)
+    plugins.load_elsewhere(modules, needed, path)
     deadline = time.monotonic() + seconds
     seen: list[Any] = []
 

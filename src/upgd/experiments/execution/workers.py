@@ -208,7 +208,7 @@ class _Pool:
     def _give(self, worker: _Worker, job: Job) -> None:
         worker.job = job
         with suppress(OSError):  # a dead worker is detected when reading its next message
-            worker.pipe.send(job)
+            worker.pipe.send((job, plugins.third_party(job.uses())))
 
     def _message(self, worker: _Worker) -> tuple[Any, ...]:
         try:
@@ -266,9 +266,10 @@ def _serve(pipe: Connection, settings: Settings, threads: int, modules: Sequence
     job: Job | None = None
     try:
         while True:
-            job = pipe.recv().like(job)
+            following, needed = pipe.recv()
+            job = following.like(job)
             try:
-                plugins.load_elsewhere(modules)
+                plugins.load_elsewhere(modules, needed)
                 records = _attend(job, settings, tell)
             except Exception as error:
                 try:
