@@ -35,3 +35,13 @@ def upgd(capsys):
         return exited.value.code, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Forget the methods that a test registers."""
+    from upgd import plugins
+    from upgd.methods import registry
+
+    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
+    monkeypatch.setattr(plugins, "_ORIGINS", dict(plugins._ORIGINS))

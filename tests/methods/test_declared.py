@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from upgd import plugins
 from upgd.cli import running
 from upgd.cli.options import Execution, _Declared
-from upgd.methods import METHODS, Method, Setting, from_torch, optimizer, register, registry
+from upgd.methods import METHODS, Method, Setting, from_torch, optimizer, register
 from upgd.methods._declared import TAKEN
 from upgd.methods._scalars import Scalars
 from upgd.methods.method import PHASES
@@ -19,13 +18,6 @@ from upgd.optim import choosing
 from upgd.optim.from_method import MethodOptimizer
 from upgd.optim.unit_method import UnitMethodOptimizer
 from upgd.population import Learner
-
-
-@pytest.fixture
-def registered(monkeypatch):
-    """Forget the methods that a test registers."""
-    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
-    monkeypatch.setattr(plugins, "_ORIGINS", dict(plugins._ORIGINS))
 
 
 def plain(self, w, g, h):

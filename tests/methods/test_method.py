@@ -5,17 +5,9 @@ from typing import Any
 
 import pytest
 
-from upgd import plugins
-from upgd.methods import METHODS, Method, Setting, register, registry
+from upgd.methods import METHODS, Method, Setting, register
 from upgd.methods.method import Reduction
 from upgd.methods.streaming import StreamingEWC
-
-
-@pytest.fixture
-def registered(monkeypatch):
-    """Forget the methods that a test registers."""
-    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
-    monkeypatch.setattr(plugins, "_ORIGINS", dict(plugins._ORIGINS))
 
 
 def test_methods_with_code_of_their_own_are_never_computed_together() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from upgd.methods import Method, Setting
-from upgd.methods.tracing import CannotTrace, check_separate, traced
+from upgd.methods.tracing import CannotTrace, traced
 
 
 def method(update, **attributes) -> Method:
@@ -76,21 +76,3 @@ def test_a_state_that_is_not_declared_is_refused(phase: str) -> None:
     made = method(lambda w, g, s, h, t: (w, {} if observing else {"v": g}), state={"m": "zeros"}, **observing)
     with pytest.raises(ValueError, match="made changes the state 'v', which it does not declare"):
         traced(made)
-
-
-@pytest.mark.parametrize(
-    ("update", "what"),
-    [
-        (lambda w, g, s, h, t: w - h.lr * g / g.norm(), "norm"),
-        (lambda w, g, s, h, t: w - h.lr * g / torch.sum(g), "sum"),
-        (lambda w, g, s, h, t: w - h.lr * g / torch.linalg.vector_norm(g), "linalg_vector_norm"),
-        (lambda w, g, s, h, t: w - h.lr * g / g.abs().max(), "max"),
-    ],
-)
-def test_a_rule_that_couples_learners_is_refused(update, what: str) -> None:
-    with pytest.raises(ValueError, match=f"because its rule takes the {what} of a whole tensor.*declare reductions"):
-        check_separate(method(update))
-
-
-def test_reductions_over_dimensions_are_allowed() -> None:
-    check_separate(method(lambda w, g, s, h, t: w - g.sum(-1, keepdim=True) - torch.amax(g, dim=-1, keepdim=True)))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upgd.methods import Method, Setting, register, registry
+from upgd.methods import Method, Setting, register
 from upgd.methods.method import Reduction
 from upgd.networks import MLP
 from upgd.population import METHODS, Learner, Population
@@ -119,13 +119,6 @@ def test_replacing_the_seed_equals_constructing_with_it():
 # ------------------------------------------------------------------------------------------- what decides about the batch
 
 
-@pytest.fixture
-def registers(monkeypatch):
-    """Return a function that registers methods until the end of the test."""
-    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
-    return register
-
-
 def final(learners, backend="torch"):
     """Return the final weights of learners that are computed together."""
     population = Population(MLP((64, 8, 10)), learners, backend=backend)
@@ -151,9 +144,9 @@ class Scaled(Method):
 
 
 @pytest.mark.parametrize("changed", [{"reductions": {"size": ("norm", "layer")}}, {"factor": 0.25}])
-def test_a_subclass_with_another_rule_is_computed_by_that_rule(registers, changed):
-    registers(Scaled)
-    registers(type("Other", (Scaled,), {"name": "scaled-otherwise", **changed}))
+def test_a_subclass_with_another_rule_is_computed_by_that_rule(registered, changed):
+    register(Scaled)
+    register(type("Other", (Scaled,), {"name": "scaled-otherwise", **changed}))
     assert differ_and_are_as_alone(learner("scaled"), learner("scaled-otherwise"))
 
 
@@ -162,33 +155,33 @@ def test_a_subclass_with_another_rule_is_computed_by_that_rule(registers, change
     "fixed",
     [{"scaling": "local"}, {"granularity": "feature"}, {"order": 2}, {"gated": "hidden"}, {"profile": "authors"}],
 )
-def test_a_switch_that_the_class_fixes_equals_one_that_the_user_sets(registers, backend, fixed):
-    registers(type("Fixed", (METHODS["upgd"],), {"name": "fixed-upgd", **fixed}))
+def test_a_switch_that_the_class_fixes_equals_one_that_the_user_sets(registered, backend, fixed):
+    register(type("Fixed", (METHODS["upgd"],), {"name": "fixed-upgd", **fixed}))
     own, usual = learner("fixed-upgd"), learner("upgd", **fixed)
     assert own.kind == usual.kind != learner("upgd").kind
     assert torch.equal(*final([own], backend), *final([usual], backend))
 
 
-def test_the_default_of_a_quiet_switch_is_part_of_the_kind(registers):
+def test_the_default_of_a_quiet_switch_is_part_of_the_kind(registered):
     profile = METHODS["upgd"].settings["profile"].but(default="authors")
-    registers(type("Authors", (METHODS["upgd"],), {"name": "upgd-authors", "profile": profile}))
+    register(type("Authors", (METHODS["upgd"],), {"name": "upgd-authors", "profile": profile}))
     assert learner("upgd-authors").kind == learner("upgd", profile="authors").kind
 
 
 @pytest.mark.parametrize("choices", [(0.5, 1.0), ((0.5, 1), (1.0, 1)), (None, "slow"), (False, True)])
 @pytest.mark.parametrize("name", ["scale", "noise", "others", "scaling", "granularity"])
-def test_every_choice_is_a_variant(registers, name, choices):
+def test_every_choice_is_a_variant(registered, name, choices):
     def update(self, w, g, h):
         return w - h.lr * g * (0.5 if getattr(self, name) == choices[0] else 1.0)
 
     setting = Setting(choices[0], choices=choices)
-    registers(type("Chosen", (Method,), {"name": "chosen", name: setting, "update": update}))
+    register(type("Chosen", (Method,), {"name": "chosen", name: setting, "update": update}))
     assert learner("chosen", **{name: choices[0]}).kind != learner("chosen", **{name: choices[1]}).kind
     assert differ_and_are_as_alone(*(learner("chosen", **{name: choice}) for choice in choices))
 
 
-def test_a_class_may_fix_the_normalization(registers):
-    registers(type("Never", (Scaled,), {"name": "never", "normalize": 0.0}))
-    registers(type("Always", (Scaled,), {"name": "always", "normalize": 0.9}))
+def test_a_class_may_fix_the_normalization(registered):
+    register(type("Never", (Scaled,), {"name": "never", "normalize": 0.0}))
+    register(type("Always", (Scaled,), {"name": "always", "normalize": 0.9}))
     assert [learner(name).kind.normalize for name in ("never", "always")] == [False, True]
     assert differ_and_are_as_alone(learner("never"), learner("always"))

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -23,13 +23,11 @@ from upgd.methods.method import Method, Reduction
 
 __all__ = [
     "CannotTrace",
-    "CouplesLearners",
     "Rule",
     "Symbol",
     "Tape",
     "called",
     "check_declared",
-    "check_separate",
     "no_tensor",
     "numbers_of",
     "observes_units",
@@ -46,17 +44,6 @@ _LOGICAL = ("and", "or", "not")
 
 class CannotTrace(Exception):
     """A rule cannot be compiled to a kernel. The message is a clause that follows "because"."""
-
-
-class CouplesLearners(CannotTrace):
-    """A rule reduces a whole tensor, which holds all learners of a group."""
-
-
-#: Functions that reduce a whole tensor, unless they are given dimensions; and the number of arguments before these.
-_REDUCING = {
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "std", "var", "prod", "median", "any", "all"), 0),
-    **dict.fromkeys(("norm", "linalg_norm", "linalg_vector_norm"), 1),
-}
 
 
 @dataclass
@@ -223,8 +210,6 @@ class Symbol:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in _REDUCING:
-            return lambda *args, **kwargs: _cannot_reduce(name, args, kwargs)
         raise CannotTrace(f"its rule uses .{name} of a tensor, which kernels do not support")
 
     def sqrt(self) -> "Symbol":
@@ -289,18 +274,9 @@ class Symbol:
             )
         method = getattr(cls, func.__name__, None)
         if method is None:
-            if func.__name__ in _REDUCING:
-                _cannot_reduce(func.__name__, args[1:], kwargs or {})
             raise CannotTrace(f"its rule calls torch.{func.__name__}, which kernels do not support")
         result: Symbol = method(tape.symbol(args[0]), *args[1:], **(kwargs or {}))
         return result
-
-
-def _cannot_reduce(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NoReturn:
-    """Raise why a reduction is not supported, given the arguments that follow the tensor."""
-    if len(args) > _REDUCING[name] or any(kwargs.get(axis) is not None for axis in ("dim", "axis", "other")):
-        raise CannotTrace(f"its rule uses .{name} of a tensor, which kernels do not support")
-    raise CouplesLearners(f"its rule takes the {name} of a whole tensor, which holds several learners")
 
 
 @dataclass(frozen=True, eq=False)
@@ -472,19 +448,6 @@ class _Unit:
 
     def __getattr__(self, name: str) -> Any:
         raise CannotTrace(f"it uses units.{name}, which kernels do not support")
-
-
-def check_separate(method: Method) -> None:
-    """Raise ValueError if a rule couples the learners of a population, as far as it can be traced."""
-    try:
-        _rules(method, True)
-    except CouplesLearners as reason:
-        raise ValueError(
-            f"{method.name} cannot run in a population, because {reason}; declare reductions, such as "
-            "{'size': ('norm', 'layer')}, return the value from observe, and use r.size"
-        ) from None
-    except CannotTrace:
-        return
 
 
 def numbers_of(method: Method) -> list[str]:

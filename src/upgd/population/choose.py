@@ -14,6 +14,7 @@ from upgd.population.backend import Backend, Group
 from upgd.population.chain import Chain
 from upgd.population.graphed import GraphedBackend
 from upgd.population.optimizer_backend import OptimizerBackend
+from upgd.population.separate import check_separate
 
 __all__ = ["BackendChoice", "BackendName", "choose", "mute_slow_backend", "say_slow_backend"]
 
@@ -50,6 +51,7 @@ def choose(
         return "optimizer", OptimizerBackend
     if reason := torch_backend.unsupported(network, group, device, dtype):
         raise ValueError(f"network cannot be used with these learners, because {reason}")
+    check_separate(group)
     if wanted == "torch":
         return "torch", _torch(device)
     missing = False

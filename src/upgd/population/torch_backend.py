@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from upgd import noise, normalization
 from upgd.methods._scalars import Scalar, Scalars, evaluate
 from upgd.methods.reductions import reduced
-from upgd.methods.tracing import check_separate
 from upgd.methods.units import leaves
 from upgd.methods.utility import Utility, gate_of
 from upgd.networks import initial_bounds
@@ -86,7 +85,6 @@ class TorchBackend:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        check_separate(group.method)
         self._kind = group.kind
         self._method = group.method
         self._group = _on(group, device)
