@@ -168,6 +168,41 @@ def test_the_default_of_a_quiet_switch_is_part_of_the_kind(registered):
     assert learner("upgd-authors").kind == learner("upgd", profile="authors").kind
 
 
+def decaying(name, factor, base=Method):
+    def update(self, w, g, h):
+        return w - h.lr * g - factor * w
+
+    return type("Decaying", (base,), {"name": name, "update": update})
+
+
+def test_a_class_that_is_defined_again_does_not_change_its_former_subclasses(registered):
+    former = register(decaying("decaying", 0.0))
+    register(type("Half", (former,), {"name": "half"}))
+    register(decaying("decaying", 0.1))
+    assert differ_and_are_as_alone(learner("decaying"), learner("half"))
+
+
+def test_a_base_that_is_not_registered_has_a_rule_of_its_own(registered):
+    base = decaying("decaying", 0.0)
+    register(decaying("decaying", 0.1))
+    register(type("Half", (base,), {"name": "half"}))
+    assert differ_and_are_as_alone(learner("decaying"), learner("half"))
+
+
+def test_a_quiet_switch_that_is_disabled_by_another_value_is_another_variant(registered):
+    class Signed(Method):
+        name = "signed"
+        way = Setting("down", choices=("down", "up"), quiet=True, off="down")
+
+        def update(self, w, g, h):
+            return w - h.lr * g if self.way == "down" else w + h.lr * g
+
+    register(Signed)
+    up = Signed.settings["way"].but(default="up", off="up")
+    register(type("Upward", (Signed,), {"name": "upward", "way": up}))
+    assert differ_and_are_as_alone(learner("signed"), learner("upward"))
+
+
 @pytest.mark.parametrize("choices", [(0.5, 1.0), ((0.5, 1), (1.0, 1)), (None, "slow"), (False, True)])
 @pytest.mark.parametrize("name", ["scale", "noise", "others", "scaling", "granularity"])
 def test_every_choice_is_a_variant(registered, name, choices):

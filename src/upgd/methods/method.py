@@ -175,6 +175,8 @@ class Method:
     #: Identifies the computation: methods that differ only in settings and constants share it and run in one batch. Empty
     #: for a class without a name of its own; its subclasses then have their own computation.
     rule: ClassVar[str] = ""
+    #: The class that defines the rule, which may be an earlier one of the same name; or the rule, if its name is given.
+    _origin: ClassVar[Any] = None
 
     state: Mapping[str, str] = {}
     unit_state: Mapping[str, str] = {}
@@ -212,8 +214,10 @@ class Method:
         cls.settings, cls.constants, cls._fixed, cls.arguments = settings, constants, fixed, _arguments(cls)
         check_settings(cls)
         check_declared(cls)
-        if "rule" not in vars(cls) and not (cls.rule and shares_rule):
-            cls.rule = vars(cls).get("name", "")
+        if "rule" in vars(cls):
+            cls._origin = cls.rule
+        elif not (cls.rule and shares_rule):
+            cls.rule, cls._origin = vars(cls).get("name", ""), cls
         if cls.name and "label" not in vars(cls):
             cls.label = cls.name
 
@@ -287,7 +291,8 @@ def _is_harmless(base: type[Method], name: str, value: Any) -> bool:
         if before is None:
             plain = not (value.is_switch or value.pair)
             return plain if name in base.constants else not hasattr(base, name)
-        same = (value.is_switch, value.text, value.pair) == (before.is_switch, before.text, before.pair)
+        shape = ("is_switch", "text", "pair", "quiet", "off")
+        same = all(getattr(value, field) == getattr(before, field) for field in shape)
         return same and set(value.choices) <= set(before.choices)
     if before is not None and before.is_switch:
         return isinstance(value, str) if before.text else value in before.choices

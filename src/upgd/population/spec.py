@@ -127,19 +127,21 @@ def _kind(cls: type[Method], settings: tuple[tuple[str, Any], ...]) -> Kind:
 
 
 def groups(learners: Sequence[Learner], rows: Sequence[int]) -> list[tuple[Group, list[int]]]:
-    """Group learners by kind.
+    """Group learners by kind and by the class that defines their rule.
 
     Args:
         learners: the population.
         rows: the row of a chunk that each learner uses.
 
     Returns:
-        For each kind, in the order of its first learner, the group and its learners' indices in ``learners``.
+        In the order of their first learners, each group and its learners' indices in ``learners``.
     """
-    places: dict[Kind, list[int]] = {}
+    places: dict[tuple[Kind, Any], list[int]] = {}
     for place, learner in enumerate(learners):
-        places.setdefault(learner.kind, []).append(place)
-    return [(_group(kind, [learners[i] for i in own], [rows[i] for i in own]), own) for kind, own in places.items()]
+        places.setdefault((learner.kind, METHODS[learner.method]._origin), []).append(place)
+    return [
+        (_group(kind, [learners[i] for i in own], [rows[i] for i in own]), own) for (kind, _), own in places.items()
+    ]
 
 
 def _group(kind: Kind, learners: list[Learner], rows: list[int]) -> Group:
