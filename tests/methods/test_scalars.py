@@ -73,3 +73,20 @@ def test_expressions_have_the_values_of_each_step() -> None:
 def test_keys_tell_keyword_arguments_apart() -> None:
     low, high = (_scalar(lambda h, t, name=name: torch.clamp(t / 20, **{name: 1.0})) for name in ("min", "max"))
     assert (low.key, high.key) == ("clamp(div(t, 20), min=1.0)", "clamp(div(t, 20), max=1.0)")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda w, h: torch.rsub(w, w, alpha=h.p),
+            "torch.rsub needs a plain number where it is given p, which has one value",
+        ),
+        (lambda w, h: torch.nn.functional.elu(w, alpha=h.p), "torch.elu needs a plain number where it is given p"),
+        (lambda w, h: torch.stack([h.p, h.p]), "torch.stack of a list of settings is not supported"),
+    ],
+)
+def test_functions_that_need_one_number_for_all_learners_are_refused(function: Callable, message: str) -> None:
+    values = {"p": torch.tensor(P, dtype=torch.float64)}
+    with pytest.raises(TypeError, match=message):
+        function(ROW.expand(3, -1), Scalars(values, lambda scalar: evaluate(scalar, values, values["p"])))

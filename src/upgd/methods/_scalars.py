@@ -36,8 +36,12 @@ _ARITHMETIC = {
 
 #: The functions that torch calls to divide a tensor by another object.
 _DIVISIONS = (torch.Tensor.div, torch.Tensor.__truediv__, torch.div, torch.true_divide)
-#: Keyword arguments that multiply the second argument, which torch accepts only as one number for all learners.
-_FACTORS = ("alpha", "value")
+#: The functions with a keyword argument that multiplies the second argument, which torch accepts only as one number for all
+#: learners.
+_FACTORS = {
+    **dict.fromkeys((torch.add, torch.sub, torch.Tensor.add, torch.Tensor.sub), "alpha"),
+    **dict.fromkeys((torch.addcmul, torch.addcdiv, torch.Tensor.addcmul, torch.Tensor.addcdiv), "value"),
+}
 #: Functions that accept either tensors or numbers as limits, but not both.
 _CLAMPS = (torch.clamp, torch.clip, torch.Tensor.clamp, torch.Tensor.clip)
 
@@ -162,13 +166,15 @@ class Scalar:
         values = (*args, *named.values())
         if any(getattr(value, "is_symbol", False) for value in values):
             return NotImplemented
-        for name in _FACTORS:
-            if isinstance(named.get(name), Scalar) and len(args) > 1:
-                args = (args[0], named.pop(name) * args[1], *args[2:])
-                values = (*args, *named.values())
+        first = next((value for value in values if isinstance(value, Scalar)), None)
+        if first is None:
+            raise TypeError(f"torch.{func.__name__} of a list of settings is not supported; write it with operators")
+        factor = _FACTORS.get(func)
+        if isinstance(named.get(factor), Scalar) and len(args) > 1:
+            args = (args[0], named.pop(factor) * args[1], *args[2:])
+            values = (*args, *named.values())
         tensors = [value for value in values if isinstance(value, Tensor)]
         if not tensors:
-            first = next(value for value in values if isinstance(value, Scalar))
             return first.owner.expression(func.__name__, _of_tensors(func), args, named)
         like = max(tensors, key=lambda tensor: tensor.ndim)
         if func in _DIVISIONS and len(args) == 2 and isinstance(args[1], Scalar) and args[1].owner.by_reciprocal:
@@ -176,7 +182,15 @@ class Scalar:
         if func in _CLAMPS and any(isinstance(value, Scalar) for value in values):
             args = tuple(_as_tensor(arg, like) for arg in args)
             named = {name: _as_tensor(value, like) for name, value in named.items()}
-        return func(*(_met(arg, like) for arg in args), **{name: _met(value, like) for name, value in named.items()})
+        try:
+            return func(
+                *(_met(arg, like) for arg in args), **{name: _met(value, like) for name, value in named.items()}
+            )
+        except TypeError as error:
+            raise TypeError(
+                f"torch.{func.__name__} needs a plain number where it is given {first.key}, which has one value per learner; "
+                "write the operation with operators, torch.where or torch.clamp"
+            ) from error
 
 
 class Scalars:
