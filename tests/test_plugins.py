@@ -164,8 +164,8 @@ def test_results_of_a_former_source_are_reused_with_a_warning(fresh, caplog):
     run()
     (said,) = caplog.records
     assert said.getMessage() == (
-        "upgd: 2 results stored before the source of my_method changed were reused; to compute them again, delete them with "
-        "`upgd runs delete --problem stationary-digits --methods mine`"
+        "upgd: reused 2 results of an earlier source or version of my_method; to compute them again, delete them with "
+        "`upgd runs delete --problem stationary-digits --network 4 --steps 4 --methods mine --store upgd.db`"
     )
 
 

@@ -5,6 +5,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -304,26 +305,25 @@ def execute(
     found = {
         record.key.digest: record for record in store.records(problem=everything.problem, digests=everything.digests)
     }
-    _warn_of_other_sources(found[digest] for digest in reused)
+    _warn_of_other_sources([found[digest] for digest in reused], store.path)
     return Results([found[everything.digest_of[learner]] for learner in everything.learners])
 
 
-def _warn_of_other_sources(reused: Iterable[Record]) -> None:
+def _warn_of_other_sources(reused: Iterable[Record], path: Path) -> None:
     """Warn if third-party code has changed since results were stored, because a key names components, not their code."""
     affected: dict[str, list[Record]] = {}
     for record in reused:
         for module in plugins.changed(record.plugins or {}):
             affected.setdefault(module, []).append(record)
     for module, records in affected.items():
+        key = records[0].key  # all are of one experiment
         methods = ",".join(sorted({record.key.method for record in records}))
+        chosen = ("--problem", key.problem, "--network", key.network, "--steps", str(key.steps), "--methods", methods)
         log.warning(
-            "upgd: %s stored before the source of %s changed %s reused; to compute them again, delete them with "
-            "`upgd runs delete --problem %s --methods %s`",
+            "upgd: reused %s of an earlier source or version of %s; to compute them again, delete them with `%s`",
             plural(len(records), "result"),
             module,
-            "was" if len(records) == 1 else "were",
-            records[0].key.problem,
-            methods,
+            shlex.join(["upgd", "runs", "delete", *chosen, "--store", str(path)]),
         )
 
 
@@ -332,7 +332,7 @@ def _check_can_run(jobs: Iterable[Job]) -> None:
     seen: set[tuple[Any, ...]] = set()
     for job in jobs:
         for learner in job.learners:
-            variant = (learner.method, *(value for _, value in learner.values if isinstance(value, str | int)))
+            variant = (learner.method, learner.kind)
             if variant not in seen:
                 seen.add(variant)
                 ((group, _),) = groups([learner], [0])
