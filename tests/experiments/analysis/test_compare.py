@@ -190,6 +190,7 @@ def test_a_pair_is_at_the_edge_if_one_of_its_numbers_is():
     at_edge = {tuple(one["betas"]) for one in tried if edges(one, tried)}
     assert at_edge == {(0.0, 0.9), (0.0, 0.999), (0.5, 0.9), (0.5, 0.999), (0.9, 0.9), (0.9, 0.99), (0.9, 0.999)}
     assert edges(tried[0], tried[:1]) == ()
+    assert edges({"sizes": [2.0]}, [{"sizes": [2.0]}, {"sizes": [1.0, 4.0]}]) == ("sizes",)
 
 
 def test_steps_after_a_divergence_are_not_counted():

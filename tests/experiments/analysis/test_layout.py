@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upgd.experiments import Results
-from upgd.experiments.analysis.layout import laid_out, number_format, p_text, terminal_width, wrapped
+from upgd.experiments.analysis.layout import laid_out, number_format, number_text, p_text, terminal_width, wrapped
 from upgd.experiments.spec.engine import ENGINE
 from upgd.store import Key, Record
 
@@ -150,6 +150,10 @@ def test_numbers_of_a_column_share_a_format(values, texts):
 
 def test_no_numbers_have_a_format_too():
     assert format(0.0, number_format([None])) == "0.0000"
+
+
+def test_only_the_sign_of_a_number_is_typeset():
+    assert [number_text(value, ".1e") for value in (-1.5e-7, 1.5e-7, None)] == ["−1.5e-07", "1.5e-07", "–"]
 
 
 def test_p_has_three_decimals():

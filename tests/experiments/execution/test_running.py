@@ -557,7 +557,7 @@ def attend(job, settings, tell):
     raise OSError("unfinished work cannot be saved")
 
 ours, theirs = Pipe()
-ours.send(jobs.Job("output-permuted-digits", {}, "8", 1, ()))
+ours.send((jobs.Job("output-permuted-digits", {}, "8", 1, ()), []))
 workers._attend = attend
 workers._serve(theirs, workers.Settings(), 1, ())
 """

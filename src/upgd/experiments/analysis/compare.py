@@ -397,7 +397,7 @@ def _at_edge(value: Any, tried: Collection[Any]) -> bool:
     """Return whether a number, or one number of a pair, is the smallest or largest tried; 0 has no smaller neighbour."""
     if isinstance(value, tuple):
         pairs = [one for one in tried if isinstance(one, tuple)]
-        return any(_at_edge(part, set(parts)) for part, parts in zip(value, zip(*pairs, strict=True), strict=True))
+        return any(_at_edge(part, set(parts)) for part, parts in zip(value, zip(*pairs, strict=False), strict=False))
     numbers = [one for one in tried if isinstance(one, int | float)]
     return len(numbers) > 1 and isinstance(value, float) and value != 0 and value in (min(numbers), max(numbers))
 

@@ -61,8 +61,11 @@ def number_format(values: Iterable[float | None]) -> str:
 
 
 def number_text(value: float | None, spec: str) -> str:
-    """Format a number with a minus sign; – if there is none."""
-    return "–" if value is None else format(value, spec).replace("-", "−")
+    """Format a number with a minus sign; – if there is none. Exponents keep their hyphen, so that programs can read them."""
+    if value is None:
+        return "–"
+    text = format(value, spec)
+    return f"−{text[1:]}" if text.startswith("-") else text
 
 
 def p_text(p: float | None) -> str:
