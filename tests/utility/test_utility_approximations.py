@@ -1,6 +1,7 @@
 """Approximate utilities, against hand-computed numbers and exact derivatives."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -238,3 +239,27 @@ def test_second_order_of_a_module_that_keeps_what_it_computed():
     for one, other in zip(ours.values(), theirs.values(), strict=True):
         assert torch.equal(one, other)
     assert utility.second_order(model, *sample, of="features").keys() == {"act"}
+
+
+class Locked:
+    """An object that cannot be copied."""
+
+    def __init__(self):
+        self.lock, self.seen = threading.Lock(), []
+
+    def keep(self, module, inputs, output):
+        self.seen.append(output)
+
+
+def test_second_order_shares_what_cannot_be_copied():
+    torch.manual_seed(0)
+    sample = nn.CrossEntropyLoss(), torch.randn(3, 4), torch.tensor([0, 1, 1])
+    model = MLP((4, 5, 2))
+    before = utility.second_order(model, *sample)
+    locked = Locked()
+    model.lock, model.history = threading.Lock(), locked
+    model.register_forward_hook(locked.keep)
+    model(sample[1])
+    after = utility.second_order(model, *sample)
+    assert len(locked.seen) > 1  # as in any other forward pass
+    assert all(torch.equal(after[name], before[name]) for name in before)

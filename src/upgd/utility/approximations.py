@@ -1,6 +1,7 @@
 """Approximate utilities, of weights and of features, at the cost of one backward pass at most."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ __all__ = ["first_order", "magnitude", "random", "second_order", "squared_gradie
 Of = Literal["weights", "features"]
 At = Literal["output", "input"]
 Loss = Callable[[dict[str, Tensor]], Tensor]
+#: Where a module keeps its hooks.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def first_order(
@@ -80,7 +83,7 @@ def second_order(
         features: See :func:`first_order`.
         curvature: ``"hesscale"`` estimates the second derivatives in one backward sweep. ``"exact"`` computes them with one
             pass per entry, which is suitable for small networks, to evaluate the estimate. HesScale runs an ordinary
-            backward pass through a copy of the model, which runs copies of your own hooks on modules.
+            backward pass through a copy of the model, which also calls your own hooks on modules.
         at: See :func:`first_order`; ``"input"`` needs ``curvature="exact"``.
 
     Returns:
@@ -200,13 +203,27 @@ def _hesscale_diagonals(
 
 
 def _copied(model: nn.Module, criterion: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return copies, also of modules that keep a result of their last forward pass, which torch cannot copy."""
+    """Return copies that share the user's hooks, and attributes that cannot be copied, with the originals."""
     known: dict[int, Any] = {}
     for module in (*model.modules(), *criterion.modules()):
-        for value in tree_leaves(vars(module)):
-            if isinstance(value, Tensor) and not value.is_leaf:
+        for registry in _HOOKS:
+            hooks = vars(module)[registry]
+            own = {number: hook for number, hook in hooks.items() if not type(hook).__module__.startswith("upgd.")}
+            known[id(hooks)] = OrderedDict(own)
+        for value in tree_leaves({name: value for name, value in vars(module).items() if name not in _HOOKS}):
+            if isinstance(value, Tensor) and not value.is_leaf:  # a result of the last forward pass
                 known[id(value)] = value.detach().clone()
+            elif not isinstance(value, Tensor | nn.Module | int | float | str | None) and not _can_be_copied(value):
+                known[id(value)] = value
     return copy.deepcopy((model, criterion), known)
+
+
+def _can_be_copied(value: Any) -> bool:
+    try:
+        copy.deepcopy(value)
+    except Exception:
+        return False
+    return True
 
 
 def _mean_magnitude(output: Tensor, feature: Feature) -> Tensor:
