@@ -447,6 +447,18 @@ def test_there_is_no_diagonal_after_zero_grad():
         assert not curvature.feature_diagonal(model[1]).any()
 
 
+def test_there_is_no_diagonal_of_zeros_in_place_of_a_gradient():
+    """A hand-written average over processes creates such gradients, often where the last one was in memory."""
+    for _ in range(20):
+        model, criterion, (x, y) = network(), nn.CrossEntropyLoss(), data()
+        with HesScale(model, criterion) as curvature:
+            criterion(model(x), y).backward()
+            model.zero_grad()
+            for param in model.parameters():
+                param.grad = torch.zeros_like(param)
+            assert not any(diagonal.any() for diagonal in diagonals(model, curvature).values())
+
+
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_diagonal_can_be_changed_in_place(changed):
     """To average it over processes; DistributedDataParallel changes the gradient after the backward pass."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import TensorWeakRef
 
 # torch has no public API for the number of the running backward pass, whether its graph is retained, or whether it is a
 # torch.func transform.
@@ -85,7 +86,8 @@ class GradientWatch:
         self._keys: set[int] = set()
         self._followed = -1
         # The last pass that accumulated into the gradient, and which version of which tensor it left.
-        self._accumulated, self._left = -1, (0, 0)
+        self._accumulated = -1
+        self._left: tuple[TensorWeakRef, int] | None = None
         looks: RemovableHandle = param.register_hook(self._look)  # type: ignore[no-untyped-call]
         # The garbage collector cannot see references in this kind of hook.
         marks: RemovableHandle = param.register_post_accumulate_grad_hook(_Mark(weakref.ref(self)))  # type: ignore[no-untyped-call]
@@ -102,11 +104,19 @@ class GradientWatch:
         Also True if none did, as in ``autograd.grad()``. The version of a tensor is known without a synchronization with the
         device.
         """
-        return self._accumulated < backward or _version(self._param) == self._left
+        if self._accumulated < backward:
+            return True
+        grad = self._param.grad
+        if grad is None or self._left is None:
+            return grad is None and self._left is None
+        left, version = self._left
+        return left() is grad and grad._version == version
 
     def mark(self, param: Tensor) -> None:
         """Record that the running backward pass accumulated into the gradient."""
-        self._accumulated, self._left = current_backward(), _version(param)
+        self._accumulated = current_backward()
+        # The id of a tensor that no longer exists may be that of a new one.
+        self._left = None if param.grad is None else (TensorWeakRef(param.grad), param.grad._version)
 
     def _look(self, grad: Tensor) -> None:
         if self._followed != current_backward() and adds_to_grad(self._param):
@@ -125,12 +135,6 @@ class _Mark:
         watch = self._watch()
         if watch is not None:
             watch.mark(param)
-
-
-def _version(param: Tensor) -> tuple[int, int]:
-    """Return what identifies the gradient of a parameter and its content."""
-    grad = param.grad
-    return (0, 0) if grad is None else (id(grad), grad._version)
 
 
 def sum_by_unit(values: Tensor, dim: int) -> Tensor:
