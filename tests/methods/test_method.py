@@ -165,3 +165,18 @@ def test_a_class_may_be_executed_again_with_itself_as_base(registered) -> None:
     register(_Plain)
     again = type("_Plain", (_Plain,), {"factor": 0.25, "__module__": __name__, "__qualname__": "_Plain"})
     assert register(again).rule == "shared-plain"
+
+
+def test_a_class_may_fix_a_setting_of_two_numbers() -> None:
+    class Fixed(METHODS["adamw"]):
+        name = "fixed-adamw"
+        betas = (0.8, 0.9)
+
+    class Free(Fixed):
+        name = "free-adamw"
+        betas = METHODS["adamw"].settings["betas"]
+
+    assert "betas" not in Fixed.settings
+    assert {name: Fixed.constants[name] for name in ("beta1", "beta2")} == {"beta1": 0.8, "beta2": 0.9}
+    assert "betas" in Free.settings
+    assert "beta1" not in Free.constants

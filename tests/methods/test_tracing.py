@@ -41,7 +41,7 @@ def test_truth_values_in_sums_are_numbers() -> None:
 @pytest.mark.parametrize(
     ("update", "why"),
     [
-        (lambda w, g, s, h, t: w - ((g > 0) + (w > 0)) * g, "nothing but truth values"),
+        (lambda w, g, s, h, t: w - ((g > 0) + (w > 0)) * g, "arithmetic on truth values alone"),
         (lambda w, g, s, h, t: torch.where(g, w, g), "a number where torch needs true or false"),
         (lambda w, g, s, h, t: torch.where(g > 0, w > 0, g > 0), "chooses between truth values"),
         (lambda w, g, s, h, t: w & g, "a number where torch needs true or false"),

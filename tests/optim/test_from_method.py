@@ -299,7 +299,8 @@ def test_functions_of_torch_do_not_take_plain_numbers(update, what: str) -> None
     optimizer = MethodOptimizer([param], type("Numbers", (Method,), {"name": "numbers", "update": update}), lr=0.1)
     param.grad = torch.ones(2)
     with pytest.raises(
-        TypeError, match=f"method='numbers' calls {what}, but h and t are plain numbers.*use arithmetic"
+        TypeError,
+        match=f"method='numbers' calls {what} in place of a tensor; h and t are plain numbers.*use arithmetic",
     ):
         optimizer.step()
 

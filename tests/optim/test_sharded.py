@@ -267,8 +267,9 @@ def check_checkpoint(rank: int, folder: Path, saves: bool) -> None:
             dcp.load(parts, checkpoint_id=folder / name)
             set_state_dict(network, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
         train(network, optimizer, steps=3)
-        kinds = {value.dtype for value in optimizer.state[network[0].weight].values()}
-        assert options.get("state_dtype", torch.float64) in kinds
+        state = optimizer.state[network[0].weight]
+        kinds = {value.dtype for name, value in state.items() if name != "step"}
+        assert options["state_dtype"] in kinds if "state_dtype" in options else kinds <= {torch.float64}
         final = [whole(param) for param in network.parameters()]
         if not saves:
             torch.testing.assert_close(final, torch.load(folder / f"{name}.pt"), rtol=1e-12, atol=1e-14)

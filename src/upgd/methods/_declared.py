@@ -18,7 +18,7 @@ TAKEN: dict[str, tuple[str, ...]] = {
         *("backend", "look_every", "checkpoint_every", "stop_after", "job_size", "quiet"),
     ),
     # The following do not apply to methods whose steps are computed by a torch optimizer.
-    "h has for all rules": ("t", "step", "expression", "resolve", "by_reciprocal"),
+    "rules already have in h": ("t", "step", "expression", "resolve", "by_reciprocal"),
     "optimizers use": (
         *("params", "model", "method", "curvature", "maximize", "foreach", "fused", "capturable", "generator", "seed"),
         *("state_dtype", "stochastic_rounding", "process_group", "bound", "features", "scaler"),
@@ -55,7 +55,7 @@ def check_settings(cls: "type[Method]") -> None:
                 raise ValueError(f"{cls.__name__} has a setting {part!r}, a name that {reason}; give it another name")
     if twice := [name for name in numbers if numbers.count(name) > 1]:
         raise ValueError(
-            f"{cls.__name__} has two settings that are h.{twice[0]} in rules; give one of them another name"
+            f"{cls.__name__} has two settings with the name h.{twice[0]} in rules; give one of them another name"
         )
     noise = getattr(cls, "noise", _NOISES[0])
     if cls.needs("noise") and isinstance(noise, str) and noise not in _NOISES:
@@ -72,7 +72,7 @@ def _taken(cls: "type[Method]", name: str, setting: "Setting") -> str:
         return "is an attribute of every method"
     of_torch = hasattr(cls, "optimizer_class")
     if name in _UNDERSTOOD and not of_torch and not _UNDERSTOOD[name](cls, setting):
-        return "the engine uses otherwise"
+        return "has another meaning in the engine"
     for user, names in TAKEN.items():
         if name in names and (user in _OF_EVERY_METHOD or not of_torch):
             return user

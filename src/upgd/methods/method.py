@@ -204,13 +204,15 @@ class Method:
             for name, value in vars(base).items():
                 if isinstance(value, Setting):
                     settings[name] = value
-                    constants.pop(name, None)
+                    for part in (name, *value.pair):
+                        constants.pop(part, None)
                     fixed.pop(name, None)
                 elif name in settings and settings[name].is_switch:  # a value replaces the setting
                     fixed[name] = settings.pop(name)
                 elif name in settings or name in constants:
+                    pair = settings[name].pair if name in settings else ()
                     settings.pop(name, None)
-                    constants[name] = float(value)
+                    constants |= dict(zip(pair, map(float, value), strict=True)) if pair else {name: float(value)}
         cls.settings, cls.constants, cls._fixed, cls.arguments = settings, constants, fixed, _arguments(cls)
         check_settings(cls)
         check_declared(cls)

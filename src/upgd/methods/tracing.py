@@ -111,7 +111,7 @@ class Symbol:
         if name in _LOGICAL:
             return tape.record(name, *(tape.truth(value).place for value in values))
         if name not in _COMPARISONS and all(tape.is_truth(tape.symbol(value)) for value in values):
-            raise CannotTrace("its rule computes with nothing but truth values, for which torch has rules of its own")
+            raise CannotTrace("its rule does arithmetic on truth values alone, which kernels do not support")
         return tape.record(name, *(tape.number(value).place for value in values))
 
     def _after(self, name: str, other: Any) -> "Symbol":

@@ -465,8 +465,8 @@ def _called(method: Method, phase: str, **arguments: Any) -> Any:
         if found is None:
             raise
         raise TypeError(
-            f"method={method.name!r} calls torch.{found[1]} with a {found[2] or found[3]}, but h and t are plain numbers "
-            "in an optimizer; use arithmetic, such as h.lr**0.5, or run the method in a population"
+            f"method={method.name!r} calls torch.{found[1]} with a {found[2] or found[3]} in place of a tensor; h and t "
+            "are plain numbers in an optimizer, so use arithmetic, such as h.lr**0.5, or torch.full_like"
         ) from error
 
 

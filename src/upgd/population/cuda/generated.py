@@ -7,7 +7,7 @@ computes an entry.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
 from upgd.kernels.source import INPUTS, merged, reached
@@ -339,5 +339,7 @@ def _expression(node: tuple[Any, ...], of_unit: bool) -> str:
         return f"e.{'s' if of_unit else 'unit_s'}[{arguments[0]}]"
     if kind == "constant":
         value = arguments[0]
+        if isnan(value):
+            return 'nanf("")'
         return f"{value!r}f" if isfinite(value) else f"(float){value!r}".replace("inf", "(1e300 * 1e300)")
     return _FORMS[kind].format(*(f"v{argument}" for argument in arguments))
