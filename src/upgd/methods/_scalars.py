@@ -15,6 +15,7 @@ from torch import Tensor
 
 __all__ = ["Scalar", "Scalars", "evaluate"]
 
+_Operator = Callable[["Scalar", Any], Any]
 _ARITHMETIC = {
     operator.add: "add",
     operator.sub: "sub",
@@ -46,6 +47,18 @@ _FACTORS = {
 _CLAMPS = (torch.clamp, torch.clip, torch.Tensor.clamp, torch.Tensor.clip)
 
 
+def _operators(function: Callable[[Any, Any], Any]) -> tuple[_Operator, _Operator]:
+    """Return an operator of :class:`Scalar`, and its reflection, whose first operand is the other object."""
+
+    def operation(self: "Scalar", other: Any) -> Any:
+        return _binary(function, self, other)
+
+    def reflected(self: "Scalar", other: Any) -> Any:
+        return _binary(function, other, self)
+
+    return operation, reflected
+
+
 class Scalar:
     """An expression of hyperparameters and the step count, one value per learner.
 
@@ -66,78 +79,22 @@ class Scalar:
     def __repr__(self) -> str:
         return f"<per learner: {self.key}>"
 
-    def __add__(self, other: Any) -> Any:
-        return _binary(operator.add, self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return _binary(operator.add, other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return _binary(operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return _binary(operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return _binary(operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return _binary(operator.mul, other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return _binary(operator.truediv, self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return _binary(operator.truediv, other, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return _binary(operator.pow, self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return _binary(operator.pow, other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return _binary(operator.mod, self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return _binary(operator.mod, other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return _binary(operator.floordiv, self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return _binary(operator.floordiv, other, self)
-
-    def __and__(self, other: Any) -> Any:
-        return _binary(operator.and_, self, other)
-
-    def __rand__(self, other: Any) -> Any:
-        return _binary(operator.and_, other, self)
-
-    def __or__(self, other: Any) -> Any:
-        return _binary(operator.or_, self, other)
-
-    def __ror__(self, other: Any) -> Any:
-        return _binary(operator.or_, other, self)
-
-    def __eq__(self, other: object) -> Any:
-        return _binary(operator.eq, self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return _binary(operator.ne, self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return _binary(operator.lt, self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return _binary(operator.le, self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return _binary(operator.gt, self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return _binary(operator.ge, self, other)
-
+    __add__, __radd__ = _operators(operator.add)
+    __sub__, __rsub__ = _operators(operator.sub)
+    __mul__, __rmul__ = _operators(operator.mul)
+    __truediv__, __rtruediv__ = _operators(operator.truediv)
+    __pow__, __rpow__ = _operators(operator.pow)
+    __mod__, __rmod__ = _operators(operator.mod)
+    __floordiv__, __rfloordiv__ = _operators(operator.floordiv)
+    __and__, __rand__ = _operators(operator.and_)
+    __or__, __ror__ = _operators(operator.or_)
+    # Python reflects comparisons itself: 2 < x asks for x > 2.
+    __eq__ = _operators(operator.eq)[0]
+    __ne__ = _operators(operator.ne)[0]
+    __lt__ = _operators(operator.lt)[0]
+    __le__ = _operators(operator.le)[0]
+    __gt__ = _operators(operator.gt)[0]
+    __ge__ = _operators(operator.ge)[0]
     __hash__ = None  # type: ignore[assignment]  # __eq__ returns an expression
 
     def __neg__(self) -> "Scalar":

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 Node = tuple[Any, ...]
+_Operator = Callable[["Symbol", Any], "Symbol"]
 
 #: Operations whose result is true or false.
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -96,6 +97,18 @@ class Tape:
         return self.nodes[symbol.place][0] in _COMPARISONS + _LOGICAL
 
 
+def _operators(name: str) -> tuple[_Operator, _Operator]:
+    """Return an operator of :class:`Symbol`, and its reflection, whose first operand is the other object."""
+
+    def operation(self: "Symbol", other: Any) -> "Symbol":
+        return self._with(name, other)
+
+    def reflected(self: "Symbol", other: Any) -> "Symbol":
+        return self._after(name, other)
+
+    return operation, reflected
+
+
 class Symbol:
     """Represents an entry of a parameter, or a value computed from it."""
 
@@ -118,31 +131,24 @@ class Symbol:
         first = self.tape.truth(other) if name in _LOGICAL else self.tape.symbol(other)
         return first._with(name, self)
 
-    def __add__(self, other: Any) -> "Symbol":
-        return self._with("add", other)
-
-    def __radd__(self, other: Any) -> "Symbol":
-        return self._after("add", other)
-
-    def __sub__(self, other: Any) -> "Symbol":
-        return self._with("sub", other)
-
-    def __rsub__(self, other: Any) -> "Symbol":
-        return self._after("sub", other)
-
-    def __mul__(self, other: Any) -> "Symbol":
-        return self._with("mul", other)
-
-    def __rmul__(self, other: Any) -> "Symbol":
-        return self._after("mul", other)
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __rtruediv__ = _operators("div")[1]
+    __and__, __rand__ = _operators("and")
+    __or__, __ror__ = _operators("or")
+    # Python reflects comparisons itself: 2 < x asks for x > 2.
+    __lt__ = _operators("lt")[0]
+    __le__ = _operators("le")[0]
+    __gt__ = _operators("gt")[0]
+    __ge__ = _operators("ge")[0]
+    __eq__ = _operators("eq")[0]  # type: ignore[assignment]
+    __ne__ = _operators("ne")[0]  # type: ignore[assignment]
 
     def __truediv__(self, other: Any) -> "Symbol":
         if isinstance(other, Scalar):  # the reciprocal is computed before the loop
             return self._with("mul", 1 / other)
         return self._with("div", other)
-
-    def __rtruediv__(self, other: Any) -> "Symbol":
-        return self._after("div", other)
 
     def __neg__(self) -> "Symbol":
         return self._with("neg")
@@ -167,36 +173,6 @@ class Symbol:
         # The logarithm is computed before the loop. The summand, which no other base notices, makes that of 0 finite: 0⁰ = 1.
         above_zero = base + 1e-300
         return (self * (torch.log(above_zero) if isinstance(base, Scalar) else math.log(above_zero))).exp()
-
-    def __lt__(self, other: Any) -> "Symbol":
-        return self._with("lt", other)
-
-    def __le__(self, other: Any) -> "Symbol":
-        return self._with("le", other)
-
-    def __gt__(self, other: Any) -> "Symbol":
-        return self._with("gt", other)
-
-    def __ge__(self, other: Any) -> "Symbol":
-        return self._with("ge", other)
-
-    def __eq__(self, other: object) -> "Symbol":  # type: ignore[override]
-        return self._with("eq", other)
-
-    def __ne__(self, other: object) -> "Symbol":  # type: ignore[override]
-        return self._with("ne", other)
-
-    def __and__(self, other: Any) -> "Symbol":
-        return self._with("and", other)
-
-    def __rand__(self, other: Any) -> "Symbol":
-        return self._after("and", other)
-
-    def __or__(self, other: Any) -> "Symbol":
-        return self._with("or", other)
-
-    def __ror__(self, other: Any) -> "Symbol":
-        return self._after("or", other)
 
     def __invert__(self) -> "Symbol":
         return self._with("not")
