@@ -10,11 +10,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from upgd.networks import ACTIVATION_FUNCTIONS, ACTIVATION_MODULES, LAYERS, is_leaf
 
 #: A loss as a function of outputs and targets: a module such as ``nn.MSELoss()``, or any function.
 Criterion = Callable[[Tensor, Tensor], Tensor]
+
+#: A method that adds a hook, such as ``module.register_forward_hook``, and the hook.
+Hook = tuple[Callable[..., RemovableHandle], Callable[..., Any]]
 
 _NOTHING_BETWEEN = "there is no module between two layers; use nn.ReLU() instead of F.relu"
 
@@ -72,13 +76,10 @@ def calls(model: nn.Module, x: Tensor) -> list[Call]:
         return lambda module, args, output: seen.append(Call(name, module, inputs.pop(module), _copied(output)))
 
     leaves = [(name, module) for name, module in model.named_modules() if is_leaf(module)]
-    handles = [module.register_forward_pre_hook(before) for _, module in leaves]
-    try:
-        with hooked([(module, note(name)) for name, module in leaves]):
-            model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks: list[Hook] = [(module.register_forward_pre_hook, before) for _, module in leaves]
+    hooks += [(module.register_forward_hook, note(name)) for name, module in leaves]
+    with hooked(hooks):
+        model(x)
     return seen
 
 
@@ -159,21 +160,17 @@ def gated(found: Sequence[Feature], gates: Mapping[str, Tensor], at: str = "outp
 
     own = [feature for feature in found if feature.name in gates]
     if at == "output":
-        with hooked([(feature.module, multiply(feature)) for feature in own]):
-            yield
-        return
-    handles = [feature.module.register_forward_pre_hook(multiply_input(feature)) for feature in own]
-    try:
+        hooks: list[Hook] = [(feature.module.register_forward_hook, multiply(feature)) for feature in own]
+    else:
+        hooks = [(feature.module.register_forward_pre_hook, multiply_input(feature)) for feature in own]
+    with hooked(hooks):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
-def hooked(hooks: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """Context manager that adds forward hooks to modules."""
-    handles = [module.register_forward_hook(hook) for module, hook in hooks]
+def hooked(hooks: Sequence[Hook]) -> Iterator[None]:
+    """Context manager that adds hooks to modules."""
+    handles = [register(hook) for register, hook in hooks]
     try:
         yield
     finally:

@@ -163,7 +163,7 @@ def _loss_without_weight(
         def remove(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             return output - inputs[0].index_select(-1, column.view(1)) * weight_at_unit
 
-        with hooked([(layer, remove)]):
+        with hooked([(layer.register_forward_hook, remove)]):
             return criterion(model(x), y)
 
     return loss
@@ -181,6 +181,6 @@ def _acts_only_in(layer: nn.Linear, name: str, model: nn.Module, criterion: Crit
 
     weight, bias = layer.weight.detach(), layer.bias
     poison = torch.full_like(weight, torch.nan)
-    with hooked([(layer, with_own_weight)]):
+    with hooked([(layer.register_forward_hook, with_own_weight)]):
         probed = criterion(functional_call(model, {name: poison}, (x,)), y)
     return not bool(probed.isnan())
