@@ -243,7 +243,7 @@ def _computed(found: Reproduction) -> str:
         arms = [arm for arm in panel.arms if arm in found.plan.arms()]
         wanted = {arm: len(found.plan.settings(arm)) for arm in arms}
         there = {arm: found.findings[arm].tried if arm in found.findings else 0 for arm in arms}
-        final = {arm: _final_runs(found, arm) for arm in arms}
+        final = {arm: found.final_runs(arm) for arm in arms}
         if not any(there[arm] for arm in found.plan.own(panel)):
             absent.append(_inside_a_sentence(panel.title))
             continue
@@ -261,15 +261,6 @@ def _computed(found: Reproduction) -> str:
     else:
         text = "".join(f"Computed: {line}. " for line in lines)
     return text + (f"Not computed: {'; '.join(absent)}. " if absent else "")
-
-
-def _final_runs(found: Reproduction, arm: Arm) -> tuple[int, int]:
-    """Return the number of final runs of an arm, and how many there should be."""
-    finding, wanted = found.findings.get(arm), len(found.plan.seeds(arm))
-    if finding is None:
-        return 0, wanted
-    ones = [one for one in (finding, finding.papers) if one is not None]
-    return sum(len(one.entry.records) if one.entry else 0 for one in ones), wanted * len(ones)
 
 
 def _number(value: float) -> str:

@@ -79,14 +79,7 @@ class Reproduction:
     @property
     def missing(self) -> int:
         """The number of missing final runs."""
-        wanted = sum(len(self.plan.seeds(arm)) for arm in self.plan.arms())
-        there = 0
-        for arm, finding in self.findings.items():
-            there += len(finding.entry.records) if finding.entry else 0
-            if finding.papers is not None:
-                wanted += len(self.plan.seeds(arm))
-                there += len(finding.papers.entry.records) if finding.papers.entry else 0
-        return wanted - there
+        return sum(wanted - there for there, wanted in map(self.final_runs, self.plan.arms()))
 
     @property
     def unlisted(self) -> int:
@@ -95,6 +88,14 @@ class Reproduction:
         searched = {arm: own for arm, own in self.candidates.items() if self.searched(arm)}
         wanted = {digest for experiment in plan.again(searched) for digest in whole(experiment).digests}
         return len(wanted - {record.key.digest for record in self.records}) if plan.shortlist else 0
+
+    def final_runs(self, arm: Arm) -> tuple[int, int]:
+        """Return the number of final runs of a curve, and how many there should be."""
+        finding, wanted = self.findings.get(arm), len(self.plan.seeds(arm))
+        if finding is None:
+            return 0, wanted
+        ones = [one for one in (finding, finding.papers) if one is not None]
+        return sum(len(one.entry.records) if one.entry else 0 for one in ones), wanted * len(ones)
 
     def searched(self, arm: Arm) -> bool:
         """Return whether all settings of a curve have been tried, in the search or in the screening."""
