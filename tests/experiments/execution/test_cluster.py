@@ -17,6 +17,7 @@ from upgd.experiments import Experiment
 from upgd.experiments.execution.cluster import _asks_for_a_token, compute_slice, on_ray
 from upgd.experiments.execution.jobs import Checkpoints, plan, whole
 from upgd.experiments.execution.running import execute
+from upgd.experiments.execution.workers import Settings
 from upgd.store import Store
 
 SMALL = Experiment(
@@ -64,13 +65,13 @@ def test_slices_give_the_whole_result(look_every):
 )
 def test_without_a_cluster_there_is_one_sentence(address, words):
     with pytest.raises(ValueError, match=words):
-        on_ray(address)
+        on_ray(address, Settings())
 
 
 def test_without_ray_there_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install 'upgd\[ray\]'"):
-        on_ray("auto")
+        on_ray("auto", Settings())
 
 
 @pytest.fixture
@@ -132,12 +133,12 @@ def test_an_open_cluster_needs_insecure(no_tokens, monkeypatch, caplog):
     ray = OpenRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(ValueError, match=r"ray='local' would start .* RAY_AUTH_MODE=token .* --insecure"):
-        on_ray("local")
+        on_ray("local", Settings())
     assert ray.started == []
-    on_ray("local", insecure=True)
+    on_ray("local", Settings(), insecure=True)
     assert ray.started == ["local"]
     assert caplog.messages == []
-    on_ray("auto")
+    on_ray("auto", Settings())
     assert "the Ray cluster at auto requires no token" in caplog.messages[0]
 
 
@@ -148,7 +149,7 @@ def test_a_local_cluster_requires_a_token_by_default(no_tokens, monkeypatch):
     ray = OpenRay()
     ray.__version__ = "2.60.0"
     monkeypatch.setattr(builtins, "__import__", importing("ray", ray))
-    on_ray("local")
+    on_ray("local", Settings())
     assert os.environ["RAY_AUTH_MODE"] == "token"
     assert ray.started == ["local"]
 

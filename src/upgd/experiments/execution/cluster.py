@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from upgd import plugins
-from upgd.experiments.execution.jobs import Checkpoints, Job, Snapshot
+from upgd.experiments.execution.jobs import Job, Snapshot
 from upgd.experiments.execution.work import Pause, compute, device_named, uses
-from upgd.experiments.execution.workers import Executor, Watcher
+from upgd.experiments.execution.workers import Executor, Settings, Watcher
 from upgd.population.choose import BackendChoice
 from upgd.store import Record
 
@@ -28,31 +28,21 @@ _RETRIES = 10
 _START = "start one with `ray get-auth-token --generate` and `RAY_AUTH_MODE=token ray start --head`"
 
 
-def on_ray(
-    address: str,
-    device: str = "auto",
-    backend: BackendChoice = "auto",
-    checkpoints: Checkpoints | None = None,
-    slice_seconds: float = 60.0,
-    look_every: int | None = None,
-    insecure: bool = False,
-) -> tuple[str, int, Executor]:
+def on_ray(address: str, settings: Settings, *, insecure: bool = False) -> tuple[str, int, Executor]:
     """Connect to a Ray cluster.
 
     Args:
         address: The address of the head, ``HOST:PORT``; ``"auto"`` for the cluster that this machine belongs to; ``"local"``
             to start one on this machine, which ends with the process.
-        device: The device of the jobs; ``"auto"`` uses the cluster's GPUs if it has any, one per job.
-        backend: The backend of the population.
-        checkpoints: The driver's storage for snapshots of unfinished jobs.
-        slice_seconds: Time that a task computes before it returns a snapshot; the most that losing a node costs.
-        look_every: Number of steps between diagnostics. Default: None, no diagnostics.
+        settings: How to compute jobs. The device ``"auto"`` uses the cluster's GPUs if it has any, one per job. Snapshots
+            are those of the driver; losing a node costs at most the time between them.
         insecure: Accept a cluster without token authentication: anyone who can reach its ports may run code.
 
     Returns:
         The kind of device, the number of jobs that the cluster computes at a time, and the executor.
     """
     ray = _connected(address, insecure)
+    device, checkpoints = settings.device, settings.checkpoints
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     on_gpu = device.startswith("cuda") or (device == "auto" and gpus > 0)
@@ -68,11 +58,11 @@ def on_ray(
         running: dict[Any, Job] = {}
 
         def submit(job: Job, begun: Snapshot | None) -> None:
-            needed = plugins.third_party(job.uses())
-            running[task.remote(job, kind, backend, begun, slice_seconds, look_every, modules, needed, path)] = job
+            how = settings.backend, begun, settings.every, settings.look_every
+            running[task.remote(job, kind, *how, modules, plugins.third_party(job.uses()), path)] = job
 
         for job in jobs:
-            plugins.check_elsewhere(uses(job, backend, look_every), runs_main=False)
+            plugins.check_elsewhere(uses(job, settings.backend, settings.look_every), runs_main=False)
         modules, path = plugins.modules(), tuple(sys.path)
         try:
             while waiting or running:

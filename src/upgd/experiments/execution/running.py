@@ -81,21 +81,13 @@ class Options:
 
     def executor_for(self, experiment: Experiment) -> tuple[str, int, Executor]:
         """Return the device of the jobs, the number of concurrent jobs, and the executor."""
+        device = self.device if self.ray is not None else device_named(self.device)
+        settings = Settings(device, self.backend, self.checkpoints, self.checkpoint_every, self.look_every)
         if self.ray is not None:
             from upgd.experiments.execution.cluster import on_ray
 
-            return on_ray(
-                self.ray,
-                self.device,
-                self.backend,
-                self.checkpoints,
-                self.checkpoint_every,
-                look_every=self.look_every,
-                insecure=self.insecure,
-            )
-        device = device_named(self.device)
+            return on_ray(self.ray, settings, insecure=self.insecure)
         workers = self.workers_for(experiment, device)
-        settings = Settings(device, self.backend, self.checkpoints, self.checkpoint_every, look_every=self.look_every)
         return device, workers, in_process(settings) if workers == 1 else in_processes(settings, workers)
 
 

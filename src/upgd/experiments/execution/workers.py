@@ -48,7 +48,7 @@ class Settings:
     """Options for computing jobs.
 
     Attributes:
-        device: a torch device.
+        device: a torch device; on a Ray cluster also ``"auto"``.
         backend: the population's backend; a class must be importable if there are several processes.
         checkpoints: storage for snapshots of unfinished jobs; None for no snapshots.
         every: seconds between snapshots.
