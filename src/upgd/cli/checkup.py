@@ -94,10 +94,11 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join(f"{name:<11}{(chr(10) + ' ' * 11).join(lines)}" for name, lines in parts)
 
 
-def _filled(words: list[str], width: int = 100) -> list[str]:
+def _filled(words: list[str]) -> list[str]:
+    """Return the words in lines of at most 100 characters."""
     lines = [""]
     for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > width:
+        if lines[-1] and len(lines[-1]) + len(word) > 100:
             lines.append("")
         lines[-1] += f"{', ' if lines[-1] else ''}{word}"
     return lines

@@ -3,7 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -192,8 +193,8 @@ def _study(problem: str, method: str | None, declaration: Declaration, execution
     return 0
 
 
-def _say_now_and_then(every: float = 10.0) -> Callable[[int, int], None]:
-    """Reports progress on standard error at regular intervals."""
+def _say_now_and_then() -> Callable[[int, int], None]:
+    """Return a function that reports progress on standard error, every ten seconds."""
     from upgd.experiments.execution.progress import duration
 
     began = said = time.monotonic()
@@ -201,7 +202,7 @@ def _say_now_and_then(every: float = 10.0) -> Callable[[int, int], None]:
     def tell(done: int, total: int) -> None:
         nonlocal said
         now = time.monotonic()
-        if now - said >= every:
+        if now - said >= 10:
             said = now
             left = (now - began) * (total - done) / done
             print(f"{done / total:4.0%}, about {duration(left)} left", file=sys.stderr, flush=True)
@@ -303,7 +304,7 @@ def estimated(experiment: "Experiment", execution: Execution) -> dict[str, Any]:
         "options": dict(experiment.options),
         "network": experiment.network,
         "steps": experiment.steps,
-        "methods": {method: len(list(_of(experiment, method))) for method in experiment.methods},
+        "methods": Counter(learner.method for learner in experiment.learners()),
         "learners": len(experiment.learners()),
         "stored": len(experiment.learners()) - sum(len(job.learners) for job in jobs),
         "jobs": len(jobs),
@@ -333,10 +334,6 @@ def estimate_text(facts: dict[str, Any], store: Path) -> str:
         f"  about {duration(facts['seconds'])}, measured on this machine now",
     ]
     return "\n".join(lines)
-
-
-def _of(experiment: "Experiment", method: str) -> Iterator[Any]:
-    return (learner for learner in experiment.learners() if learner.method == method)
 
 
 def _print(results: "Results", as_json: bool) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise, zip_longest
@@ -225,8 +225,8 @@ class Checkpoints:
             )
         return found
 
-    def unfinished(self, missing: Job, finished: Callable[[frozenset[str]], bool]) -> list[Job]:
-        """Return the unfinished jobs of these learners; files of finished or abandoned jobs are removed."""
+    def unfinished(self, missing: Job, stored: Set[str]) -> list[Job]:
+        """Return the unfinished jobs of these learners; files of jobs whose learners are all stored are removed."""
         begun: list[Job] = []
         for path in self.folder.glob("*.partial"):
             path.unlink(missing_ok=True)
@@ -242,7 +242,7 @@ class Checkpoints:
                 continue
             if job.digests <= missing.digests and not any(job.digests & other.digests for other in begun):
                 begun.append(job)
-            elif finished(job.digests):
+            elif job.digests <= stored:
                 self.remove(job)
         return begun
 

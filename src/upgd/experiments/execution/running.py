@@ -346,7 +346,7 @@ def pending(
     begun: list[Job] = []
     missing = everything.without(there)
     if checkpoints is not None:
-        begun = checkpoints.unfinished(missing, lambda digests: digests <= there)
+        begun = checkpoints.unfinished(missing, there)
         missing = missing.without(there.union(*(job.digests for job in begun)))
     mixed = device.startswith("cuda")  # a GPU can run several groups at the same time
     most = job_size or most_learners(device)

@@ -309,7 +309,7 @@ def plan(
         shortlist_seeds=numbers.get("shortlist_seeds", size.shortlist_seeds),
         methods=tuple(methods),
         screen=_lengths("screen", study, screen),
-        keep=_KEEP if keep is None else _fraction("keep", keep),
+        keep=_KEEP if keep is None else _fraction(keep),
     )
     if screen is None and keep is not None:
         raise ValueError(
@@ -359,10 +359,10 @@ def _lengths(what: str, study: Study, given: int | Mapping[str, int] | None) -> 
     return {problem: _number(what, steps) for problem, steps in lengths.items()}
 
 
-def _fraction(what: str, given: Any) -> float:
-    if not (isinstance(given, int | float) and 0 < given <= 1):
-        raise ValueError(f"{what} must be a number above 0 and at most 1, not {given!r}; use 0.25 for a quarter")
-    return float(given)
+def _fraction(keep: Any) -> float:
+    if not (isinstance(keep, int | float) and 0 < keep <= 1):
+        raise ValueError(f"keep must be a number above 0 and at most 1, not {keep!r}; use 0.25 for a quarter")
+    return float(keep)
 
 
 def _number(what: str, given: int) -> int:

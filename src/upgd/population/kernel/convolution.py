@@ -177,12 +177,12 @@ def patch_square_products(s: Pointer, count: int, positions: int, patches: Point
 
 
 @compiled
-def _largest_at(image: Pointer, width: int, y: int, x: int, size: int) -> int:
-    """Return the index of the largest of size × size values, the first in case of ties."""
-    best = y * width + x
+def _largest_at(image: Pointer, width: int, x: int, size: int) -> int:
+    """Return the index of the largest of size × size values from column x on, the first in case of ties."""
+    best = x
     for a in range(size):
         for b in range(size):
-            at = (y + a) * width + x + b
+            at = a * width + x + b
             if image[at] > image[best]:
                 best = at
     return best
@@ -199,7 +199,7 @@ def pool(maps: Pointer, count: int, height: int, width: int, size: int, out: Poi
                 _pool_pairs(image, skip(image, width), columns, line)
             else:
                 for x in range(columns):
-                    line[x] = image[_largest_at(image, width, 0, x * size, size)]
+                    line[x] = image[_largest_at(image, width, x * size, size)]
 
 
 @compiled
@@ -227,7 +227,7 @@ def unpool(pooled: Pointer, count: int, height: int, width: int, size: int, maps
                 _unpool_pairs(line, columns, image, skip(image, width), back, skip(back, width))
             else:
                 for x in range(columns):
-                    back[_largest_at(image, width, 0, x * size, size)] = line[x]
+                    back[_largest_at(image, width, x * size, size)] = line[x]
 
 
 @compiled
