@@ -39,6 +39,8 @@ class WeightwiseOptimizer(FusingOptimizer):
     _gated: bool
     #: Whether it follows Adam's direction instead of the gradient.
     _adaptive = False
+    #: The switches c and q of :func:`upgd.rules.update`.
+    _c, _q = 1.0, 1.0
     #: The processes with the other parameters, if this optimizer has only part of them.
     _peers: partitions.Peers | None = None
     #: The indices of its parameters in the whole model, if this optimizer has only part of them and they are known.
@@ -68,8 +70,8 @@ class WeightwiseOptimizer(FusingOptimizer):
         partitions.watch_zero()
 
     def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
-        """The switches c, p, q of :func:`upgd.rules.update`."""
-        raise NotImplementedError
+        """The switches c, p, q of :func:`upgd.rules.update`; p is an option of methods with gradient and gates."""
+        return self._c, 1.0 if group.get("protect_gradient") else 0.0, self._q
 
     def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
         options = with_plain_numbers(options)

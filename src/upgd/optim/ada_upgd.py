@@ -1,6 +1,6 @@
 """Utility-based perturbed gradient descent along Adam's direction."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -102,6 +102,3 @@ class AdaUPGD(WeightwiseOptimizer):
             "stochastic_rounding": stochastic_rounding,
         }
         super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
-
-    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
-        return 1.0, 1.0 if group["protect_gradient"] else 0.0, 1.0

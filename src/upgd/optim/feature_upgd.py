@@ -320,9 +320,6 @@ class FeatureUPGD(FeaturewiseOptimizer):
         }
         super().__init__(model, defaults, features=features, curvature=curvature, scaler=scaler, generator=generator)
 
-    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
-        return 1.0, 1.0 if group["protect_gradient"] else 0.0, 1.0
-
 
 class FeatureUPS(FeaturewiseOptimizer):
     """Utility-based perturbed search, feature-wise: perturbs the incoming weights of hidden units according to utility.
@@ -345,6 +342,8 @@ class FeatureUPS(FeaturewiseOptimizer):
         >>> nn.functional.mse_loss(model(torch.randn(1, 4)), torch.zeros(1, 2)).backward()
         >>> optimizer.step()
     """
+
+    _c = 0.0
 
     def __init__(
         self,
@@ -375,6 +374,3 @@ class FeatureUPS(FeaturewiseOptimizer):
             "capturable": capturable,
         }
         super().__init__(model, defaults, features=features, curvature=curvature, scaler=scaler, generator=generator)
-
-    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
-        return 0.0, 0.0, 1.0

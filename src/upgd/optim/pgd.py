@@ -1,7 +1,5 @@
 """Perturbed gradient descent and related methods, which perturb all weights equally."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -34,6 +32,7 @@ class PGD(WeightwiseOptimizer):
     """
 
     _gated = False
+    _q = 0.0
     _required: tuple[str, ...] = ("lr", "sigma")
 
     def __init__(
@@ -66,9 +65,6 @@ class PGD(WeightwiseOptimizer):
             "stochastic_rounding": stochastic_rounding,
         }
         super().__init__(params, defaults, generator=generator)
-
-    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
-        return 1.0, 0.0, 0.0
 
 
 class ShrinkAndPerturb(PGD):

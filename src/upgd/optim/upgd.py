@@ -1,6 +1,6 @@
 """Utility-based perturbed gradient descent, weight-wise."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -126,6 +126,3 @@ class UPGD(WeightwiseOptimizer):
             "stochastic_rounding": stochastic_rounding,
         }
         super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
-
-    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
-        return 1.0, 1.0 if group["protect_gradient"] else 0.0, 1.0

@@ -1,6 +1,6 @@
 """Utility-based perturbed search, weight-wise."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class UPS(WeightwiseOptimizer):
     """
 
     _gated = True
+    _c = 0.0
 
     def __init__(
         self,
@@ -77,6 +78,3 @@ class UPS(WeightwiseOptimizer):
             "stochastic_rounding": stochastic_rounding,
         }
         super().__init__(params, defaults, curvature=curvature, generator=generator, process_group=process_group)
-
-    def _switches(self, group: dict[str, Any]) -> tuple[float, float, float]:
-        return 0.0, 0.0, 1.0
