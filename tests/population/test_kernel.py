@@ -22,9 +22,9 @@ from upgd.kernels.normals import fill_normals, step_keys
 from upgd.networks import MLP, ConvNet, Linear
 from upgd.noise import learner_normals
 from upgd.population import Learner, Population
-from upgd.population.backend import Kind
 from upgd.population.kernel import unsupported
 from upgd.population.kernel.convolution import pool, unpool
+from upgd.population.spec import groups
 from upgd.streams import make
 
 CPU = torch.device("cpu")
@@ -39,6 +39,11 @@ UTILITY = [
         ("white", "anticorrelated"),
     )
 ]
+
+
+def reason_against(network, learner, device=CPU, dtype=torch.float32):
+    ((group, _),) = groups([learner], [0])
+    return unsupported(network, group, device, dtype)
 
 
 @numba.njit
@@ -132,7 +137,7 @@ def test_normalized_inputs(network):
         Learner(method="adamw", lr=0.01, normalize=0.99, seed=3),
     ]
     for learner in learners:
-        assert unsupported(network, learner.kind, CPU, torch.float32) is None
+        assert reason_against(network, learner) is None
     shape = network.input_shape if isinstance(network, ConvNet) else (2, 3, 3)
     assert_equal_backends(network, learners, Counters(shape, 3, scale=4.0), 30)
 
@@ -256,7 +261,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
     ],
 )
 def test_unsupported_cases_give_a_reason(network, device, dtype, words):
-    reason = unsupported(network, Kind("plain"), torch.device(device), dtype)
+    reason = reason_against(network, Learner(method="sgd", lr=0.01), torch.device(device), dtype)
     assert reason is not None
     assert words in reason
 
@@ -276,7 +281,7 @@ def test_an_activation_module_may_serve_several_layers():
 
 def test_runs_every_method_of_an_mlp():
     for choice in (*UTILITY, *PLAIN):
-        assert unsupported(MLP((4, 3, 2)), Learner(**choice).kind, CPU, torch.float32) is None
+        assert reason_against(MLP((4, 3, 2)), Learner(**choice)) is None
 
 
 # --------------------------------------------------------------------------------------------------------- kept on disk

@@ -110,10 +110,9 @@ class Backend(Protocol):
     """Advances one group. :mod:`upgd.population.kernel` and :mod:`upgd.population.cuda` each provide a class of this form and
     a function::
 
-        def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None
+        def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> str | None
 
-    that returns ``None`` if the class can run the kind, or else the reason, worded to follow "because". The function for GPUs
-    takes the whole group instead of its kind.
+    that returns ``None`` if the class can run the group, or else the reason, worded to follow "because".
     """
 
     #: Whether ``advance`` fills the device, so that no other group can run at the same time.

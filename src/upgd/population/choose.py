@@ -91,14 +91,10 @@ def _kernel(
     network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype
 ) -> tuple[type[Backend] | None, str | None]:
     """Return the class, or the reason why there is none. On the CPU, a rule without a hand-written kernel is compiled."""
-    where = "cuda" if device.type == "cuda" else "kernel"
-    module = importlib.import_module(f"upgd.population.{where}")
-    if where == "cuda":
-        reason = module.unsupported(network, group, device, dtype)
-        return (None, reason) if reason else (module.CudaBackend, None)
-    if not module.by_hand(group.kind):
-        reason = module.cannot_generate(network, group, device, dtype)
-        return (None, reason) if reason else (module.GeneratedBackend, None)
-    if reason := module.unsupported(network, group.kind, device, dtype):
+    on_gpu = device.type == "cuda"
+    module = importlib.import_module(f"upgd.population.{'cuda' if on_gpu else 'kernel'}")
+    if reason := module.unsupported(network, group, device, dtype):
         return None, reason
-    return module.KernelBackend, None
+    if on_gpu:
+        return module.CudaBackend, None
+    return module.KernelBackend if module.by_hand(group.kind) else module.GeneratedBackend, None

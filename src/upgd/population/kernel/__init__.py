@@ -9,6 +9,6 @@ weights, and ``layout.py`` the memory layout. Noise, the functions that rules ma
 """
 
 from upgd.population.kernel.backend import KernelBackend, by_hand, unsupported
-from upgd.population.kernel.generated_backend import GeneratedBackend, cannot_generate
+from upgd.population.kernel.generated_backend import GeneratedBackend
 
-__all__ = ["GeneratedBackend", "KernelBackend", "by_hand", "cannot_generate", "unsupported"]
+__all__ = ["GeneratedBackend", "KernelBackend", "by_hand", "unsupported"]

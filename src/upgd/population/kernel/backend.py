@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from upgd.population.backend import Group, Kind, Loss, Tally, finite_learners
+from upgd.population.kernel import generated
 from upgd.population.kernel.layout import Recipe, Samples, scratch
 from upgd.population.kernel.learner import address_of, advance, learn
 from upgd.population.kernel.network import chain, plan
@@ -31,18 +32,20 @@ def by_hand(kind: Kind) -> bool:
     return kind.rule in BY_HAND and kind.gated in everywhere and not kind.others
 
 
-def unsupported(network: nn.Module, kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return the reason why the kernels cannot run this, worded to follow "because"; ``None`` if they can."""
-    if kind.rule not in BY_HAND:
-        return f"there is no kernel for the rule {kind.rule!r}"
-    if not by_hand(kind):
-        return "the hand-written kernels do not support gates in some layers only"
+def unsupported(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return the reason why no kernel can run this, worded to follow "because"; ``None`` if one can."""
     if device.type != "cpu":
         return f"it runs on the CPU, not on {device}"
     if dtype != torch.float32:
         return f"it computes in torch.float32, not in {dtype}"
     links = chain(network)
-    return links if isinstance(links, str) else None
+    if isinstance(links, str):
+        return links
+    if by_hand(group.kind):
+        return None
+    if hasattr(group.method, "reset_units") and any(isinstance(module, nn.Conv2d) for module in network.modules()):
+        return f"{group.method.name} resets hidden units, which kernels support only without convolutions"
+    return generated.unsupported(group.method)
 
 
 class KernelBackend:
@@ -62,9 +65,7 @@ class KernelBackend:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        if reason := unsupported(network, group.kind, device, dtype):
-            raise ValueError(f"the kernel backend cannot run this, because {reason}")
-        self._begin(network, group)
+        self._begin(network, group, device, dtype)
         self._recipes = np.array([_recipe(group, i) for i in range(len(group))])
         utility = group.kind.rule == "utility"
         weight_wise, feature_wise = (
@@ -89,8 +90,10 @@ class KernelBackend:
         for name, values in parameters.items():
             self._state["parameters"][name].copy_(values)
 
-    def _begin(self, network: nn.Module, group: Group) -> None:
+    def _begin(self, network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> None:
         """Set what all methods have in common."""
+        if reason := unsupported(network, group, device, dtype):
+            raise ValueError(f"the kernel backend cannot run this, because {reason}")
         self._plan, self._kind = plan(network), group.kind
         self._rows, self._seeds = group.rows.tolist(), group.seeds.tolist()
         self._rates = group.value("normalize").tolist()

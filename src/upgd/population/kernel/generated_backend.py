@@ -11,25 +11,11 @@ from upgd.methods.reset_tracing import traced_reset
 from upgd.population.backend import Group, Loss, Tally
 from upgd.population.kernel import generated, resets
 from upgd.population.kernel.backend import KernelBackend
-from upgd.population.kernel.network import NetworkLayout, chain
+from upgd.population.kernel.network import NetworkLayout
 from upgd.population.torch_backend import gated_parameters
 from upgd.streams.contract import Chunk
 
-__all__ = ["GeneratedBackend", "cannot_generate"]
-
-
-def cannot_generate(network: nn.Module, group: Group, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why no kernel can be generated for this, worded to follow "because"; ``None`` if one can."""
-    if device.type != "cpu":
-        return f"it runs on the CPU, not on {device}"
-    if dtype != torch.float32:
-        return f"it computes in torch.float32, not in {dtype}"
-    links = chain(network)
-    if isinstance(links, str):
-        return links
-    if hasattr(group.method, "reset_units") and any(isinstance(module, nn.Conv2d) for module in network.modules()):
-        return f"{group.method.name} resets hidden units, which kernels support only without convolutions"
-    return generated.unsupported(group.method)
+__all__ = ["GeneratedBackend"]
 
 
 class GeneratedBackend(KernelBackend):
@@ -43,9 +29,7 @@ class GeneratedBackend(KernelBackend):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        if reason := cannot_generate(network, group, device, dtype):
-            raise ValueError(f"the kernel backend cannot run this, because {reason}")
-        self._begin(network, group)
+        self._begin(network, group, device, dtype)
         self._values = [{name: float(vector[i]) for name, vector in group.values.items()} for i in range(len(group))]
         self._rules = generated.rules_of(group.method, group.kind.gated)
         self._method, self._reset = group.method, traced_reset(group.method)
