@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from plain_loop import PLAIN, Counters, Residual, SmallConvNet
 from torch import nn
 
-from upgd.kernels.machine import entry_point, start_of
+from upgd.kernels.machine import entry_point, floats_at
 from upgd.kernels.normals import fill_normals, step_keys
 from upgd.networks import MLP, ConvNet, Linear
 from upgd.noise import learner_normals
@@ -47,8 +47,8 @@ def reason_against(network, learner, device=CPU, dtype=torch.float32):
 
 
 @numba.njit
-def normals_of(out, first_pair, pairs, seed, step):
-    fill_normals(start_of(out), first_pair, pairs, step_keys(seed, step))
+def normals_at(address, first_pair, pairs, seed, step):
+    fill_normals(floats_at(address), first_pair, pairs, step_keys(seed, step))
 
 
 # ---------------------------------------------------------------------------------------------------------------- noise
@@ -57,14 +57,14 @@ def normals_of(out, first_pair, pairs, seed, step):
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**40), st.integers(0, 1000), st.integers(1, 300))
 def test_noise_is_the_one_of_the_definition(seed, step, first, pairs):
     made = np.full(2 * pairs, np.nan, np.float32)
-    normals_of(made, first, pairs, seed, step)
+    normals_at(made.ctypes.data, first, pairs, seed, step)
     expected = learner_normals(seed, step, 2 * (first + pairs), dtype=torch.float64)[2 * first :]
     np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_noise_is_exact_in_the_tails_and_near_zero():
     made = np.empty(4_000_000, np.float32)
-    normals_of(made, 0, 2_000_000, 3, 5)
+    normals_at(made.ctypes.data, 0, 2_000_000, 3, 5)
     expected = learner_normals(3, 5, 4_000_000, dtype=torch.float64).numpy()
     assert np.abs(expected).max() > 5
     np.testing.assert_allclose(made, expected, rtol=0, atol=1.5e-6)
@@ -144,8 +144,8 @@ def test_normalized_inputs(network):
 
 @numba.njit
 def pooled_and_back(maps, count, height, width, size, pooled, gradient, back):
-    pool(start_of(maps), count, height, width, size, start_of(pooled))
-    unpool(start_of(gradient), count, height, width, size, start_of(maps), start_of(back))
+    pool(floats_at(maps), count, height, width, size, floats_at(pooled))
+    unpool(floats_at(gradient), count, height, width, size, floats_at(maps), floats_at(back))
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -156,8 +156,7 @@ def test_pooling_chooses_the_first_of_equal_values(size):
     gradient = torch.randn(expected.shape, generator=generator)
     expected.backward(gradient)
     found, back = torch.empty_like(expected), torch.empty_like(maps)
-    arrays = (found.detach().numpy(), gradient.numpy(), back.detach().numpy())
-    pooled_and_back(maps.detach().numpy(), 2, 7, 41, size, *arrays)
+    pooled_and_back(maps.data_ptr(), 2, 7, 41, size, found.data_ptr(), gradient.data_ptr(), back.data_ptr())
     assert torch.equal(found, expected)
     assert torch.equal(back, maps.grad)
 

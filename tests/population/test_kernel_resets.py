@@ -11,7 +11,7 @@ from own_resets import OwnResets, recorded
 from torch import nn
 
 from upgd.kernels import normals
-from upgd.kernels.machine import start_of
+from upgd.kernels.machine import floats_at
 from upgd.methods import METHODS, Method, registry
 from upgd.methods.units import Reset
 from upgd.networks import MLP, ConvNet
@@ -130,8 +130,8 @@ def test_all_methods_that_reset_units_have_kernels(method):
 
 
 @numba.njit
-def _selected(values, limit, among):
-    resets.select(start_of(values), limit, len(values), start_of(among))
+def _select(values, limit, size, among):
+    resets.select(floats_at(values), limit, size, floats_at(among))
 
 
 @given(
@@ -141,7 +141,7 @@ def _selected(values, limit, among):
 def test_the_smallest_are_those_of_a_stable_sort(values, limit):
     values = np.array(values, np.float32)
     among = np.full(len(values), 7, np.float32)
-    _selected(values, np.float32(limit), among)
+    _select(values.ctypes.data, np.float32(limit), len(values), among.ctypes.data)
     rank = torch.from_numpy(values).argsort(stable=True).argsort()
     assert among.tolist() == (rank < limit).float().tolist()
 
