@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from upgd.methods.reset_tracing import ResetRule
 from upgd.methods.tracing import Node, Rule
 
-__all__ = ["INPUTS", "NUMBA", "TRITON", "Dialect", "indented", "lines", "merged", "reached", "simplified"]
+__all__ = ["COMMON", "INPUTS", "NUMBA", "TRITON", "Dialect", "indented", "lines", "merged", "reached", "simplified"]
 
 #: Kinds of nodes that are not operations: of a rule, and of hidden units and their resets.
 INPUTS = (
@@ -34,7 +34,8 @@ class Dialect:
     fused: str = ""
 
 
-_COMMON = {
+#: Operations as most languages write them.
+COMMON = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
@@ -50,7 +51,7 @@ _COMMON = {
     "or": "{0} | {1}",
 }
 NUMBA = Dialect(
-    _COMMON
+    COMMON
     | {
         "abs": "abs({0})",
         "sqrt": "_f(math.sqrt({0}))",
@@ -67,7 +68,7 @@ NUMBA = Dialect(
     fused="fused({0}, {1}, {2})",
 )
 TRITON = Dialect(
-    _COMMON
+    COMMON
     | {
         "abs": "tl.abs({0})",
         "sqrt": "tl.sqrt({0})",

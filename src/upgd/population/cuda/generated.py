@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import isfinite, isnan
 from typing import Any
 
-from upgd.kernels.source import INPUTS, merged, reached
+from upgd.kernels.source import COMMON, INPUTS, merged, reached
 from upgd.methods import Method
 from upgd.methods._scalars import Scalar
 from upgd.methods.reset_tracing import ResetRule, traced_reset
@@ -20,12 +20,8 @@ from upgd.population.cuda.planner import Program, Resets
 __all__ = ["program", "scalars"]
 
 #: Operations in C++.
-_FORMS = {
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
+_FORMS = COMMON | {
     "div": "{0} * reciprocal({1})",
-    "neg": "-{0}",
     "abs": "fabsf({0})",
     "sqrt": "root({0})",
     "exp": "exponential({0})",
@@ -35,12 +31,6 @@ _FORMS = {
     "max": "larger({0}, {1})",
     "min": "smaller({0}, {1})",
     "where": "{0} ? {1} : {2}",
-    "lt": "{0} < {1}",
-    "le": "{0} <= {1}",
-    "gt": "{0} > {1}",
-    "ge": "{0} >= {1}",
-    "eq": "{0} == {1}",
-    "ne": "{0} != {1}",
     "and": "{0} && {1}",
     "or": "{0} || {1}",
     "not": "!{0}",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from upgd.kernels.machine import Integers
+from upgd.kernels.modules import module_of
 from upgd.methods.reset_tracing import traced_reset
 from upgd.population.backend import Group, Loss, Tally
 from upgd.population.kernel import generated, resets
@@ -55,7 +56,7 @@ class GeneratedBackend(KernelBackend):
                     self._state[part][name].copy_(values)
 
     def _step(self) -> int:
-        kernel = generated.module_of(generated.source(self._method, self._rules))
+        kernel = module_of(generated.source(self._method, self._rules))
         return int(kernel.take_step.address)
 
     def _second_order(self) -> bool:
