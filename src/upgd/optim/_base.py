@@ -261,6 +261,13 @@ class BaseOptimizer(Optimizer):
             generator = self._replica_noise.generator(self, param.device, generator)
         return noise.white_(torch.empty_like(param, memory_format=torch.preserve_format), generator)
 
+    def _previous_noise(self, param: Tensor) -> Tensor:
+        """Return the white noise of a parameter at the last step, to be subtracted and replaced; zero at the first step."""
+        state: dict[str, Tensor] = self.state[param]
+        if "previous_noise" not in state:
+            state["previous_noise"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        return state["previous_noise"]
+
     def _diagonal(self, param: Tensor) -> Tensor:
         assert self.curvature is not None
         diagonal = self.curvature.diagonal(param)

@@ -22,8 +22,6 @@ class FusingOptimizer(BaseOptimizer):
     _fused: Fused | None = None
     #: The plan of the last step, if the next one may reuse it.
     _repeated: Repeated | None = None
-    #: Whether the optimizer supports fused steps.
-    _can_fuse = True
 
     def _methods(self) -> list[tuple[Method, bool]]:
         """Return the method of each group, in the variant given by its options, and whether the group is gated."""
@@ -39,10 +37,8 @@ class FusingOptimizer(BaseOptimizer):
 
     def _fuses(self) -> bool:
         """Return whether steps are fused: if requested, and on a GPU wherever possible."""
-        if not self._can_fuse:
-            return False
         asked = [group["fused"] for group in self.param_groups]
-        if self._overlaps() and not all(group["fused"] for group in self.param_groups):
+        if self._overlaps() and not all(asked):
             raise ValueError("overlap=True needs fused steps; pass fused=True as well")
         if any(group["fused"] is False or group.get("foreach") is not None for group in self.param_groups):
             if True in asked:

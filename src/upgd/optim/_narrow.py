@@ -24,9 +24,8 @@ from upgd import noise
 from upgd.optim._phases import utility_dtype
 from upgd.optim._sharded import box, local, zeros_per_row
 
-__all__ = ["DTYPES", "Stored", "begin", "rounding_of", "stored", "wide_state"]
+__all__ = ["Stored", "begin", "rounding_of", "stored", "wide_state"]
 
-DTYPES = (torch.float32, torch.bfloat16, torch.uint8)
 #: Number of entries that share a scale.
 BLOCK = 256
 #: Parameters with fewer entries keep 32-bit state, because they hardly need memory.

@@ -20,7 +20,7 @@ from upgd.optim._base import Curvature, step_count
 from upgd.optim._fusing import FusingOptimizer
 from upgd.optim._narrow import wide_state
 from upgd.optim._phases import Work, global_scales, largest, use_foreach, utility_dtype, wide
-from upgd.optim._sharded import across, is_sharded, local, placed, scales_of_units
+from upgd.optim._sharded import across, is_sharded, placed, scales_of_units
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -260,14 +260,14 @@ class WeightwiseOptimizer(FusingOptimizer):
         return Work(
             group,
             *self._switches(group),
-            [local(param) for param in params] if self._has_shards else params,
-            [local(grad, param) for param, grad in zip(params, grads, strict=True)] if self._has_shards else grads,
+            self._local(params, params),
+            self._local(grads, params),
             self._kept(group, params, counted, "utility", utilities),
             self._kept(group, params, counted, "exp_avg", exp_avgs),
             self._kept(group, params, counted, "exp_avg_sq", exp_avg_sqs),
             previous_noises,
             counted,
-            [local(diagonal, param) for diagonal, param in zip(diagonals, params, strict=bool(diagonals))],
+            self._local(diagonals, params),
             params,
             self._rounded(group, params, counted),
         )
@@ -316,9 +316,7 @@ class WeightwiseOptimizer(FusingOptimizer):
                 exp_avgs.append(state["exp_avg"])
                 exp_avg_sqs.append(state["exp_avg_sq"])
             if remembers_noise:
-                if "previous_noise" not in state:
-                    state["previous_noise"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-                previous_noises.append(state["previous_noise"])
+                previous_noises.append(self._previous_noise(param))
 
     def _begin(self, param: Tensor, group: dict[str, Any]) -> None:
         """Initialize missing averages of a parameter's state with zeros.

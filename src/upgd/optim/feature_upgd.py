@@ -25,8 +25,6 @@ class FeatureCurvature(Protocol):
 class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
     """Base class of optimizers with utility per unit."""
 
-    _can_fuse = False
-
     _gated = True
 
     def __init__(
@@ -52,6 +50,9 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
 
     def _fits(self, value: Tensor, param: Tensor, name: str) -> bool:
         return value.shape == param.shape[:1] if name == "utility" else super()._fits(value, param, name)
+
+    def _fuses(self) -> bool:
+        return False
 
     def _advance(self) -> None:
         groups = {param: group for group in self.param_groups for param in group["params"]}
@@ -169,11 +170,9 @@ class FeaturewiseOptimizer(hidden.SeesFeatures, WeightwiseOptimizer):
         drawn = self._draw(param)
         if group["noise"] == "white":
             return drawn
-        state = self.state[param]
-        if "previous_noise" not in state:
-            state["previous_noise"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        xi = noise.anticorrelated(drawn, state["previous_noise"])
-        state["previous_noise"].copy_(drawn)
+        previous = self._previous_noise(param)
+        xi = noise.anticorrelated(drawn, previous)
+        previous.copy_(drawn)
         return xi
 
 

@@ -417,9 +417,7 @@ class MethodOptimizer(FusingOptimizer):
                     state["step"] = step_count(param, group)
                 steps.append(state["step"])
             if remembers_noise:
-                if "previous_noise" not in state:
-                    state["previous_noise"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-                previous_noises.append(state["previous_noise"])
+                previous_noises.append(self._previous_noise(param))
             for (part, begins_as), tensors in zip(method.state.items(), lists, strict=True):
                 if part not in state:
                     state[part] = beginning(begins_as, param)
