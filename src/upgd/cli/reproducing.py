@@ -471,5 +471,5 @@ def _command(study: "Study", scale: str, options: Mapping[str, Any], lengths: Le
     for option, given in given_to_it.items():
         values = given if isinstance(given, tuple | list) else [] if given is None else [given]
         for value in values:
-            words += [f"--{option.replace('_', '-')}", str(value)]
+            words += [option_name(option), str(value)]
     return shlex.join(words)

@@ -324,33 +324,21 @@ def _search() -> Study:
     return Study("ups-stationary-mnist", "Utility-based search on stationary MNIST", about, tuple(panels))
 
 
-#: Where UPGD is compared with itself without perturbation.
-_PROTECTED = {
-    "toy-inputs": "toy-changing-inputs",
-    "toy-outputs": "toy-changing-outputs",
-    "stationary": "stationary-mnist",
-    "mnist": "input-permuted-mnist",
-    "emnist": "output-permuted-emnist",
-    "cifar10": "output-permuted-cifar10",
-}
-_NAMES = {
-    "toy-inputs": "Toy, changing inputs",
-    "toy-outputs": "Toy, changing outputs",
-    "stationary": "Stationary MNIST",
-    "mnist": "MNIST",
-    "emnist": "EMNIST",
-    "cifar10": "CIFAR-10",
+#: The problems of studies with a panel for each problem: key and title of the panel.
+_PROBLEMS = {
+    "toy-changing-inputs": ("toy-inputs", "Toy, changing inputs"),
+    "toy-changing-outputs": ("toy-outputs", "Toy, changing outputs"),
+    "stationary-mnist": ("stationary", "Stationary MNIST"),
+    "input-permuted-mnist": ("mnist", "MNIST"),
+    "output-permuted-emnist": ("emnist", "EMNIST"),
+    "output-permuted-cifar10": ("cifar10", "CIFAR-10"),
 }
 
 
 def _ablation() -> Study:
     panels = []
-    problems = {
-        "mnist": "input-permuted-mnist",
-        "emnist": "output-permuted-emnist",
-        "cifar10": "output-permuted-cifar10",
-    }
-    for key, problem in problems.items():
+    for problem in ("input-permuted-mnist", "output-permuted-emnist", "output-permuted-cifar10"):
+        key, title = _PROBLEMS[problem]
         both = ("upgd", "upgd-nonprotecting", "adamw")
         decayed = [_arm(problem, method, weight_decay=_DECAYS) for method in (*both, "sgdw", "shrink-and-perturb")]
         plain = [
@@ -358,8 +346,8 @@ def _ablation() -> Study:
             _arm(problem, "sgd"),
             _arm(problem, "pgd"),
         ]
-        panels.append(Panel(f"{key}-decay", f"{_NAMES[key]}, weight decay", tuple(decayed)))
-        panels.append(Panel(f"{key}-no-decay", f"{_NAMES[key]}, no decay", tuple(plain)))
+        panels.append(Panel(f"{key}-decay", f"{title}, weight decay", tuple(decayed)))
+        panels.append(Panel(f"{key}-no-decay", f"{title}, no decay", tuple(plain)))
     about = (
         "The effect of weight decay: the same methods with and without it. The settings are those of the study of each "
         "problem, so both studies share their runs."
@@ -369,7 +357,7 @@ def _ablation() -> Study:
 
 def _perturbation() -> Study:
     panels = []
-    for key, problem in _PROTECTED.items():
+    for problem, (key, title) in _PROBLEMS.items():
         ours: dict[str, Any] = {"granularity": "weight", "scaling": "global", "order": 1}
         if "permuted" not in problem:
             ours["weight_decay"] = 0.0
@@ -378,7 +366,7 @@ def _perturbation() -> Study:
             _arm(problem, "upgd", label="UPGD, σ 0", **ours | {"sigma": 0.0}),
             _arm(problem, "sgdw" if "permuted" in problem else "sgd"),
         ]
-        panels.append(Panel(key, _NAMES[key], tuple(arms)))
+        panels.append(Panel(key, title, tuple(arms)))
     about = (
         "UPGD, and UPGD with σ = 0, which protects but does not perturb. The other settings are those of the study of each "
         "problem, so both studies share UPGD's runs."
