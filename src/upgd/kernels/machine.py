@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 __all__ = [
     "BytePointer",
     "Bytes",
-    "Doubles",
     "Floats",
     "Integers",
     "Pointer",
@@ -62,7 +61,6 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 #: A pointer into an array, for numba; for readers and type checkers, an array that starts there.

@@ -395,8 +395,6 @@ def _beginning(begins_as: str, parameter: Tensor) -> Tensor:
     """Return the initial state of the given kind."""
     if begins_as == "layer":
         return torch.zeros_like(parameter[:, :1])
-    if begins_as not in ("zeros", "parameter"):
-        raise ValueError(f"state must start as 'zeros' or as a copy of the 'parameter', not as {begins_as!r}")
     return parameter.clone() if begins_as == "parameter" else torch.zeros_like(parameter)
 
 
