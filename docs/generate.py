@@ -20,10 +20,10 @@ from unittest import mock
 from upgd.cli import app
 from upgd.data.sources import OFFICIAL
 from upgd.experiments.paper.reproduce import PAPERS
-from upgd.experiments.spec import architecture, describe, grids
+from upgd.experiments.spec import describe, grids
 from upgd.experiments.spec.settings import known
 from upgd.methods import METHODS, Setting
-from upgd.networks import ACTIVATIONS
+from upgd.networks import ACTIVATIONS, BUILT_IN
 from upgd.streams import registry
 
 DOCS = Path(__file__).parent
@@ -100,7 +100,7 @@ def problems() -> str:
             "",
             "## Networks",
             "",
-            f"{_code(architecture.BUILT_IN)}, or the sizes of the hidden layers, such as `300-150`. An activation may "
+            f"{_code(BUILT_IN)}, or the sizes of the hidden layers, such as `300-150`. An activation may "
             f"follow a colon, as in `300-150:tanh`: {_code(ACTIVATIONS)}. `300-150:layernorm` and `300-150:tanh:layernorm` "
             "have an `nn.LayerNorm` before each activation. `upgd.networks.register` adds any other module.",
             "",

@@ -12,7 +12,8 @@ from scipy.stats import t as student
 from scipy.stats import ttest_rel
 
 from upgd.experiments import Results
-from upgd.experiments.analysis.compare import Entry, area, best, comparisons, edges, quarter, rows
+from upgd.experiments.analysis.compare import Entry, best, comparisons, edges, rows
+from upgd.experiments.analysis.metrics import area, quarter
 from upgd.experiments.analysis.student import p_value
 from upgd.experiments.analysis.wording import best_text
 from upgd.experiments.spec.engine import ENGINE

@@ -387,7 +387,7 @@ class TwoLayers(torch.nn.Module):
 
 
 def test_a_custom_network():
-    architecture.register("two-layers")(lambda stream: TwoLayers(64, stream.outputs))
+    networks.register("two-layers")(lambda stream: TwoLayers(64, stream.outputs))
     results = ex.run(
         "output-permuted-digits", {"sgd": {"lr": 0.1}}, seeds=1, steps=5, network="two-layers", backend="torch"
     )
@@ -397,7 +397,7 @@ def test_a_custom_network():
         ("conv", "'conv' is not a valid"),
     ):
         with pytest.raises(ValueError, match=says):
-            architecture.register(name)(TwoLayers)
+            networks.register(name)(TwoLayers)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -378,12 +378,12 @@ def test_a_network_may_be_registered_again_by_the_same_definition_only(monkeypat
     monkeypatch.setattr(networks, "_REGISTERED", {})
     for _ in range(2):
 
-        @architecture.register("mine")
+        @networks.register("mine")
         def mine(stream):
             return None
 
     with pytest.raises(ValueError, match="a network named 'mine' already exists"):
-        architecture.register("mine")(lambda stream: None)
+        networks.register("mine")(lambda stream: None)
 
 
 def test_names_of_networks_with_layer_norm():

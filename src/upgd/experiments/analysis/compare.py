@@ -44,13 +44,11 @@ __all__ = [
     "Entry",
     "Pair",
     "Row",
-    "area",
     "best",
     "comparisons",
     "edges",
     "holm",
     "pairs",
-    "quarter",
     "ranked",
     "rows",
 ]

@@ -16,10 +16,10 @@ import re
 
 from torch import nn
 
-from upgd.networks import ACTIVATIONS, BUILT_IN, MLP, ConvNet, Linear, register, registered
+from upgd.networks import ACTIVATIONS, BUILT_IN, MLP, ConvNet, Linear, registered
 from upgd.streams import Stream
 
-__all__ = ["BUILT_IN", "check", "network", "register"]
+__all__ = ["check", "network"]
 
 _DENSE = re.compile(r"[1-9]\d{0,17}(-[1-9]\d{0,17})*")
 #: 4 GB in float32 for one learner; a larger network is probably a typing error.
