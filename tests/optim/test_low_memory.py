@@ -181,6 +181,40 @@ def test_a_checkpoint_resumes_identically(build: Any, dtype: torch.dtype) -> Non
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), network_.parameters(), strict=True))
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+@every_dtype
+@every_build
+def test_a_full_state_dict_has_types_that_torch_gathers(build: Any, dtype: torch.dtype) -> None:
+    """torch.distributed.checkpoint gathers tensors, numbers, strings and None, but no dtypes."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    model, other = network(torch.bfloat16), network(torch.bfloat16)
+    optimizer, loaded = build(model.parameters(), state_dtype=dtype), build(other.parameters())
+    train(model, optimizer, 2)
+    full = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    set_optimizer_state_dict(other, loaded, get_optimizer_state_dict(model, optimizer, options=full), options=full)
+    assert loaded.param_groups[0]["state_dtype"] == dtype
+    states = [[one.state[p] for p in one.param_groups[0]["params"]] for one in (optimizer, loaded)]
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "as a dtype, as in old checkpoints"])
+def test_the_dtype_of_a_checkpoint(by_name: bool) -> None:
+    optimizer = upgd.UPGD([nn.Parameter(torch.ones(2))], state_dtype=torch.bfloat16)
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["state_dtype"] == "bfloat16"
+    assert optimizer.param_groups[0]["state_dtype"] == torch.bfloat16
+    if not by_name:
+        saved["param_groups"][0]["state_dtype"] = torch.bfloat16
+    loaded = upgd.UPGD([nn.Parameter(torch.ones(2))])
+    loaded.load_state_dict(saved)
+    assert loaded.param_groups[0]["state_dtype"] == torch.bfloat16
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8, None])
 def test_a_checkpoint_brings_its_dtype_which_may_be_changed_afterwards(dtype: torch.dtype | None) -> None:
     params = [nn.Parameter(torch.ones(20, 300)) for _ in range(2)]

@@ -87,6 +87,8 @@ class BaseOptimizer(Optimizer):
             for name, value in self.defaults.items():
                 if name != "differentiable":  # torch adds it to the defaults of every optimizer that it loads
                     group.setdefault(name, value)
+            if isinstance(dtype := group.get("state_dtype"), str):
+                group["state_dtype"] = getattr(torch, dtype)
             # Like AdamW, accept a step that is a number, as written by other programs and old versions of torch.
             for param in group["params"]:
                 state = self.state.get(param, {})
@@ -100,6 +102,15 @@ class BaseOptimizer(Optimizer):
             "generator": self.generator,
             "_has_shards": self._has_shards,
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a state dict; see :meth:`torch.optim.Optimizer.state_dict`."""
+        saved = super().state_dict()
+        for group in saved["param_groups"]:
+            # torch.distributed.checkpoint refuses dtypes in full state dicts.
+            if isinstance(dtype := group.get("state_dtype"), torch.dtype):
+                group["state_dtype"] = str(dtype).removeprefix("torch.")
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict; see :meth:`torch.optim.Optimizer.load_state_dict`."""
