@@ -266,6 +266,29 @@ def test_the_criterion_may_be_called_with_keywords():
         same(diagonals(model, curvature), alone(model, x, y))
 
 
+@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss()], ids=lambda c: type(c).__name__)
+def test_a_target_that_the_model_computes_is_refused(criterion):
+    """The loss is linear in the target, so the curvature of the input would be wrong there."""
+    model, (x, _) = network(), data()
+    with HesScale(model, criterion) as curvature:
+        with pytest.raises(RuntimeError, match=r"^HesScale knows .* of the criterion .*; pass target.detach\(\)$"):
+            criterion(torch.zeros(6, 2, dtype=torch.float64), model(x))
+        target = model(x).softmax(1)
+        with pytest.raises(RuntimeError, match=r"cannot follow the output of '4'"):
+            criterion(model(x), target).backward()
+        model.zero_grad()
+        criterion(model(x), target.detach()).backward()
+        same(diagonals(model, curvature), alone(model, x, target.detach(), criterion))
+
+
+def test_the_squared_error_is_symmetric():
+    model, criterion, (x, _) = network(), nn.MSELoss(), data()
+    target = torch.ones(6, 2, dtype=torch.float64)
+    with HesScale(model, criterion) as curvature:
+        criterion(target, model(x)).backward()
+        same(diagonals(model, curvature), alone(model, x, target, criterion))
+
+
 def test_dropout_uses_the_mask_of_the_forward_pass():
     torch.manual_seed(0)
     first, drop, second = nn.Linear(3, 8).double(), nn.Dropout(0.5), nn.Linear(8, 2).double()

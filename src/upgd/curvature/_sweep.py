@@ -344,6 +344,13 @@ class LossFollower(Follower):
         if owner is None or not output.requires_grad or owner.is_paused or transform_level() is not None:
             return
         y, target = (*args, *(kwargs[name] for name in ("input", "target") if name in kwargs))
+        origin = target.grad_fn if isinstance(target, Tensor) else None
+        # The squared error is symmetric; all other rules hold for the input only.
+        if origin is not None and signed_by(origin, owner) is not None and not isinstance(module, nn.MSELoss):
+            raise RuntimeError(
+                f"HesScale knows the curvature of {self.name} with respect to its input only, but the model also computes "
+                "its target; pass target.detach()"
+            )
         call = Call(self)
         call.input, call.target, call.version = y, target, y._version
         call.link(output.grad_fn, (y, target))
