@@ -238,6 +238,9 @@ class Monitor:
     :meth:`snapshot` after ``loss.backward()`` and before the gradients are cleared. Copying the model does not copy the
     monitor; copy both together to monitor the copy. The hooks are removed when the monitor is deleted.
 
+    If parameters are sharded, all processes must call :meth:`snapshot` and :meth:`summary` together, which gather one
+    parameter after the other. Diagnostics of activations are those of the samples of the own process.
+
     Args:
         model: Any module with Linear or convolution layers.
         optimizer: If it has a method ``gates()``, like :class:`upgd.UPGD`, snapshots contain histograms of the gates.
@@ -523,7 +526,7 @@ class Monitor:
         names: dict[object, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         names |= {module: name for name, module in self.model.named_modules()}
         return {
-            f"gate_histogram/{names.get(key, key)}": gate_histogram(gates)
+            f"gate_histogram/{names.get(key, key)}": gate_histogram(_wide(gates))
             for key, gates in self.optimizer.gates().items()
         }
 
@@ -534,7 +537,7 @@ def _change_of_step(gates: Mapping[Any, Tensor]) -> float | None:
     whole: list[float] = []
     for param, gate in gates.items():
         if isinstance(param, Tensor) and param.grad is not None:
-            grad = _wide(param.grad)
+            grad, gate = _wide(param.grad), _wide(gate)
             spread = gate.reshape(
                 gate.shape + (1,) * (grad.ndim - gate.ndim)
             )  # the gate of a feature applies to all its weights
@@ -572,8 +575,9 @@ def _with_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Convert to a dense tensor of at least float32."""
-    dense = values.to_dense() if values.is_sparse else values
+    """Convert to a dense tensor of at least float32; all processes must call this for a sharded one."""
+    whole: Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values
+    dense = whole.to_dense() if whole.is_sparse else whole
     return dense.to(torch.promote_types(values.dtype, torch.float32))
 
 

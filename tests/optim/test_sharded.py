@@ -141,9 +141,26 @@ def check_accident(rank: int) -> None:
         torch.testing.assert_close(whole(b), a.detach(), rtol=1e-12, atol=1e-14, equal_nan=True)
 
 
+def check_monitor(rank: int) -> None:
+    """Diagnostics of sharded parameters, gradients and gates are those of the whole ones, here with an odd number of rows."""
+    seen = []
+    for network in (model(), sharded_model()):
+        optimizer = upgd.UPGD(network.parameters(), lr=0.1, seed=1)
+        with upgd.Monitor(network, optimizer) as monitor:
+            train(network, optimizer, steps=2)
+            seen.append((monitor.snapshot(), monitor.summary()))
+    (expected, words), (ours, our_words) = seen
+    assert ours.keys() == expected.keys()
+    assert "gate_histogram/0.weight" in ours
+    for name, figure in ours.items():
+        assert figure == pytest.approx(expected[name], rel=1e-9), name
+    assert our_words == words
+
+
 def check_two(rank: int) -> None:
     check_layouts(rank)
     check_accident(rank)
+    check_monitor(rank)
     with pytest.raises(TypeError, match=r"'0.weight' is sharded over processes.*use the weight-wise optimizer$"):
         upgd.FeatureUPGD(sharded_model())
 
