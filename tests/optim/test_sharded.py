@@ -161,6 +161,8 @@ def check_two(rank: int) -> None:
     check_layouts(rank)
     check_accident(rank)
     check_monitor(rank)
+    with pytest.raises(TypeError, match=r"'0' \(FSDPLinear\): its parameters are sharded.*for first-order utility$"):
+        upgd.HesScale(sharded_model(), nn.CrossEntropyLoss())
     with pytest.raises(TypeError, match=r"'0.weight' is sharded over processes.*use the weight-wise optimizer$"):
         upgd.FeatureUPGD(sharded_model())
 

@@ -305,6 +305,11 @@ def _followers(owner: HesScale, model: nn.Module) -> dict[nn.Module, Follower]:
                 "pruning, a parametrization); remove that first"
             )
         for param in module.parameters(recurse=False):
+            if hasattr(param, "full_tensor"):
+                raise TypeError(
+                    f"HesScale cannot follow {name}: its parameters are sharded over processes, and it needs whole layers; "
+                    "leave curvature out for first-order utility"
+                )
             if param in of_param:
                 raise ValueError(
                     f"HesScale cannot follow {name}: it shares a parameter with {of_param[param]}, so mixed second "
