@@ -302,6 +302,29 @@ def test_a_hook_may_put_a_state_dict_in_another_order(build: Build) -> None:
 
 
 @every_optimizer
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_hook_may_change_the_loaded_state(build: Build, dtype: torch.dtype) -> None:
+    """A hook after loading sees the state in its final precision, and its changes stay."""
+    model = network(dtype)
+    optimizer, again = build(model), build(model)
+    train(model, optimizer, 2)
+    precisions: list[set[torch.dtype]] = []
+
+    def change(loaded: torch.optim.Optimizer) -> None:
+        precisions.append({value.dtype for state in loaded.state.values() for value in state.values()})
+        for state in loaded.state.values():
+            for name, value in state.items():
+                state[name] = torch.full_like(value, 7)
+        loaded.state.pop(next(model.parameters()), None)
+
+    again.register_load_state_dict_post_hook(change)
+    again.load_state_dict(optimizer.state_dict())
+    assert precisions == [{value.dtype for state in optimizer.state.values() for value in state.values()}]
+    assert next(model.parameters()) not in again.state
+    assert all((value == 7).all() for state in again.state.values() for value in state.values())
+
+
+@every_optimizer
 def test_a_checkpoint_from_before_an_option_existed_gets_its_default(build: Build) -> None:
     model = network()
     optimizer = build(model)

@@ -120,13 +120,23 @@ class BaseOptimizer(Optimizer):
             loaded.update(given)
             self._check_saved(given)
 
-        with self.register_load_state_dict_pre_hook(look):
+        def restore(_: Optimizer) -> None:
+            self._restore_dtypes(loaded)
+
+        # Before other hooks, which may change the loaded state.
+        restoring = self.register_load_state_dict_post_hook(restore, prepend=True)
+        with self.register_load_state_dict_pre_hook(look), restoring:
             super().load_state_dict(state_dict)
         self._seed_is_settled = False
-        # torch casts step counts to 32 bits if steps are fused or capturable, and other state to the parameter's dtype, but
-        # the averages of a 16-bit parameter are kept in 32 bits.
+
+    def _restore_dtypes(self, state_dict: dict[str, Any]) -> None:
+        """Undo torch's conversions of a state dict that was just loaded.
+
+        torch casts step counts to 32 bits if steps are fused or capturable, and other state to the parameter's dtype, but
+        the averages of a 16-bit parameter are kept in 32 bits.
+        """
         options = {param: group for group in self.param_groups for param in group["params"]}
-        for saved, param in self._saved(loaded):
+        for saved, param in self._saved(state_dict):
             if isinstance(step := saved.get("step"), Tensor):
                 where = self.state[param]["step"].device
                 self.state[param]["step"] = step.to(where, _step_dtype(where), copy=True)
