@@ -89,6 +89,13 @@ def test_ranks_of_large_and_small_numbers():
         assert monitor.stable_rank(matrix * factor).item() == pytest.approx(10 / 9)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_ranks_of_matrices_that_lapack_does_not_take(dtype):
+    matrix = torch.tensor([[0, 3], [-1, 0]], dtype=dtype)
+    assert monitor.effective_rank(matrix).item() == pytest.approx(monitor.effective_rank(matrix.float()).item())
+    assert monitor.stable_rank(matrix).item() == pytest.approx(10 / 9)
+
+
 @pytest.mark.parametrize("rank", [monitor.effective_rank, monitor.stable_rank])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_non_finite_matrices_have_no_rank(rank, bad, capfd):

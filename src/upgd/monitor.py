@@ -156,6 +156,7 @@ def _stable(singular: Tensor) -> Tensor:
 def _singular_values(matrix: Tensor) -> Tensor:
     """Return the singular values of matrices in the last two dimensions, the largest first; NaN for non-finite ones, which
     LAPACK rejects."""
+    matrix = _wide(matrix)
     finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
     matrix = torch.where(finite, matrix, 0)
     if matrix.dtype == torch.float32 and matrix.device.type in ("cpu", "cuda"):
