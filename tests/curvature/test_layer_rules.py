@@ -224,6 +224,7 @@ LOSSES = {
     "cross-entropy": (nn.CrossEntropyLoss(), CLASSES),
     "cross-entropy, sum": (nn.CrossEntropyLoss(reduction="sum"), CLASSES),
     "cross-entropy, weights": (nn.CrossEntropyLoss(weight=WEIGHTS), CLASSES),
+    "cross-entropy, weights, classes in 8 bits": (nn.CrossEntropyLoss(weight=WEIGHTS), CLASSES.to(torch.uint8)),
     "cross-entropy, smoothing": (nn.CrossEntropyLoss(label_smoothing=0.3), CLASSES),
     "cross-entropy, smoothing and weights": (nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.3), CLASSES),
     "cross-entropy, ignored": (nn.CrossEntropyLoss(ignore_index=2), CLASSES),

@@ -60,7 +60,7 @@ def _share(criterion: nn.CrossEntropyLoss, target: Tensor, factor: Tensor, class
         return factor.expand(target.shape)
     mass = own = target != criterion.ignore_index
     if weight is not None:
-        own = weight[target.where(mass, 0)] * mass
+        own = weight[target.where(mass, 0).long()] * mass  # classes in 8 bits would be a mask
         mass = (1 - smoothing) * own + smoothing * weight.mean() * mass
     # torch divides the mean by the sum of target weights, with and without smoothing.
     return mass * (factor / own.sum() if criterion.reduction == "mean" else factor)
