@@ -19,10 +19,14 @@ __all__ = ["LEVEL", "SCREENED", "Against", "against_all", "resolution", "surviva
 #: The explanation of :func:`resolution` on pages.
 LEVEL = (
     "Two methods are level (=) if the difference is not significant, or no larger than the improvement that a finer grid "
-    "might bring to the worse method, estimated by parabolas through its best setting and the neighbouring settings of the "
-    "search, on logarithmic axes. Level does not mean equal, but that these runs cannot tell which method is better. The "
-    "estimate depends on the settings that were tried and covers only those between them. A value with an asterisk is or "
-    "contains the smallest or largest number tried; values outside the grid may be better."
+    "might bring to the worse method. This improvement is estimated for each hyperparameter, and the estimates are added: "
+    "the height of a parabola through the scores of the chosen setting and of its two neighbours in the search, on a "
+    "logarithmic axis; an eighth of the difference from its only neighbour, if the other one does not exist or diverged; and "
+    "at least the lead of a neighbour that is better. The estimate is generous, above all if the only neighbour is much "
+    "worse, and a finer grid may improve the better method, too. Level therefore does not mean equal, but that these runs "
+    "cannot tell which method is better. The estimate depends on the settings that were tried and covers only those between "
+    "them. A value with an asterisk is or contains the smallest or largest number tried; values outside the grid may be "
+    "better."
 )
 #: Added to it if settings were screened.
 SCREENED = (
