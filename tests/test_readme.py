@@ -22,3 +22,24 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_results_are_those_of_the_pages() -> None:
+    """Means to three digits, the highest in bold, of the weight-wise panel with global scaling."""
+    table = re.search(r"<!-- results -->(.*?)<!-- end of results -->", README, re.S)
+    assert table
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].strip().splitlines()]
+    methods, panel = rows[0][2:], ""
+    assert len(rows) == 7
+    for name, grid, *means in rows[2:]:
+        if link := re.search(r"\((.*)\)", name):
+            panel = (ROOT / link[1]).read_text().split("\n## Weight-wise, global\n")[1].split("\n## ")[0]
+        known = dict(re.findall(r"^\| \d+\. (.*?) \|.*? \| (0\.\d{4}) ±", panel, re.M))
+        inside = {method: known[method] for method in methods}
+        if grid == "paper's":
+            inside |= {
+                method: known[f"{method}, paper's grid"] for method in methods if f"{method}, paper's grid" in known
+            }
+        said = [float(mean.strip("*")) for mean in means]
+        assert said == pytest.approx([float(one) for one in inside.values()], abs=5.1e-4), f"{name} {grid}"
+        assert [mean.startswith("**") for mean in means] == [one == max(inside.values()) for one in inside.values()]
