@@ -1,4 +1,4 @@
-"""Two differences from the authors' code other than learning rules; see docs/differences.md.
+"""Differences from the authors' code other than learning rules; see docs/differences.md.
 
 Run it: ``python examples/their_measurements.py``, or with ``--seeds 1 --steps 100`` for a quick look.
 """
@@ -46,6 +46,31 @@ def accuracy(pool: type[nn.AvgPool2d], seed: int, steps: int) -> float:
     return right / steps
 
 
+def correct(seed: int, steps: int, *, tasks: int, **settings: float) -> torch.Tensor:
+    """Return 1 for each step of output-permuted digits at which a network learning with UPGD, or with SGD if only ``lr`` is
+    given, is right, and 0 for the others; ``tasks`` is the seed of the stream."""
+    model = MLP((64, 100, 50, 10), seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    sgd = settings.keys() == {"lr"}
+    optimizer = torch.optim.SGD(model.parameters(), **settings) if sgd else None
+    optimizer = optimizer or upgd.UPGD(model.parameters(), **settings, generator=generator)
+    found = []
+    for x, y in upgd.streams.iterate(upgd.streams.make("output-permuted-digits"), tasks, steps=steps):
+        outputs = model(x.flatten(1))
+        found.append((outputs.argmax() == y).item())
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(outputs, y).backward()
+        optimizer.step()
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def mean_of_their_windows(values: torch.Tensor, length: int) -> float:
+    """Return the mean of the windows that the authors' statistics have: they end with the steps 0, length, 2·length …, so
+    the first one is a single step, and the steps after the last end are lost."""
+    ends = range(1, len(values) + 1, length)
+    return torch.stack([values[max(0, end - length) : end].mean() for end in ends]).mean().item()
+
+
 def correlations(seed: int, steps: int) -> list[float]:
     """The mean rank correlation of second-order utility with the true utility, both with the weights before the update,
     and both with those after it; derivatives are from before the update."""
@@ -84,6 +109,15 @@ def main() -> None:
     print("average pooling, online accuracy of second-order UPGD:")
     for name, pool in (("h/n²", nn.AvgPool2d), ("h/n", TheirAvgPool2d)):
         print(f"  {name}: {summary([accuracy(pool, seed, wanted.steps) for seed in range(wanted.seeds)])}")
+    steps, seeds = 5 * wanted.steps, range(wanted.seeds)
+    ours = [correct(seed, steps, tasks=seed, lr=0.03, beta_utility=0.99, sigma=0.001) for seed in seeds]
+    print(f"online accuracy of UPGD minus SGD, {steps:,} steps of output-permuted digits:")
+    for name, other in (("same tasks", 0), ("other tasks", 1_000)):
+        sgd = [correct(seed, steps, tasks=seed + other, lr=0.01) for seed in seeds]
+        print(f"  {name}: {summary([(own - one).mean().item() for own, one in zip(ours, sgd, strict=True)])}")
+    print("online accuracy of UPGD in these runs:")
+    print(f"  all steps: {summary([own.mean().item() for own in ours])}")
+    print(f"  their windows: {summary([mean_of_their_windows(own, 1_000) for own in ours])}")
     before, after = zip(*(correlations(seed, wanted.steps) for seed in range(wanted.seeds)), strict=True)
     print("rank correlation of second-order utility with the true utility:")
     print(f"  weights before the update: {summary(before)}\n  weights after the update: {summary(after)}")

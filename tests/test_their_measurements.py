@@ -1,4 +1,4 @@
-"""examples/their_measurements.py: the authors' average pooling, and the true utility after the update."""
+"""examples/their_measurements.py: the authors' average pooling, true utility after the update, tasks and windows."""
 
 import runpy
 import sys
@@ -49,7 +49,18 @@ def test_before_the_update_it_equals_the_study(example):
     assert abs(after - before) > 5e-4
 
 
-def test_the_script_prints_four_numbers(example, monkeypatch, capsys):
+def test_their_first_window_is_one_step_and_their_last_one_is_missing(example):
+    correct = torch.tensor([1.0, 0, 0, 1, 1, 0, 0])
+    assert example["mean_of_their_windows"](correct[:6], 2) == pytest.approx((1 + 0 + 1) / 3)  # not the last step
+    assert example["mean_of_their_windows"](correct, 3) == pytest.approx((1 + 1 / 3 + 1 / 3) / 3)
+
+
+def test_methods_with_the_same_tasks_see_the_same_samples(example):
+    own, same, other = (example["correct"](0, 30, tasks=tasks, lr=0.01).tolist() for tasks in (0, 0, 1))
+    assert own == same != other
+
+
+def test_the_script_prints_eight_numbers(example, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["their_measurements.py", "--seeds", "2", "--steps", "5"])
     example["main"]()
-    assert capsys.readouterr().out.count("±") == 4
+    assert capsys.readouterr().out.count("±") == 8
