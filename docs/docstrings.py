@@ -1,21 +1,44 @@
 """Convert docstrings from reStructuredText, as ``help()`` and editors show them, to Markdown for the site."""
 
 import re
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import griffe
 
 
 class ScientificPython(griffe.Extension):
-    """Convert roles to code, literal-block markers to colons, simple tables to Markdown tables, and name sections."""
+    """Convert roles to links, literal-block markers to colons, simple tables to Markdown tables, and name sections."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            text = re.sub(r":(?:class|func|mod|meth|data|attr):(`+)~?", r"\1", obj.docstring.value)
+            text = re.sub(
+                r":(?:class|func|mod|meth|data|attr):`~?([\w.]+)`",
+                lambda found: _link(found[1], obj),
+                obj.docstring.value,
+            )
             text = re.sub(r"^::$", "", text, flags=re.MULTILINE)
             text = re.sub(r"::$", ":", text, flags=re.MULTILINE)
             text = re.sub(r"^=+(  =+)+\n(?:.*\n)*?=+(  =+)+$", _table, text, flags=re.MULTILINE)
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+
+
+@cache
+def _documented() -> set[str]:
+    """The names that the reference documents."""
+    pages = (page.read_text(encoding="utf-8") for page in (Path(__file__).parent / "reference").glob("*.md"))
+    return {name for page in pages for name in re.findall(r"^::: (\S+)", page, re.MULTILINE)}
+
+
+def _link(name: str, obj: griffe.Object) -> str:
+    """The name as code, with a link if the reference documents it or its class; it may be relative to that of ``obj``."""
+    scopes = obj.path.split(".")
+    for depth in range(len(scopes) + 1):
+        found = ".".join([*scopes[:depth], name])
+        if found in _documented() or found.rpartition(".")[0] in _documented():
+            return f"[`{name}`][{found}]"
+    return f"`{name}`"
 
 
 def _table(found: re.Match[str]) -> str:

@@ -346,6 +346,13 @@ CONSTANTS = {
 }
 
 
+#: What optimizers have beyond the methods of torch's.
+INHERITED = {
+    **dict.fromkeys(["upgd.AdaUPGD", "upgd.UPGD", "upgd.UPS"], "[gates]"),
+    **dict.fromkeys(["upgd.FeatureUPGD", "upgd.FeatureUPS"], "[features, gates, remove]"),
+}
+
+
 def public(module: str) -> list[str]:
     """The public names of a module, submodules aside, classes and functions before constants."""
     found = import_module(module)
@@ -359,9 +366,12 @@ def reference(module: str) -> str:
     parts = [f"# {module}", MODULES[module]]
     for name in public(module):
         constant = CONSTANTS.get(f"{module}.{name}")
-        parts.append(
-            f"## `{module}.{name}` {{: #{module}.{name} }}\n\n{constant}" if constant else f"::: {module}.{name}"
-        )
+        if constant:
+            parts.append(f"## `{module}.{name}` {{: #{module}.{name} }}\n\n{constant}")
+        elif inherited := INHERITED.get(f"{module}.{name}"):
+            parts.append(f"::: {module}.{name}\n    options:\n      inherited_members: {inherited}")
+        else:
+            parts.append(f"::: {module}.{name}")
     return "\n\n".join(parts) + "\n"
 
 

@@ -28,7 +28,8 @@ class HesScale:
 
     Second derivatives are propagated backward from the loss, like gradients, keeping only the diagonal in each layer::
 
-        ∂²L/∂a_l[i]²    ≈ Σ_k [ ∂²L/∂a_{l+1}[k]²·W_{l+1}[k, i]²·σ'(a_l[i])² + ∂L/∂a_{l+1}[k]·W_{l+1}[k, i]·σ''(a_l[i]) ]
+        ∂²L/∂a_l[i]²    ≈ Σ_k [ ∂²L/∂a_{l+1}[k]²·W_{l+1}[k, i]²·σ'(a_l[i])²
+                                + ∂L/∂a_{l+1}[k]·W_{l+1}[k, i]·σ''(a_l[i]) ]
         ∂²L/∂W_l[i, j]² ≈ ∂²L/∂a_l[i]²·h_{l−1}[j]²
 
     The sweep starts with the exact diagonal at the network's output, so the last layer is exact. Batches are reduced as the

@@ -1,4 +1,4 @@
-"""Methods that normalize the gradient by its recent magnitude: RMSProp, Adam, AdamW, and UPGD along Adam's direction."""
+"""Adam, RMSProp, and UPGD along Adam's direction."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Gradient descent with and without weight decay and noise: methods that treat all weights alike."""
+"""Gradient descent, with and without weight decay and noise."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Methods that keep weights close to the initial weights, or to their distribution."""
+"""Methods that keep weights close to their initial values or distribution."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,8 @@
-"""Methods that reset hidden units, on top of SGD or Adam. The units of a convolution are its channels.
+"""Methods that reset hidden units.
 
-A reset draws new incoming weights from the initial distribution and sets the bias and the outgoing weights to 0. The state
-that the method and the optimizer keep for the unit is reset as well.
+They run on top of SGD or Adam. The units of a convolution are its channels. A reset draws new incoming weights from the
+initial distribution and sets the bias and the outgoing weights to 0. The state that the method and the optimizer keep for the
+unit is reset as well.
 """
 
 from collections.abc import Mapping
@@ -48,10 +49,11 @@ class ContinualBackprop(Resetting):
 
     ::
 
-        u ← η·u + (1−η)·|h|·Σ|w_out|,   û = u/(1 − ηᵃ)        contribution of a unit of age a
-        f ← η·f + (1−η)·h,              f̂ = f/(1 − ηᵃ)        its mean output
-        c ← c + ρ·(number of units with a > m)                per layer; while c ≥ 1: replace the unit with the smallest û
-                                                              among these, c ← c − 1
+        u ← η·u + (1−η)·|h|·Σ|w_out|,   û = u/(1 − ηᵃ)   contribution of a unit of age a
+        f ← η·f + (1−η)·h,              f̂ = f/(1 − ηᵃ)   its mean output
+        c ← c + ρ·(number of units with a > m)           per layer
+
+    While c ≥ 1, the unit with the smallest û among those with a > m is replaced, and c decreases by 1.
 
     The average output of a replaced unit moves to the next layer, whose biases grow by ``w_out·f̂``. Contributions use the
     weights after the update and the outputs before it. In a convolution, h and |h| are means over positions.

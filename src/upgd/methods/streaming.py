@@ -1,4 +1,7 @@
-"""Regularizers against forgetting in streaming form, without task boundaries, as in Elsayed and Mahmood (2024)."""
+"""Streaming regularizers against forgetting.
+
+They need no task boundaries. The forms are those of Elsayed and Mahmood (2024).
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType

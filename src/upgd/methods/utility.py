@@ -1,4 +1,4 @@
-"""Utility-based perturbed gradient descent and utility-based search, weight-wise and feature-wise."""
+"""Utility-based perturbed gradient descent and search."""
 
 import sys
 from collections.abc import Callable, Mapping

@@ -257,10 +257,10 @@ class FeatureUPGD(FeaturewiseOptimizer):
 
     Every hidden unit, or channel of a convolution, is multiplied by a gate with the constant value 1. At step ``t``::
 
-        m  = −∂L/∂gate   (+ ½·∂²L/∂gate² with curvature)    utility on this sample
-        u ← β·u + (1−β)·m,   û = u / (1 − βᵗ)               running average, without initial bias
-        ū  = sigmoid(û / scale)                             gate
-        w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]                for the feature's incoming weights and bias
+        m  = −∂L/∂gate   (+ ½·∂²L/∂gate² with curvature)   utility on this sample
+        u ← β·u + (1−β)·m,   û = u / (1 − βᵗ)              running average, without initial bias
+        ū  = sigmoid(û / scale)                            gate
+        w ← w − lr·[(g + σ·ξ)·(1 − ū) + λ·w]               incoming weights and bias of the unit
 
     Gates exist only inside the optimizer: they are not in ``model.parameters()`` or the state dict, and hooks on the
     activations compute their gradient in the ordinary backward pass. All other parameters (output layer, normalization,
@@ -325,8 +325,10 @@ class FeatureUPS(FeaturewiseOptimizer):
 
     ::
 
-        w ← w − lr·σ·ξ·(1 − ū)      for the incoming weights and the bias of hidden features, ū as for FeatureUPGD
-        w ← w − lr·g                for all others: the output layer learns by gradient, only the features are searched
+        w ← w − lr·σ·ξ·(1 − ū)      incoming weights and biases of hidden units
+        w ← w − lr·g                all others, such as the output layer
+
+    with the gate ū of :class:`upgd.FeatureUPGD`. Only the features are searched; the output layer learns by gradient.
 
     Args:
         model: as for :class:`upgd.FeatureUPGD`.
