@@ -67,8 +67,9 @@ def problems() -> str:
             "",
             "## Methods",
             "",
-            "A setting without a value is required. [Methods](methods.md) has the rule of each method; `upgd methods NAME` "
-            "shows rule and settings of one.",
+            "A setting without a value is required. Settings that tables omit at their defaults (`normalize`, `gated`, "
+            "`profile`, and `betas` and `eps` of methods with `optimizer`) are not listed; `upgd methods NAME` shows all "
+            "settings of a method, and its rule. [Methods](methods.md) has the rules of all.",
             "",
             *_table(
                 ["method", "label", "settings and defaults"],
