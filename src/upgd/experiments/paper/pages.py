@@ -5,6 +5,7 @@ Hand-written comments come from ``NAME.notes.md`` in the same folder and are cop
 
 import hashlib
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -39,10 +40,14 @@ _PAGE = """\
 
 ## How to read the figures and tables
 
-Curves are means over task windows (neighbouring windows are averaged if there are more than 80), with 95% confidence bands
-over runs. Tables show means ± 95% confidence intervals over runs. Methods are sorted by the number of diverged runs, then by
-the mean, which excludes diverged runs. Differences are paired by seed, row minus column, with 95% confidence intervals; those
-in bold are significant at the 5% level in a paired t-test with Holm's correction for all pairs of rows. {level}
+- Curves are means over task windows (neighbouring windows are averaged if there are more than 80), with 95% confidence bands
+  over runs.
+- Tables show means ± 95% confidence intervals over runs. Methods are sorted by the number of diverged runs, then by the mean,
+  which excludes diverged runs.
+- A value with an asterisk is or contains the smallest or largest number tried; values outside the grid may be better.
+- Differences are paired by seed, row minus column, with 95% confidence intervals. Those in bold are significant at the 5%
+  level in a paired t-test with Holm's correction for all pairs of rows.
+- {level}
 
 ## How this was computed
 
@@ -50,6 +55,10 @@ in bold are significant at the 5% level in a paired t-test with Holm's correctio
 """
 
 
+#: Explains a word of the notes, which come before the tables.
+_LEVEL = (
+    "Methods are called *level* if [these runs cannot tell which one is better](#how-to-read-the-figures-and-tables)."
+)
 #: Explains the marks of a table of differences.
 _LEGEND = "bold: significant; =: level; [how to read them](#how-to-read-the-figures-and-tables)"
 
@@ -81,7 +90,7 @@ def write_page(found: Reproduction, folder: Path, command: str) -> Path:
         computed=_computed(found),
         level=f"{LEVEL} {SCREENED}" if found.plan.screening() else LEVEL,
         notes=notes,
-        scale=_scale(found.plan),
+        scale=_scale(found.plan) + f" {_LEVEL}" * bool(re.search(r"\blevel\b", text)),
         panels="\n\n".join(_panel(found, panel) for panel in found.plan.panels),
         how="\n".join(f"- {line}" for line in _how(found, command)),
     )

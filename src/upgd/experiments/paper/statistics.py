@@ -25,8 +25,7 @@ LEVEL = (
     "at least the lead of a neighbour that is better. The estimate is generous, above all if the only neighbour is much "
     "worse, and a finer grid may improve the better method, too. Level therefore does not mean equal, but that these runs "
     "cannot tell which method is better. The estimate depends on the settings that were tried and covers only those between "
-    "them. A value with an asterisk is or contains the smallest or largest number tried; values outside the grid may be "
-    "better."
+    "them."
 )
 #: Added to it if settings were screened.
 SCREENED = (
