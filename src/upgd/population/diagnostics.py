@@ -79,6 +79,15 @@ class Diagnostics:
         updates: Number of last updates, at most those since the previous snapshot, that ``sample_plasticity`` is averaged
             over. A single update is a noisy estimate, but these steps are taken one by one, which is slower.
         tau: Units are dormant if their mean activation is at most τ times the layer's mean.
+
+    Example:
+        >>> from upgd.networks import MLP
+        >>> from upgd.population import Population
+        >>> from upgd.streams import make
+        >>> population = Population(MLP((64, 8, 10)), [Learner(method="sgd", lr=0.01)], backend="torch")
+        >>> result = population.run(make("output-permuted-digits"), steps=40, diagnostics=Diagnostics(every=20))
+        >>> result.diagnostics["dormant_share/layers.1"].shape
+        (2, 1)
     """
 
     every: int | None = None

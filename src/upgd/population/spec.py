@@ -25,7 +25,7 @@ class Learner:
     """One online learner: a method, its settings and a seed.
 
     Omitted settings have the method's defaults; settings that the method does not have are an error. Equal learners compute
-    the same. Settings are attributes, such as ``learner.lr``; they are ``None`` if the method does not have them.
+    the same results. Settings are attributes, such as ``learner.lr``; they are ``None`` if the method does not have them.
 
     Args:
         method: One of :data:`upgd.methods.METHODS`, such as ``upgd``, ``sgdw`` or ``adamw``.

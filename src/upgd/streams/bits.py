@@ -45,6 +45,10 @@ class BitFlipping:
         task_length: Number of steps between flips, T.
         units: Number of threshold units in the target network.
         beta: Fraction of a unit's inputs that must agree with its weights, β.
+
+    Example:
+        >>> BitFlipping(bits=20).chunk(seeds=[0], start=0, length=3).inputs().shape
+        torch.Size([1, 3, 20])
     """
 
     name = "bit-flipping"

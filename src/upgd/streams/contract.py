@@ -240,7 +240,12 @@ def described(stream: Stream) -> str:
 
 
 def seed_tensor(seeds: Sequence[int] | Tensor, device: Device = "cpu") -> Tensor:
-    """Return the seeds as an int64 tensor of shape ``(len(seeds),)`` on the device."""
+    """Return the seeds as an int64 tensor of shape ``(len(seeds),)`` on the device.
+
+    Example:
+        >>> seed_tensor(range(3))
+        tensor([0, 1, 2])
+    """
     tensor = torch.as_tensor(seeds)
     if tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise TypeError(f"seeds must be a sequence of integers, such as [0] or range(20), not {seeds!r}")

@@ -22,6 +22,9 @@ class LabelPermutedFeatures(OutputPermuted):
         folder: Folder with ``features.npy``, float32 ``(n, features)``, and ``labels.npy``, integers ``(n,)`` from 0.
         task_length: Number of steps per task. Default: 2,500, as in the paper.
         drift: As for :class:`InputPermuted`.
+
+    Example:
+        >>> stream = LabelPermutedFeatures("my-features")  # doctest: +SKIP
     """
 
     family = "label-permuted"

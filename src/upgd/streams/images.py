@@ -99,6 +99,10 @@ class Stationary(ImageStream):
         data: The data set.
         task_length: Window length of learning curves; does not affect the samples. Default: 5,000 steps (1,000 for the
             embedded digits).
+
+    Example:
+        >>> Stationary("digits")
+        <stationary-digits: 8×8 → 10, cross_entropy, 1,000 steps per task>
     """
 
     family = "stationary"
@@ -158,6 +162,10 @@ class InputPermuted(_Permuted):
         task_length: Number of steps per task. Default: 5,000, as in the paper (1,000 for the embedded digits).
         drift: Number of steps over which a task replaces the previous one. At step ``j`` of them, a sample belongs to the
             new task with probability ``(j + 1)/(drift + 1)``. Default: 0, an abrupt change.
+
+    Example:
+        >>> InputPermuted("digits", task_length=500)
+        <input-permuted-digits: 8×8 → 10, cross_entropy, 500 steps per task>
     """
 
     family = "input-permuted"
@@ -184,6 +192,10 @@ class OutputPermuted(_Permuted):
         data: The data set.
         task_length: Number of steps per task. Default: 2,500, as in the paper (1,000 for the embedded digits).
         drift: See :class:`InputPermuted`.
+
+    Example:
+        >>> OutputPermuted("digits", task_length=500)
+        <output-permuted-digits: 8×8 → 10, cross_entropy, 500 steps per task>
     """
 
     family = "output-permuted"

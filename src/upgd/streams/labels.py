@@ -30,6 +30,10 @@ class RandomLabels(ImageStream):
         examples: Number of images. Default: 1,200 (100 for the embedded digits), or all if the data set has fewer.
         epochs: Number of passes per task. Default: 25 (10 for the embedded digits). A task has ``examples · epochs``
             steps.
+
+    Example:
+        >>> RandomLabels("digits", examples=100, epochs=10)
+        <random-label-digits: 8×8 → 10, cross_entropy, 1,000 steps per task>
     """
 
     family = "random-label"
@@ -65,6 +69,10 @@ class ClassPairs(ImageStream):
     Args:
         data: The data set.
         task_length: Number of steps per task. Default: 2,500 (1,000 for the embedded digits).
+
+    Example:
+        >>> ClassPairs("digits")
+        <class-pairs-digits: 8×8 → 2, cross_entropy, 1,000 steps per task>
     """
 
     family = "class-pairs"

@@ -49,6 +49,9 @@ def make(name: str, **options: Any) -> Stream:
             without ``-DATA``, with your own arrays as ``data=(images, labels)``.
         options: Keyword arguments of the stream, such as ``task_length``.
 
+    Returns:
+        The stream, see :class:`upgd.streams.Stream`.
+
     Example:
         >>> make("input-permuted-digits", task_length=500).input_shape
         (8, 8)
@@ -75,6 +78,12 @@ def register(name: str) -> Callable[[AnyFactory], AnyFactory]:
     """Register a stream under a name.
 
     Use it as a decorator, ``@register("my-stream")``, on the class or function that :func:`make` should call.
+
+    Args:
+        name: The name, for :func:`make`, commands and experiments.
+
+    Returns:
+        A decorator, which returns the class or function unchanged.
     """
 
     def remember(factory: AnyFactory) -> AnyFactory:
@@ -126,6 +135,11 @@ def _find(name: str) -> Factory | None:
 
 
 def names() -> list[str]:
-    """Return the names of all registered streams."""
+    """Return the names of all registered streams.
+
+    Example:
+        >>> "toy-changing-inputs" in names()
+        True
+    """
     plugins.discover()
     return list(_FACTORIES)

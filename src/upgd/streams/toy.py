@@ -52,6 +52,11 @@ class ToyChangingInputs(_Toy):
     Args:
         amplitude: ``a``. Default: 1, the sum, as in the paper; the authors' code uses ½, the mean.
         task_length: Number of steps per task. Default: 200.
+
+    Example:
+        >>> chunk = ToyChangingInputs().chunk(seeds=[0], start=0, length=3)
+        >>> torch.equal(chunk.targets[..., 0], chunk.dense[..., 0] + chunk.dense[..., 1])
+        True
     """
 
     name = "toy-changing-inputs"
@@ -68,6 +73,11 @@ class ToyChangingOutputs(_Toy):
     Args:
         amplitude: ``a``. Default: 1, the sum, as in the paper; the authors' code uses ½, the mean.
         task_length: Number of steps per task. Default: 200.
+
+    Example:
+        >>> chunk = ToyChangingOutputs(task_length=200).chunk(seeds=[0], start=200, length=3)
+        >>> torch.equal(chunk.targets[..., 0], -(chunk.dense[..., 0] + chunk.dense[..., 1]))
+        True
     """
 
     name = "toy-changing-outputs"
@@ -83,6 +93,10 @@ class UtilityQuality:
 
     Args:
         task_length: Window length of learning curves. Default: 100.
+
+    Example:
+        >>> UtilityQuality().chunk(seeds=[0, 1], start=0, length=3).inputs().shape
+        torch.Size([2, 3, 5])
     """
 
     name = "utility-quality"

@@ -88,6 +88,12 @@ def second_order(
 
     Returns:
         A dict that maps names of parameters, or of the modules that output features, to tensors.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> _ = nn.init.ones_(model.weight)
+        >>> second_order(model, nn.MSELoss(), torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0]]))
+        {'weight': tensor([[-1.,  0.]])}
     """
     if curvature not in ("hesscale", "exact"):
         raise ValueError(f"curvature must be 'hesscale' or 'exact', not {curvature!r}")
@@ -113,8 +119,20 @@ def squared_gradient(
     of: Of = "weights",
     features: Sequence[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the squared gradient: ``g²`` of a weight, ``(∂L/∂m)²`` of a feature with gate m = 1. See :func:`first_order`
-    for the arguments."""
+    """Return the squared gradient: ``g²`` of a weight, ``(∂L/∂m)²`` of a feature with gate m = 1.
+
+    Args:
+        model, criterion, x, y, of, features: See :func:`first_order`.
+
+    Returns:
+        A dict that maps names of parameters, or of the modules that output features, to tensors.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> _ = nn.init.ones_(model.weight)
+        >>> squared_gradient(model, nn.MSELoss(), torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0]]))
+        {'weight': tensor([[ 4., 16.]])}
+    """
     loss, items = _loss_of(model, criterion, x, y, of, features)
     return {name: gradient**2 for name, gradient in grad(loss)(items).items()}
 
@@ -129,8 +147,22 @@ def magnitude(
     of: Of = "weights",
     features: Sequence[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the magnitude: ``|w|`` of a weight; of a feature, the mean of ``|h|`` over the batch (and a channel's
-    positions). See :func:`first_order` for the arguments."""
+    """Return the magnitude: ``|w|`` of a weight; of a feature, the mean of ``|h|`` over the batch.
+
+    For a channel, the mean is also over positions.
+
+    Args:
+        model, criterion, x, y, of, features: See :func:`first_order`.
+
+    Returns:
+        A dict that maps names of parameters, or of the modules that output features, to tensors.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> _ = nn.init.constant_(model.weight, -3.0)
+        >>> magnitude(model, nn.MSELoss(), torch.ones(1, 2), torch.zeros(1, 1))
+        {'weight': tensor([[3., 3.]])}
+    """
     if _checked(of) == "weights":
         return {name: parameter.detach().abs() for name, parameter in model.named_parameters()}
     found = find_features(model, x, features)
@@ -149,7 +181,19 @@ def random(
     features: Sequence[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
-    """Return standard normals, an uninformed baseline. See :func:`first_order` for the arguments."""
+    """Return standard normals, an uninformed baseline.
+
+    Args:
+        model, criterion, x, y, of, features: See :func:`first_order`.
+        generator: Source of the random numbers. Default: torch's global generator.
+
+    Returns:
+        A dict that maps names of parameters, or of the modules that output features, to tensors.
+
+    Example:
+        >>> random(nn.Linear(2, 3), nn.MSELoss(), torch.ones(1, 2), torch.zeros(1, 3))["weight"].shape
+        torch.Size([3, 2])
+    """
     _, items = _loss_of(model, criterion, x, y, of, features)
     return {name: torch.empty_like(item).normal_(generator=generator) for name, item in items.items()}
 

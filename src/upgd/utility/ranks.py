@@ -68,6 +68,11 @@ def correlation(
 
     Returns:
         A float64 scalar; NaN where the correlation is undefined, or if a utility is NaN.
+
+    Example:
+        >>> true = {"weight": torch.tensor([0.1, 0.2, 0.3])}
+        >>> correlation({"weight": torch.tensor([1.0, 3.0, 2.0])}, true)
+        tensor(0.5000, dtype=torch.float64)
     """
     if approximate.keys() != true.keys():
         raise ValueError(

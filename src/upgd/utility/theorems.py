@@ -85,6 +85,12 @@ def propagate(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -> d
         The two terms for each name of ``model.named_parameters()``, equal to those of :func:`first_order` and
         :func:`second_order`. NaN where the information is lost: if nonzero contributions cancel exactly, a unit outputs
         ``h = 0`` with ``σ' ≠ 0``. Its outgoing utilities are then zero and do not determine its incoming ones.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        >>> terms = propagate(model, nn.MSELoss(), torch.ones(1, 3), torch.zeros(1, 1))
+        >>> terms["0.weight"].total().shape
+        torch.Size([4, 3])
     """
     layers, rho, kappa = _chain(model, criterion, x, y)
     terms: dict[str, Terms] = {}

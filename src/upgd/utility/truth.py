@@ -83,6 +83,13 @@ def true_features(
 
     Returns:
         A vector with one entry per unit or channel for each of these modules' names.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(1, 1), nn.Identity(), nn.Linear(1, 1))
+        >>> for parameter in model.parameters():
+        ...     _ = nn.init.ones_(parameter)
+        >>> true_features(model, nn.MSELoss(), torch.ones(1, 1), torch.ones(1, 1))  # 3 with the unit, 1 without
+        {'1': tensor([-4.])}
     """
     activations = _activation_bytes(model, x)
     utilities = {}

@@ -26,6 +26,10 @@ class Results:
 
     Attributes:
         records: One record per learner, with its curves.
+
+    Example:
+        >>> results = upgd.open("upgd.db")  # doctest: +SKIP
+        >>> print(results.select(methods=["upgd", "sgd"]).table(against="sgd"))  # doctest: +SKIP
     """
 
     records: Sequence[Record]

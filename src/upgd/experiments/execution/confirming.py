@@ -46,6 +46,9 @@ def confirm(
 
     Returns:
         All results of the confirmed comparisons. Their table shows fresh seeds only.
+
+    Example:
+        >>> print(confirm("upgd.db", seeds=20).table())  # doctest: +SKIP
     """
 
     def found() -> list[Record]:

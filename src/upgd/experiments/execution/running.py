@@ -154,7 +154,11 @@ def run(
         ray: The address of a Ray cluster to compute on, ``HOST:PORT``, ``"auto"`` or ``"local"``.
         insecure: Whether to accept a cluster without token authentication. Default: False.
         checkpoint_every: Seconds between snapshots of unfinished work. Default: 120.
-        stop_after: Seconds after which to save the work and raise :class:`TimeUp`; the same call resumes. Default: None.
+        stop_after: Seconds after which to save the work and raise
+            :class:`upgd.experiments.execution.time_limit.TimeUp`; the same call resumes. Default: None.
+
+    Returns:
+        The results of all learners of the experiment, also of those that were in the store.
 
     Example:
         >>> small = {"seeds": 2, "steps": 40, "options": {"task_length": 20}, "backend": "torch"}

@@ -46,6 +46,13 @@ def load(path: str | os.PathLike[str]) -> Experiment:
     Raises:
         ValueError: If the file is not a valid experiment; the message names the file, the key, the value and what is
             allowed.
+
+    Returns:
+        The experiment, for :func:`upgd.experiments.run`.
+
+    Example:
+        >>> experiment = load("experiment.toml")  # doctest: +SKIP
+        >>> upgd.experiments.run(experiment, store="upgd.db").table()  # doctest: +SKIP
     """
     path = Path(path)
     if path.exists() and not path.is_file():  # reading from a named pipe would block forever
