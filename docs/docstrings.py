@@ -1,5 +1,6 @@
 """Convert docstrings from reStructuredText, as ``help()`` and editors show them, to Markdown for the site."""
 
+import inspect
 import re
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ import griffe
 
 
 class ScientificPython(griffe.Extension):
-    """Convert roles to links, literal-block markers to colons, simple tables to Markdown tables, and name sections."""
+    """Convert roles to links, literal blocks to fenced ones, simple tables to Markdown tables, and name sections."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
@@ -18,7 +19,7 @@ class ScientificPython(griffe.Extension):
                 lambda found: _link(found[1], obj),
                 obj.docstring.value,
             )
-            text = re.sub(r"^::$", "", text, flags=re.MULTILINE)
+            text = re.sub(r"^(.*)::\n\n((?:    .*\n|\n(?=    ))+)", _fenced, text, flags=re.MULTILINE)
             text = re.sub(r"::$", ":", text, flags=re.MULTILINE)
             text = re.sub(r"^=+(  =+)+\n(?:.*\n)*?=+(  =+)+$", _table, text, flags=re.MULTILINE)
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
@@ -39,6 +40,12 @@ def _link(name: str, obj: griffe.Object) -> str:
         if found in _documented() or found.rpartition(".")[0] in _documented():
             return f"[`{name}`][{found}]"
     return f"`{name}`"
+
+
+def _fenced(found: re.Match[str]) -> str:
+    """A literal block at the level of the text; its lines can wrap one by one."""
+    before = f"{found[1]}:\n\n" if found[1] else ""
+    return f"{before}```text\n{inspect.cleandoc(found[2])}\n```\n"
 
 
 def _table(found: re.Match[str]) -> str:

@@ -70,10 +70,11 @@ class _Layer(NamedTuple):
 def propagate(model: nn.Module, criterion: Criterion, x: Tensor, y: Tensor) -> dict[str, Terms]:
     """Propagate utility: compute the utilities of a layer's weights from those of the next layer's weights.
 
-    Per sample, from the last layer, where ``ρ = −∂L/∂a`` and ``κ = ½·∂²L/∂a²`` are computed from the loss, to the first::
+    Per sample, from the last layer, where ``ρ = −∂L/∂a`` and ``κ = ½·∂²L/∂a²`` are computed from the loss, to the first,
+    with σ' and σ'' at ``a_l[i]`` and ``h = h_l[i]``::
 
         ρ_l[i] = σ'/h · Σ_k f_{l+1}[k, i]
-        κ_l[i] = σ'²/h² · Σ_k s_{l+1}[k, i] − σ''/(2h) · Σ_k f_{l+1}[k, i]        σ', σ'' at a_l[i], h = h_l[i]
+        κ_l[i] = σ'²/h² · Σ_k s_{l+1}[k, i] − σ''/(2h) · Σ_k f_{l+1}[k, i]
 
     Args:
         model: A chain of Linear layers and activations, such as ``upgd.networks.MLP``.
