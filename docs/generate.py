@@ -378,7 +378,7 @@ def reference(module: str) -> str:
 
 def reference_index() -> str:
     """The page that lists all public names."""
-    lines = ["# Reference", "", "Every public name. [Commands](../commands.md) lists the command line."]
+    lines = ["# Public names", "", "Every public name, by module. [Commands](../commands.md) lists the command line."]
     for module, about in MODULES.items():
         rows = [[f"[`{name}`]({_file(module)}#{module}.{name})", _summary(module, name)] for name in public(module)]
         lines += ["", f"## [{module}]({_file(module)})", "", about, "", *_table(["name", "what it is"], rows)]
