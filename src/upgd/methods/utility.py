@@ -215,7 +215,7 @@ class NonprotectingUPGD(UtilityDescent):
 
 @register
 class UPS(UtilityDescent):
-    """Utility-based perturbed search: no gradient, only noise on weights with low utility, ``w ← w − lr·σ·ξ·(1 − ū)``."""
+    """Utility-based perturbed search: noise without a gradient step, less on useful weights, ``w ← w − lr·σ·ξ·(1 − ū)``."""
 
     name, label = "ups", "UPS"
     colour, dark_colour = "#332288", "#9d8ff0"
