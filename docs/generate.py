@@ -35,6 +35,7 @@ def commands() -> str:
         text = app.generate_docs(output_format="markdown")
     text = text[text.index("**Run experiments**:") :].replace("```console", "```text")
     text = re.sub(r"\*\*Options\*\*:\n\n(\* `--.*\n)+\n", "", text)  # --help and --version
+    text = re.sub(r"(?:^    upgd .*\n\n?)+", _examples, text, flags=re.MULTILINE)
     return (
         "# Commands\n\n"
         "The help of each command, as shown by its option `--help`. [Experiments](experiments.md) explains how the "
@@ -43,6 +44,11 @@ def commands() -> str:
         + text.strip()
         + "\n"
     )
+
+
+def _examples(found: re.Match[str]) -> str:
+    """Indented commands as one block, whose lines can wrap."""
+    return "```sh\n" + "".join(f"{line.strip()}\n" for line in found[0].splitlines() if line) + "```\n\n"
 
 
 def problems() -> str:
