@@ -26,7 +26,7 @@ from upgd.methods.tracing import (
     Symbol,
     Tape,
     called,
-    check_declared,
+    check_changed,
     no_tensor,
     numbers_of,
     observes_units,
@@ -90,7 +90,7 @@ def traced_reset(method: Method) -> ResetRule | None:
     }
     known = {"units": _Units(tape), "s": _Named(**state), "h": h, "t": h.step}
     reset, changed = called(method, "reset_units", **known, draw=lambda: tape.value((_LEARNER, _UNIT), "draw"))
-    check_declared(method, changed, state)
+    check_changed(method, changed, state)
     new = {**state, **changed}
     for name, before in state.items():
         axes = _of(new[name])

@@ -27,7 +27,7 @@ __all__ = [
     "Symbol",
     "Tape",
     "called",
-    "check_declared",
+    "check_changed",
     "no_tensor",
     "numbers_of",
     "observes_units",
@@ -358,7 +358,7 @@ def _traced(method: Method, tape: Tape, gated: bool, stores: bool) -> Rule:
     result = called(method, "update", **known, s=SimpleNamespace(**new))
     weight, changed = result if isinstance(result, tuple) else (result, {})
     if isinstance(changed, Mapping):
-        check_declared(method, changed, names)
+        check_changed(method, changed, names)
         new |= changed
 
     def places(after: Mapping[str, Any], before: Mapping[str, Symbol]) -> tuple[int | None, ...]:
@@ -386,7 +386,7 @@ def _observed(
     """Return the state after the first phase, and the values to reduce."""
     observation = called(method, phase, **known, s=SimpleNamespace(**state))
     changed, values = observation if isinstance(observation, tuple) else (observation, {})
-    check_declared(method, changed, state)
+    check_changed(method, changed, state)
     new = {**state, **changed}
     if hasattr(method, "measure"):
         values = called(method, "measure", **known, s=SimpleNamespace(**new))
@@ -405,7 +405,7 @@ def called(method: Method, phase: str, **arguments: Any) -> Any:
         raise CannotTrace(f"its rule raises {type(error).__name__} for symbols in place of tensors: {what}") from error
 
 
-def check_declared(method: Method, changed: Mapping[str, Any], own: Collection[str]) -> None:
+def check_changed(method: Method, changed: Mapping[str, Any], own: Collection[str]) -> None:
     """Raise the error of the torch backend if a phase changes a state that the method does not declare."""
     for name in changed:
         if name not in method.state and name not in method.unit_state:
