@@ -76,3 +76,26 @@ def test_a_state_that_is_not_declared_is_refused(phase: str) -> None:
     made = method(lambda w, g, s, h, t: (w, {} if observing else {"v": g}), state={"m": "zeros"}, **observing)
     with pytest.raises(ValueError, match="made changes the state 'v', which it does not declare"):
         traced(made)
+
+
+@pytest.mark.parametrize(
+    ("update", "what"),
+    [
+        (lambda w, g, s, h, t: None, "NoneType"),
+        (lambda w, g, s, h, t: (w, g), "Tensor, Tensor"),
+        (lambda w, g, s, h, t: (w, {}, {}), "Tensor, dict, dict"),
+    ],
+)
+def test_what_update_must_return(update, what: str) -> None:
+    message = (
+        "made.update must return the new parameter, or the new parameter and a dictionary of the changed state; "
+        f"it returns {what}"
+    )
+    with pytest.raises(ValueError, match=message):
+        traced(method(update))
+
+
+@pytest.mark.parametrize("returned", [lambda self, g: None, lambda self, g: g, lambda self, g: ({}, g)])
+def test_what_observe_must_return(returned) -> None:
+    with pytest.raises(ValueError, match=r"made\.observe must return a dictionary of the changed state, or "):
+        traced(method(lambda w, g, s, h, t: w, observe=returned))

@@ -286,6 +286,22 @@ def test_methods_that_an_optimizer_cannot_run() -> None:
         optimizer.step()
 
 
+def test_a_rule_that_loses_its_state_is_refused() -> None:
+    def assigning(self, w, g, s, h):
+        s.v = s.v + g
+        return w - h.lr * s.v
+
+    for update, message in (
+        (assigning, "a rule cannot assign to s.v; return the changed state instead, as {'v': value}"),
+        (lambda self, w, g, s: (w, s.v + g), "must return the new parameter, or "),
+    ):
+        losing = type("Losing", (Method,), {"name": "losing", "state": {"v": "zeros"}, "update": update})
+        param = nn.Parameter(torch.ones(2))
+        param.grad = torch.ones(2)
+        with pytest.raises(ValueError, match=message):
+            MethodOptimizer([param], losing, lr=0.1).step()
+
+
 @pytest.mark.parametrize(
     ("update", "what"),
     [

@@ -8,9 +8,11 @@ from plain_loop import PLAIN, Counters, Residual, SmallConvNet, plain_loop
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
+from upgd.methods import Method, registry
 from upgd.networks import MLP, Linear
 from upgd.population import Learner, Population
 from upgd.population.chain import Chain
+from upgd.streams import make
 
 STEPS = 300
 UTILITY = [
@@ -146,3 +148,19 @@ def test_a_custom_layer_does_not_use_the_rule_of_its_parent(parent):
 
     network = nn.Sequential(nn.Linear(3, 4), Own(), nn.Linear(4, 2))
     assert "layer '1' is a Own" in str(Chain.unsupported(network))
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_a_rule_that_loses_its_state_is_refused(monkeypatch, backend):
+    def update(self, w, g, s, h):
+        s.v = s.v + g
+        return w - h.lr * s.v
+
+    losing = type("Losing", (Method,), {"name": "losing", "state": {"v": "zeros"}, "update": update})
+    monkeypatch.setattr(registry, "_REGISTERED", {**registry._REGISTERED, "losing": losing})
+    stream = make("toy-changing-inputs")
+    population = Population(nn.Linear(16, 1), [Learner(method="losing", lr=0.1)], backend=backend)
+    with pytest.raises(
+        ValueError, match=r"a rule cannot assign to s.v; return the changed state instead, as \{'v': value\}"
+    ):
+        population.run(stream, 1)

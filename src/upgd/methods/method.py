@@ -5,11 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 from upgd.methods._declared import check_declared, check_settings
 
-__all__ = ["PHASES", "Method", "Reduction", "Setting", "switches_of"]
+__all__ = ["PHASES", "Method", "Reduction", "Setting", "State", "results_of", "switches_of"]
 
 #: How values are reduced, and over which entries.
 Reduction = tuple[Literal["max", "norm", "mean", "sum"], Literal["learner", "layer", "unit"]]
@@ -20,6 +21,11 @@ PHASES: dict[str, tuple[str, ...]] = {
     "update": ("w", "g", "s", "h", "t", "o", "r", "noise", "curvature", "unit", "bound"),
     "observe_units": ("units", "s", "h", "t"),
     "reset_units": ("units", "s", "h", "t", "draw"),
+}
+#: The results of a phase; the second may be left out.
+_RESULTS = {
+    "update": ("the new parameter", "a dictionary of the changed state"),
+    **dict.fromkeys(("observe", "observe_units"), ("a dictionary of the changed state", "one of the values to reduce")),
 }
 #: Attributes that describe a method and do not take part in the computation.
 _DESCRIPTION = ("name", "label", "colour", "dark_colour")
@@ -255,6 +261,25 @@ class Method:
         """Run a phase of the rule with the arguments in its signature."""
         names = self.arguments[phase]
         return getattr(self, phase)(**{name: arguments[name] for name in names})
+
+
+class State(SimpleNamespace):
+    """The state of a parameter or of hidden units; passed to rules as ``s``. A rule returns what it changes."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ValueError(f"a rule cannot assign to s.{name}; return the changed state instead, as {{{name!r}: value}}")
+
+
+def results_of(method: Method, phase: str, returned: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return the two results of a phase; the second is empty if the rule left it out. Raise ValueError for anything else."""
+    results = returned if isinstance(returned, tuple) else (returned, {})
+    expected = (object if phase == "update" else Mapping, Mapping)
+    if returned is None or len(results) != 2 or not all(map(isinstance, results, expected)):
+        one, other = _RESULTS[phase]
+        parts = returned if isinstance(returned, tuple) else (returned,)
+        kinds = ", ".join("Tensor" if hasattr(part, "is_symbol") else type(part).__name__ for part in parts)
+        raise ValueError(f"{method.name}.{phase} must return {one}, or {one} and {other}; it returns {kinds}")
+    return results
 
 
 def switches_of(method: Method) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from upgd.methods._scalars import Scalar, Scalars
-from upgd.methods.method import Method, Reduction
+from upgd.methods.method import Method, Reduction, State, results_of
 
 __all__ = [
     "CannotTrace",
@@ -355,11 +355,9 @@ def _traced(method: Method, tape: Tape, gated: bool, stores: bool) -> Rule:
             values = called(method, "measure", **known, s=SimpleNamespace(**state))
         known["o"] = SimpleNamespace(**values)
         known["r"] = SimpleNamespace(**{name: tape.record("reduced", n) for n, name in enumerate(reductions)})
-    result = called(method, "update", **known, s=SimpleNamespace(**new))
-    weight, changed = result if isinstance(result, tuple) else (result, {})
-    if isinstance(changed, Mapping):
-        check_changed(method, changed, names)
-        new |= changed
+    weight, changed = results_of(method, "update", called(method, "update", **known, s=State(**new)))
+    check_changed(method, changed, names)
+    new |= changed
 
     def places(after: Mapping[str, Any], before: Mapping[str, Symbol]) -> tuple[int | None, ...]:
         return tuple(None if after[n] is before[n] else tape.number(after[n]).place for n in before)
@@ -384,8 +382,7 @@ def _observed(
     method: Method, phase: str, known: Mapping[str, Any], state: Mapping[str, Symbol]
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """Return the state after the first phase, and the values to reduce."""
-    observation = called(method, phase, **known, s=SimpleNamespace(**state))
-    changed, values = observation if isinstance(observation, tuple) else (observation, {})
+    changed, values = results_of(method, phase, called(method, phase, **known, s=State(**state)))
     check_changed(method, changed, state)
     new = {**state, **changed}
     if hasattr(method, "measure"):

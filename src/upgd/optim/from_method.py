@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from upgd import noise, rules
 from upgd.methods import Method
-from upgd.methods.method import Reduction
+from upgd.methods.method import Reduction, State, results_of
 from upgd.methods.reductions import reduced
 from upgd.methods.utility import Utility, gate_of
 from upgd.networks import initial_bounds
@@ -244,7 +244,7 @@ class MethodOptimizer(FusingOptimizer):
                 t=t,
                 curvature=work.curvatures[i],
             )
-            changed, values = observation if isinstance(observation, tuple) else (observation, {})
+            changed, values = results_of(work.method, "observe", observation)
             self._keep(work.states[i], changed)
             if hasattr(work.method, "measure"):
                 values = _called(work.method, "measure", s=_opened(work.states[i]), h=h, t=t)
@@ -269,8 +269,8 @@ class MethodOptimizer(FusingOptimizer):
             unit=unit,
             bound=work.group.get(BOUND),
         )
-        updated, changed = result if isinstance(result, tuple) else (result, {})
-        self._keep(work.states[i], changed if isinstance(changed, Mapping) else {})
+        updated, changed = results_of(work.method, "update", result)
+        self._keep(work.states[i], changed)
         keep(work.rounded[i] if work.rounded else work.params[i], updated)
 
     def _keep(self, state: dict[str, Any], changed: Mapping[str, Tensor]) -> None:
@@ -488,9 +488,9 @@ def _reductions(
     return result
 
 
-def _opened(state: Mapping[str, Tensor | Kept]) -> SimpleNamespace:
+def _opened(state: Mapping[str, Tensor | Kept]) -> State:
     """What the rule sees as ``s``."""
-    return SimpleNamespace(**{part: wide(kept) for part, kept in state.items()})
+    return State(**{part: wide(kept) for part, kept in state.items()})
 
 
 def beginning(begins_as: str, param: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from upgd.curvature._backward import if_compiled
 from upgd.methods import Method
 from upgd.methods._scalars import Scalars, evaluate
+from upgd.methods.method import State, results_of
 from upgd.methods.reductions import reduced
 from upgd.methods.units import Reset, Units, leaves, outgoing
 from upgd.optim import features as hidden
@@ -83,7 +84,7 @@ class UnitMethodOptimizer(hidden.SeesFeatures, MethodOptimizer):
             observation = one.method.call(
                 "observe_units", units=self._units(feature, one), s=self._visible(one, i, state), h=h, t=t
             )
-            changed, values = observation if isinstance(observation, tuple) else (observation, {})
+            changed, values = results_of(one.method, "observe_units", observation)
             self._keep_units(state, changed)
             if hasattr(one.method, "measure"):
                 s = SimpleNamespace(**{part: value.unsqueeze(0) for part, value in state.items()})
@@ -158,9 +159,9 @@ class UnitMethodOptimizer(hidden.SeesFeatures, MethodOptimizer):
         h = Scalars(values, lambda scalar: evaluate(scalar, now, values["lr"]))
         return h, h.step
 
-    def _visible(self, work: Work, i: int, state: Mapping[str, Tensor]) -> SimpleNamespace:
+    def _visible(self, work: Work, i: int, state: Mapping[str, Tensor]) -> State:
         """Return the state for unit hooks: that of the weights and that of the units."""
-        return SimpleNamespace(**{part: value.unsqueeze(0) for part, value in {**work.states[i], **state}.items()})
+        return State(**{part: value.unsqueeze(0) for part, value in {**work.states[i], **state}.items()})
 
     def _unit_state(self, feature: hidden.Feature, method: Method) -> dict[str, Tensor]:
         weight = feature.params[0]

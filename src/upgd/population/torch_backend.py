@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from upgd import noise, normalization
 from upgd.methods._scalars import Scalar, Scalars, evaluate
+from upgd.methods.method import State, results_of
 from upgd.methods.reductions import reduced
 from upgd.methods.units import leaves
 from upgd.methods.utility import Utility, gate_of
@@ -169,9 +170,9 @@ class TorchBackend:
                 unit=self._unit_of(name, of_units),
                 bound=self._bounds.get(name),
             )
-            updated, changed = result if isinstance(result, tuple) else (result, {})
+            updated, changed = results_of(self._method, "update", result)
             new[name] = self._unless_diverged(updated, weight)
-            self._keep(name, changed if isinstance(changed, Mapping) else {})
+            self._keep(name, changed)
         self._parameters.update(new)
         if hasattr(self._method, "reset_units"):
             self._reset_units(found, step)
@@ -194,7 +195,7 @@ class TorchBackend:
                     t=self._h.step,
                     curvature=found.curvature.get(name),
                 )
-                observed[name] = self._kept(name, observation, self._state_of)
+                observed[name] = self._kept(name, "observe", observation, self._state_of)
         return _namespaces(observed), _namespaces(reduced(self._method.reductions, observed, learner_dims=1))
 
     def _observe_units(self, found: Derivatives) -> dict[str, SimpleNamespace]:
@@ -209,7 +210,7 @@ class TorchBackend:
             observation = self._method.call(
                 "observe_units", units=units, s=self._state_of(name), h=self._h, t=self._h.step
             )
-            observed[name] = self._kept(name, observation, self._unit_state_of)
+            observed[name] = self._kept(name, "observe_units", observation, self._unit_state_of)
         reductions = reduced(self._method.unit_reductions, observed, learner_dims=1)
         return {
             name: SimpleNamespace(o=observed[name], r=reductions[name], s=self._unit_state_of(name)) for name in hidden
@@ -283,12 +284,12 @@ class TorchBackend:
             self._resolved[scalar.key] = evaluate(scalar, self._now, self._group.seeds)
         return self._resolved[scalar.key]
 
-    def _state_of(self, name: str) -> SimpleNamespace:
+    def _state_of(self, name: str) -> State:
         parts = (*self._method.state, *self._method.unit_state)
-        return SimpleNamespace(**{part: self._state[part][name] for part in parts if name in self._state[part]})
+        return State(**{part: self._state[part][name] for part in parts if name in self._state[part]})
 
-    def _unit_state_of(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(**{part: self._state[part][name] for part in self._method.unit_state})
+    def _unit_state_of(self, name: str) -> State:
+        return State(**{part: self._state[part][name] for part in self._method.unit_state})
 
     def _keep(self, name: str, changed: Mapping[str, Tensor]) -> None:
         for part, value in changed.items():
@@ -296,13 +297,13 @@ class TorchBackend:
                 raise ValueError(f"{self._method.name} changes the state {part!r}, which it does not declare")
             self._state[part][name] = self._unless_diverged(value, self._state[part][name])
 
-    def _kept(self, name: str, observation: Any, state_of: Callable[[str], SimpleNamespace]) -> Mapping[str, Tensor]:
+    def _kept(self, name: str, phase: str, observation: Any, state_of: Callable[[str], State]) -> Mapping[str, Tensor]:
         """Store the state that an observation changes; return the values to reduce."""
-        changed, values = observation if isinstance(observation, tuple) else (observation, {})
+        changed, values = results_of(self._method, phase, observation)
         self._keep(name, changed)
         if hasattr(self._method, "measure"):
             values = self._method.call("measure", s=state_of(name), h=self._h, t=self._h.step)
-        return values  # type: ignore[no-any-return]
+        return values
 
     def _unit_of(self, name: str, of_units: Mapping[str, SimpleNamespace]) -> SimpleNamespace | None:
         """Return the state and reductions of the unit that each entry of a parameter belongs to."""
