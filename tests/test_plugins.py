@@ -380,6 +380,20 @@ def test_invalid_plugins_are_refused_in_one_sentence(environment, tmp_path, argu
     assert complained.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "request_unknown",
+    [
+        lambda: upgd.methods.get("unknown"),
+        lambda: upgd.streams.make("unknown"),
+        lambda: upgd.streams.make("stationary-unknown"),
+        lambda: ex.Experiment("toy-changing-inputs", {"sgd": {"lr": 0.1}}, network="unknown"),
+    ],
+)
+def test_unknown_names_may_be_those_of_a_plugin(fresh, request_unknown):
+    with pytest.raises(ValueError, match=r"load the plug-in that registers it \(--plugin MODULE"):
+        request_unknown()
+
+
 def test_the_method_equals_a_plain_loop(fresh, monkeypatch):
     monkeypatch.syspath_prepend(str(PACKAGE))
     import upgd_anchor.network

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 __all__ = [
     "GROUPS",
+    "REMEDY",
     "VARIABLE",
     "PluginError",
     "add",
@@ -50,6 +51,8 @@ log = logging.getLogger("upgd.plugins")
 
 VARIABLE = "UPGD_PLUGINS"
 GROUPS = ("upgd.plugins", "upgd.methods")
+#: How to make an unknown name known, for messages.
+REMEDY = "load the plug-in that registers it (--plugin MODULE, or import it in Python)"
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
 Found = TypeVar("Found")

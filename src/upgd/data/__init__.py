@@ -11,6 +11,7 @@ files, unpacks them (``archives``, ``packing``) and parses them (``formats``). `
 
 from difflib import get_close_matches
 
+from upgd import plugins
 from upgd.data import cache, registry
 from upgd.data.acquire import adopt, fetch, fetch_from
 from upgd.data.cache import folder
@@ -72,5 +73,5 @@ def check_name(name: str) -> None:
         near = "".join(f" (did you mean {match!r}?)" for match in get_close_matches(name, known, n=1))
         raise DataError(
             f"there is no data set {name!r}{near}; choose one of {', '.join(known)}, or add your own IDX files with "
-            f"`upgd data fetch --from FOLDER --as {name}`"
+            f"`upgd data fetch --from FOLDER --as {name}`, or {plugins.REMEDY}"
         )

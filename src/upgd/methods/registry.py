@@ -75,6 +75,6 @@ def get(name: str) -> type[Method]:
     found = plugins.find(_REGISTERED, name)
     if found is None:
         near = get_close_matches(str(name), _REGISTERED, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(_REGISTERED)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(_REGISTERED)}, or {plugins.REMEDY}"
         raise ValueError(f"there is no method {name!r}; {hint}")
     return found

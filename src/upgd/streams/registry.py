@@ -104,7 +104,7 @@ def factory(name: str) -> Factory:
     found = _find(name)
     if found is None:
         near = get_close_matches(name, _FACTORIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}"
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names())}, or {plugins.REMEDY}"
         raise ValueError(f"there is no problem {name!r}; {hint}")
     if name not in _FACTORIES and isinstance(found, partial):
         check_name(*found.args)

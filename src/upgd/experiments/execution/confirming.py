@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from upgd import plugins
 from upgd.experiments.analysis.compare import OWN_LOOP, Comparison, Entry
 from upgd.experiments.analysis.results import Results
 from upgd.experiments.analysis.variants import best_of_variants
@@ -125,7 +126,7 @@ def _reason_against(entry: Entry) -> str:
     if record.backend == OWN_LOOP:
         return "its results were recorded by your own loop, which must also run the fresh seeds"
     if entry.method not in METHODS:
-        return f"the method {entry.method!r} does not exist"
+        return f"there is no method {entry.method!r}; {plugins.REMEDY}"
     if record.key.engine != ENGINE:
         return f"its results are from version {record.key.engine} of the engine, but this is version {ENGINE}"
     return ""

@@ -16,6 +16,7 @@ import re
 
 from torch import nn
 
+from upgd import plugins
 from upgd.networks import ACTIVATIONS, BUILT_IN, MLP, ConvNet, Linear, registered
 from upgd.streams import Stream
 
@@ -61,7 +62,7 @@ def check(name: str) -> str:
     """Return the name if it is valid; otherwise raise an error that lists the valid forms."""
     body, *words = str(name).split(":")
     if not _is_built_in(body) and registered(name) is None:
-        raise ValueError(f"network must be {_FORMS}; not {name!r}")
+        raise ValueError(f"network must be {_FORMS}; not {name!r}; for another one, {plugins.REMEDY}")
     if body not in BUILT_IN and words[-1:] == ["layernorm"]:
         del words[-1]
     if words and (len(words) > 1 or words[0] not in ACTIVATIONS or body == "linear"):
