@@ -370,10 +370,15 @@ def test_commands_do_without_a_plugin_that_is_broken(environment, tmp_path):
             ["run", "jumping-blobs", "--method", "bent", "--lr", "0.1", "--network", "residual", "--plugin=my_bent"],
             "network cannot be used with these learners, because bent with these settings needs curvature",
         ),
+        (
+            ["run", "toy-changing-inputs", "--method", "sgd", "--lr", "0.1", "--network", "none", "--plugin=my_none"],
+            "the function of network='none' must return an nn.Module, not None",
+        ),
     ],
 )
 def test_invalid_plugins_are_refused_in_one_sentence(environment, tmp_path, arguments, words):
     (tmp_path / "my_broken.py").write_text("1 / 0")
+    (tmp_path / "my_none.py").write_text("import upgd.networks\nupgd.networks.register('none')(lambda stream: None)\n")
     (tmp_path / "my_bent.py").write_text(GOOD.replace('"mine"', '"bent"').replace("g, h)", "g, h, curvature)"))
     complained = upgd_command(arguments, tmp_path, environment, code=1)
     assert complained.startswith(f"upgd: {words}")

@@ -1,5 +1,6 @@
 """Streams by name, and custom streams."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -83,6 +84,24 @@ def test_the_example_runs(capsys) -> None:
     first, last = (float(word) for word in capsys.readouterr().out.split() if word.replace(".", "").isdigit())
     assert last < first
     assert "drifting-sine" in upgd.streams.names()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"input_shape": None}, "input_shape of incomplete must be a tuple, such as (1,), not None"),
+        ({"input_shape": 1}, "input_shape of incomplete must be a tuple, such as (1,), not 1"),
+        ({}, "the stream 'incomplete' has no 'input_shape'; define it as an attribute of its class"),
+    ],
+)
+def test_incomplete_streams_are_refused(monkeypatch, attributes, message) -> None:
+    stream = type(
+        "Incomplete", (), {"name": "incomplete", **attributes, "outputs": 1, "loss": "mse", "task_length": 10}
+    )
+    stream.chunk = None
+    monkeypatch.setitem(upgd.streams.registry._FACTORIES, "incomplete", stream)
+    with pytest.raises(TypeError, match=re.escape(message)):
+        upgd.streams.make("incomplete")
 
 
 @pytest.mark.parametrize(

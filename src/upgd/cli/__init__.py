@@ -7,6 +7,7 @@ that compute, and ``bare`` is the fallback without cyclopts. ``--plugin`` is an 
 before the commands are created.
 """
 
+import dis
 import io
 import os
 import sys
@@ -106,6 +107,10 @@ def _run(arguments: list[str]) -> int:
         return _failed(f"{error.filename}: {error.strerror}" if named else error.strerror or error, 1)
     except (ValueError, ImportError) as error:
         return _failed(error, 2 if isinstance(error, UsageError) else 1)
+    except TypeError as error:
+        if not _is_raised_by_upgd(error):
+            raise
+        return _failed(error, 1)
     except (MemoryError, RuntimeError) as error:
         if not _is_about_memory(error):
             raise
@@ -137,6 +142,21 @@ def _without_plugins(arguments: list[str]) -> tuple[list[str], list[str]]:
     if any(not name or name.startswith("-") for name in modules):
         raise UsageError("--plugin takes the name of a module, such as my_method for my_method.py")
     return rest, modules
+
+
+def _is_raised_by_upgd(error: Exception) -> bool:
+    """Return whether a statement of this package raised the error, such as a check of a plugin's stream or network.
+
+    Python raises TypeErrors as well, for bugs of a plugin or of this package, which need their traceback.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    code = trace.tb_frame.f_code
+    ours = trace.tb_frame.f_globals.get("__name__", "").startswith("upgd.")
+    return ours and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _is_about_memory(error: Exception) -> bool:

@@ -67,7 +67,13 @@ def make(name: str, **options: Any) -> Stream:
             raise TypeError(f"{name}: {error}; its options are: {takes}") from None
         near = "".join(f" (did you mean {match!r}?)" for match in get_close_matches(wrong, signature.parameters, n=1))
         raise TypeError(f"{name} has no option {wrong!r}{near}; its options are: {takes}") from None
-    return create(**options)
+    stream = create(**options)
+    for attribute in ("name", "input_shape", "outputs", "loss", "task_length", "chunk"):
+        if not hasattr(stream, attribute):
+            raise TypeError(f"the stream {name!r} has no {attribute!r}; define it as an attribute of its class")
+    if not isinstance(stream.input_shape, tuple | list):
+        raise TypeError(f"input_shape of {name} must be a tuple, such as (1,), not {stream.input_shape!r}")
+    return stream
 
 
 def _takes_any(signature: inspect.Signature) -> bool:
