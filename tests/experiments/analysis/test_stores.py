@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,6 +57,9 @@ def test_open_reads_everything_and_leaves_the_store_free():
     assert [r.key.seed for r in upgd.open("a.db", methods="sgd", seeds=[0, 2]).records] == [0, 2]
     assert len(upgd.open("a.db").select(methods=["upgd"], steps=40, network="100-50", seeds=[1])) == 1
     assert len(upgd.open("a.db").select(problem="nothing")) == 0
+    for select in (results.select, partial(upgd.open, "a.db")):
+        with pytest.raises(TypeError, match=r"seeds must be a list of seeds, such as range\(3\), not 3"):
+            select(seeds=3)
     with pytest.raises(OSError, match="there is no store nowhere"):
         upgd.open("nowhere.db")
     with pytest.raises(TypeError, match=r"'upgd\.db'"):

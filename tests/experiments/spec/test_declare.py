@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 
 import numpy as np
 import pytest
@@ -66,8 +67,15 @@ def test_arrays_and_integers_of_numpy_are_as_good_as_lists_and_ints():
 
 @pytest.mark.parametrize("seeds", [0, -3, True, 2.0, [], [0, 1.5], [True]])
 def test_seeds_are_a_number_or_a_list_of_integers(seeds):
-    with pytest.raises(ValueError, match="seeds must be a number of at least 1, or a list of seeds, not"):
+    message = re.escape(f"seeds must be a number of at least 1, or a list of seeds, not {seeds!r}")
+    with pytest.raises(ValueError, match=message):
         Experiment("output-permuted-digits", {"sgd": {"lr": 0.1}}, seeds=seeds, steps=7)
+
+
+@pytest.mark.parametrize("network", [100, (100, 50), [100, 50]])
+def test_the_network_is_a_string(network):
+    with pytest.raises(TypeError, match=re.escape(f"network must be a string such as '300-150', not {network!r}")):
+        Experiment("output-permuted-digits", {"sgd": {"lr": 0.1}}, network=network)
 
 
 def test_settings_have_names():

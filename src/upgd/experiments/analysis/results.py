@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from upgd.experiments.analysis.figures import Band
 
-__all__ = ["Results", "Table"]
+__all__ = ["Results", "Table", "check_seeds"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,6 +83,7 @@ class Results:
         seeds: Collection[int] | None = None,
     ) -> "Results":
         """Return the learners that match all given criteria; None matches all."""
+        check_seeds(seeds)
         names = [methods] if isinstance(methods, str) else methods
         return Results(
             [
@@ -179,6 +180,12 @@ class Results:
         comparison = self.comparisons(metric)[0]
         entries = None if methods is None else _chosen(comparison, [methods] if isinstance(methods, str) else methods)
         return figures.curves(comparison, entries, ax=ax, legend=legend, band=band, title=title)
+
+
+def check_seeds(seeds: Collection[int] | None) -> None:
+    """Raise TypeError for a number of seeds, which selects nothing."""
+    if isinstance(seeds, int):
+        raise TypeError(f"seeds must be a list of seeds, such as range({seeds}), not {seeds}")
 
 
 def _chosen(comparison: Comparison, methods: Sequence[str]) -> list[Entry]:

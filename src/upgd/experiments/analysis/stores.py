@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from upgd.experiments.analysis.compare import OWN_LOOP
-from upgd.experiments.analysis.results import Results
+from upgd.experiments.analysis.results import Results, check_seeds
 from upgd.experiments.spec.engine import ENGINE
 from upgd.store import Key, Record, Store
 
@@ -55,6 +55,7 @@ def open(
     """
     if not stores:
         raise TypeError("open() needs the name of a store, such as 'upgd.db'")
+    check_seeds(seeds)
     wanted = [methods] if isinstance(methods, str) else methods
     return Results(read(*stores, problem=problem, methods=wanted, network=network, steps=steps, seeds=seeds)[0])
 

@@ -60,7 +60,9 @@ def network(name: str, stream: Stream) -> nn.Module:
 
 def check(name: str) -> str:
     """Return the name if it is valid; otherwise raise an error that lists the valid forms."""
-    body, *words = str(name).split(":")
+    if not isinstance(name, str):
+        raise TypeError(f"network must be a string such as '300-150', not {name!r}")
+    body, *words = name.split(":")
     if not _is_built_in(body) and registered(name) is None:
         raise ValueError(f"network must be {_FORMS}; not {name!r}; for another one, {plugins.REMEDY}")
     if body not in BUILT_IN and words[-1:] == ["layernorm"]:

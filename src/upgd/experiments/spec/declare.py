@@ -240,8 +240,9 @@ def _seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
         count = _whole(seeds) or 0
         if count > MOST_LEARNERS:
             raise ValueError(f"seeds must be at most {MOST_LEARNERS:,}, not {count:,}; use fewer")
-        seeds = range(count)
-    chosen = tuple(dict.fromkeys(map(_whole, seeds)))
+        chosen: tuple[int | None, ...] = tuple(range(count))
+    else:
+        chosen = tuple(dict.fromkeys(map(_whole, seeds)))
     if not chosen or None in chosen:
         raise ValueError(f"seeds must be a number of at least 1, or a list of seeds, not {seeds!r}")
     return tuple(chosen)  # type: ignore[arg-type]  # None was excluded above
