@@ -32,6 +32,14 @@ def test_a_method_shows_its_settings(upgd):
     assert "--scaling  default global; global or local" in upgd("methods", "upgd")[1]
 
 
+def test_the_details_of_a_method_fit_the_terminal(upgd, monkeypatch):
+    monkeypatch.setattr("upgd.experiments.analysis.layout.terminal_width", lambda: 60)
+    _, out, _ = upgd("methods", "self-normalized-resets")
+    details = out.partition("Settings:")[0].splitlines()
+    assert all(len(line) <= 60 for line in details if not line.startswith("    "))
+    assert "    M = (m + steps until it last fired)/(1 + how often it fired),     P(A > a) = (1 − 1/M)ᵃ" in details
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_example_of_every_method_is_valid(upgd, name, monkeypatch):
     monkeypatch.setattr(estimate, "estimate", lambda *_: 0.0)

@@ -97,7 +97,7 @@ def _method_text(name: str) -> str:
     about, _, details = (describe.plain(part) for part in (inspect.getdoc(method) or "").partition("\n\n"))
     lines = [f"{name} ({method.label})", "", _wrapped(about)]
     if details:
-        lines += ["", details.replace("::\n\n", "", 1) if details.startswith("::") else details]
+        lines += ["", "\n\n".join(map(_paragraph, details.removeprefix("::\n\n").split("\n\n")))]
     lines += ["", "Settings:"]
     for one in ordered(method.settings):
         setting = method.settings[one]
@@ -105,6 +105,11 @@ def _method_text(name: str) -> str:
     required = {one: setting for one, setting in method.settings.items() if setting.default is ...}
     given = " ".join(f"{option_name(one)} {_word(_typical(setting))}" for one, setting in required.items())
     return "\n".join([*lines, "", "Example:", f"  upgd run output-permuted-digits --method {name} {given}"])
+
+
+def _paragraph(text: str) -> str:
+    """Wrap a paragraph of a docstring, but not the indented formulas."""
+    return text if text.startswith(" ") else _wrapped(text.replace("::", ":"))
 
 
 def _typical(setting: "Setting") -> Any:
