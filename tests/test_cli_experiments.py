@@ -419,7 +419,11 @@ def test_runs_are_listed_and_deleted(filled):
     code, _, err = filled("runs", "delete", "1", "2")  # no terminal
     assert code == 2
     assert "--yes" in err
-    assert filled("runs", "delete", "1", "2", "--yes")[1] == "2 learners deleted from upgd.db\n"
+    code, _, err = filled("runs", "delete", "1,x", "--yes")
+    assert (code, err) == (2, "upgd: an id is a whole number, such as 12, not 'x'; `upgd runs` lists them\n")
+    for unset in (["", "--yes"], ["", "--methods", "upgd", "--yes"]):  # "$IDS" of a variable that is not set
+        assert filled("runs", "delete", *unset)[0] == 2
+    assert filled("runs", "delete", "1,2", "--yes")[1] == "2 learners deleted from upgd.db\n"
     assert filled("runs", "delete", "--methods", "upgd", "-y")[1] == "4 learners deleted from upgd.db\n"
     for empty in ("--problem", "--methods", "--network"):  # "$NAME" of a variable that is not set
         assert filled("runs", "delete", empty, "", "-y")[1] == "0 learners deleted from upgd.db\n"

@@ -339,7 +339,7 @@ def _add(found: "Sequence[tuple[Path, Sequence[Record]]]", path: Path) -> None:
 
 @runs.command
 def delete(
-    *ids: int,
+    *ids: str,
     which: Filter = Filter(),  # noqa: B008
     yes: Annotated[bool, Parameter(name=("--yes", "-y"))] = False,
 ) -> None:
@@ -348,7 +348,7 @@ def delete(
     Parameters
     ----------
     ids
-        The ids.
+        The ids, separated by spaces or commas.
     yes
         Do not ask for confirmation.
     """
@@ -356,18 +356,26 @@ def delete(
     from upgd.store import Store
 
     described = which != Filter(store=which.store)
-    if bool(ids) == described:
+    numbers = [_id(word) for text in ids for word in text.split(",") if word.strip()]
+    if bool(ids) == described or (ids and not numbers):
         raise UsageError("give what to delete: ids, or options such as --problem NAME; `upgd runs` lists all")
     path = store_path(which.store)
     there = [record.id for record in which.records() if record.id is not None]
-    if missing := [str(number) for number in ids if number not in there]:
+    if missing := [str(number) for number in numbers if number not in there]:
         raise ValueError(f"{path} has no learner {', '.join(missing)}, so nothing was deleted; `upgd runs` lists all")
-    chosen = list(ids) if ids else there
+    chosen = numbers or there
     if not yes and not _confirmed(f"Permanently delete {plural(len(chosen), 'learner')} from {path}? [y/N] "):
         print("Nothing was deleted.")
         return
     with Store.write(path) as store:
         print(f"{plural(store.delete(chosen), 'learner')} deleted from {path}")
+
+
+def _id(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise UsageError(f"an id is a whole number, such as 12, not {word!r}; `upgd runs` lists them") from None
 
 
 def _confirmed(question: str) -> bool:
