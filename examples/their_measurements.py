@@ -12,6 +12,7 @@ import upgd
 import upgd.curvature
 import upgd.streams
 from upgd import utility
+from upgd.experiments.paper import utility_quality
 from upgd.networks import MLP, reset
 
 
@@ -121,6 +122,12 @@ def main() -> None:
     before, after = zip(*(correlations(seed, wanted.steps) for seed in range(wanted.seeds)), strict=True)
     print("rank correlation of second-order utility with the true utility:")
     print(f"  weights before the update: {summary(before)}\n  weights after the update: {summary(after)}")
+    print("the same with ReLU, all items ranked together, by ranks and by the output of argsort:")
+    for granularity in ("weight", "feature"):
+        study = utility_quality.run(granularity, activations=["relu"], seeds=seeds, steps=wanted.steps)
+        ranks = study.means("relu", "global", "second order")
+        places = study.by_argsort["relu"]["global"]["second order"].nanmean(-1)
+        print(f"  {granularity}s: {summary(ranks.tolist())} and {summary(places.tolist())}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_methods_with_the_same_tasks_see_the_same_samples(example):
     assert own == same != other
 
 
-def test_the_script_prints_eight_numbers(example, monkeypatch, capsys):
+def test_the_script_prints_twelve_numbers(example, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["their_measurements.py", "--seeds", "2", "--steps", "5"])
     example["main"]()
-    assert capsys.readouterr().out.count("±") == 8
+    assert capsys.readouterr().out.count("±") == 12
