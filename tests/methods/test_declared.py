@@ -175,3 +175,16 @@ def test_those_of_a_variant_are_refused_when_a_learner_needs_them(registered) ->
     assert Learner(method="varying", lr=0.1).kind.rule == "varying"
     with pytest.raises(ValueError, match=r"^Varying\.state\['m'\] must be 'zeros' or 'parameter', not 'ones'$"):
         _ = Learner(method="varying", lr=0.1, begins="ones").kind
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        (Setting("c", choices=("a", "b")), "mode must be 'a' or 'b', not 'c'"),
+        (Setting(2.0, below=1), "mode must be a number below 1, not 2.0"),
+        (Setting(0.5, least=0, grid=(0.1, -0.1)), "mode must be a finite number of at least 0, not -0.1"),
+    ],
+)
+def test_a_default_or_a_grid_that_is_not_allowed_is_refused(setting: Setting, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^Made has a default or a grid that it does not allow: {reason}"):
+        made(mode=setting)

@@ -45,7 +45,7 @@ _OVER = {"reductions": ("learner", "layer", "unit"), "unit_reductions": ("learne
 
 
 def check_settings(cls: "type[Method]") -> None:
-    """Raise ValueError for a setting whose name has another meaning."""
+    """Raise ValueError for a setting whose name has another meaning, or whose default or grid it does not allow."""
     numbers = list(cls.constants)
     for name, setting in cls.settings.items():
         parts = () if setting.is_switch else setting.pair or (name,)
@@ -53,6 +53,9 @@ def check_settings(cls: "type[Method]") -> None:
         for part in (name, *parts):
             if reason := _taken(cls, part, setting):
                 raise ValueError(f"{cls.__name__} has a setting {part!r}, a name that {reason}; give it another name")
+        for value in (setting.default, *setting.grid):
+            if value is not ...:
+                _check_value(cls, name, setting, value)
     if twice := [name for name in numbers if numbers.count(name) > 1]:
         raise ValueError(
             f"{cls.__name__} has two settings with the name h.{twice[0]} in rules; give one of them another name"
@@ -60,6 +63,13 @@ def check_settings(cls: "type[Method]") -> None:
     noise = getattr(cls, "noise", _NOISES[0])
     if cls.needs("noise") and isinstance(noise, str) and noise not in _NOISES:
         raise ValueError(f"{cls.__name__}.noise must be {_either(_NOISES)}, not {noise!r}")
+
+
+def _check_value(cls: "type[Method]", name: str, setting: "Setting", value: Any) -> None:
+    try:
+        setting.check(name, value)
+    except ValueError as error:
+        raise ValueError(f"{cls.__name__} has a default or a grid that it does not allow: {error}") from None
 
 
 def _taken(cls: "type[Method]", name: str, setting: "Setting") -> str:
