@@ -35,6 +35,9 @@ The paper reports second order > first order > magnitude > random = 0.
 For features, the paper also reports a low correlation of both approximations. Here, over all steps, {feature_claim}.
 With the output of `argsort` used as ranks, as in the authors' code, the same runs give {argsort_claim}
 (dotted lines in the figure): `argsort` returns the index of the i-th smallest item rather than the rank of item i.
+The code does so for weights, too: there, the same runs give {argsort_weights}.
+Taking `argsort` for ranks therefore explains low correlations, but not that the paper has higher ones for weights than for
+features.
 
 ## Weights and biases: 5-50-1, 351 items
 
@@ -103,6 +106,7 @@ def _page(weights: UtilityQuality, features: UtilityQuality, command: str, secon
         feature=_section(features),
         verdict=_verdict(weights) + "\n\n" + _verdict(features),
         argsort_claim=" and ".join(_argsort_range(features, measure) for measure in ("second order", "first order")),
+        argsort_weights=" and ".join(_argsort_range(weights, measure) for measure in ("second order", "first order")),
         feature_claim=" and ".join(_range(features, measure) for measure in ("second order", "first order")),
     )
 
