@@ -53,7 +53,7 @@ def test_what_the_function_returns_is_checked():
 
 
 def test_it_is_listed(capsys, tmp_path, monkeypatch):
-    from upgd.data.console import list_command
+    from upgd.cli.data_sets import list_command
 
     monkeypatch.setenv("UPGD_DATA", str(tmp_path))
     upgd.data.register("mine")(arrays)

@@ -253,7 +253,7 @@ def _data() -> dict[str, Any]:
     if (cache := _imported("upgd.data.cache")) is None:
         return {"folder": None, "sets": {}}
     with suppress(OSError):
-        rows = import_module("upgd.data.console").states()
+        rows = import_module("upgd.cli.data_sets").states()
         return {"folder": _shown(cache.folder()), "sets": {row["name"]: row["state"] for row in rows}}
     return {"folder": _shown(cache.folder()), "sets": {}}
 

@@ -48,7 +48,7 @@ def fetch(
     mirror
         URL of a folder with the official files, tried before the public mirrors.
     """
-    from upgd.data import console
+    from upgd.cli import data_sets
 
     if source is None:
         if rename is not None or transposed or replace:
@@ -57,7 +57,7 @@ def fetch(
             )
         if not names:
             raise UsageError("name the data sets to fetch: mnist, emnist, cifar10")
-        console.download_command(names, mirror)
+        data_sets.download_command(names, mirror)
     elif mirror is not None:
         raise UsageError("--mirror and --from are mutually exclusive: download, or use local files")
     elif rename is not None:
@@ -65,11 +65,11 @@ def fetch(
             raise UsageError(
                 f"--as {rename} is for files that are not an official data set; leave out {', '.join(names)}"
             )
-        console.adopt_command(source, rename, transposed, replace)
+        data_sets.adopt_command(source, rename, transposed, replace)
     elif transposed or replace:
         raise UsageError("--transposed and --replace apply only to files added with --as NAME")
     else:
-        console.take_command(source, names)
+        data_sets.take_command(source, names)
 
 
 @data.command(name="list")
@@ -87,6 +87,6 @@ def list_(
     verify
         Verify all checksums; the exit status is 1 if one is wrong.
     """
-    from upgd.data.console import list_command
+    from upgd.cli.data_sets import list_command
 
     return 0 if list_command(as_json, verify) else 1

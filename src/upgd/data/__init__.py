@@ -6,7 +6,7 @@ Dataset('digits': 1,797 images of 8×8, 10 classes)
 
 ``acquire`` adds data sets to the ``cache``. It downloads (``transfer``) official data sets (``sources``) or reads local
 files, unpacks them (``archives``, ``packing``) and parses them (``formats``). ``dataset`` defines :class:`Dataset`,
-``embedded`` holds the digits, ``registry`` holds registered data sets, and ``console`` prints the output of ``upgd data``.
+``embedded`` holds the digits, and ``registry`` holds registered data sets.
 """
 
 from difflib import get_close_matches
