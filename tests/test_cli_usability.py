@@ -229,7 +229,7 @@ def test_ctrl_c_prints_a_message(upgd, monkeypatch):
 
 
 def test_a_study_reports_progress_unless_quiet(upgd, monkeypatch):
-    monkeypatch.setattr(running._say_now_and_then, "__defaults__", (0.0,))
+    monkeypatch.setattr(running, "_INTERVAL_S", 0.0)
     study = ("run", "utility-quality-features", "--seeds", "1", "--steps", "2", "--json")
     code, _, err = upgd(*study)
     assert code == 0

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bench", "computed", "estimate_text", "estimated", "run", "sweep"]
 
+_INTERVAL_S = 10.0  #: between two reports of progress
+
 
 def run(
     problem: str,
@@ -194,7 +196,7 @@ def _study(problem: str, method: str | None, declaration: Declaration, execution
 
 
 def _say_now_and_then() -> Callable[[int, int], None]:
-    """Return a function that reports progress on standard error, every ten seconds."""
+    """Return a function that reports progress on standard error at regular intervals."""
     from upgd.experiments.execution.progress import duration
 
     began = said = time.monotonic()
@@ -202,7 +204,7 @@ def _say_now_and_then() -> Callable[[int, int], None]:
     def tell(done: int, total: int) -> None:
         nonlocal said
         now = time.monotonic()
-        if now - said >= 10:
+        if now - said >= _INTERVAL_S:
             said = now
             left = (now - began) * (total - done) / done
             print(f"{done / total:4.0%}, about {duration(left)} left", file=sys.stderr, flush=True)
