@@ -123,6 +123,18 @@ def test_plot_draws_a_line_and_a_band_for_every_method_and_names_it_at_its_end()
     assert names["UPGD"] - names["SGD"] >= 0.06  # the ends are 0.01 apart, the labels are farther apart
 
 
+def test_a_long_subtitle_leaves_the_curves_their_width():
+    (comparison,) = comparisons(seeds(3, "sgd"))
+    widths = []
+    for remark in ("", "; " + "thin lines: best setting in the paper's grid " * 3):
+        ax = figures.curves(comparison, remark=remark)
+        ax.figure.draw_without_rendering()
+        widths.append(ax.get_position().width)
+        (subtitle,) = (text for text in ax.texts if text.get_text().startswith("online"))
+        assert subtitle.get_window_extent().x1 <= ax.figure.bbox.x1
+    assert widths[1] == pytest.approx(widths[0], rel=0.01)
+
+
 def test_the_plot_notes_excluded_diverged_learners():
     from matplotlib.figure import Figure
 

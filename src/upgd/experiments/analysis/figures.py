@@ -1,6 +1,7 @@
 """Figures of curves that are readable without a legend, in print, and for colour-blind readers."""
 
 import os
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import cycle
@@ -199,15 +200,24 @@ def survival(
 
 
 def _title(ax: "Axes", title: str, subtitle: str, style: Mapping[str, Any]) -> None:
+    """Write the title and, below it, the subtitle, in lines no longer than the axes with their labels are wide.
+
+    A longer line would be cut off, and matplotlib's layout would make the axes narrow to have room for it.
+    """
+    from matplotlib import rcParams
+
+    share = rcParams["figure.subplot.right"] - rcParams["figure.subplot.left"]  # of the axes before the layout
+    points = 72 * ax.bbox.width / ax.figure.dpi / share
+    lines = textwrap.wrap(subtitle, max(20, int(points / (0.55 * _size(9.5)))))
     ax.set_title(
         title,
         loc=style["axes.titlelocation"],
         fontsize=style["axes.titlesize"],
         fontweight=style["axes.titleweight"],
         color=None if style["axes.titlecolor"] == "auto" else style["axes.titlecolor"],
-        pad=22,
+        pad=10 + 12 * len(lines),
     )
-    ax.text(0, 1.02, subtitle, transform=ax.transAxes, fontsize=_size(9.5), color=style["text.color"])
+    ax.text(0, 1.02, "\n".join(lines), transform=ax.transAxes, fontsize=_size(9.5), color=style["text.color"])
 
 
 def _best_entries(comparison: Comparison) -> tuple[list[Entry], bool]:
