@@ -36,7 +36,7 @@ def plot(
     stores
         The file of results, as for --store. Several files are compared.
     output
-        The output file, ending with .png, .svg or .pdf.
+        The output file, ending with .png, .svg or .pdf; without an ending (/dev/stdout), a PNG.
     title
         The figure's title; by default the problem's name.
     legend
