@@ -298,11 +298,15 @@ def initial_parameters(network: nn.Module, seeds: Sequence[int] | Tensor) -> dic
         torch.Size([3, 3, 4])
     """
     fan_ins, own = _fan_ins(network)
-    given = _by_modules(network, own, seeds) if own else {}
-    return {
-        name: given[name] if name in given else _initial(parameter, number, fan_ins[name], seeds)
+    every = seeds.tolist() if isinstance(seeds, Tensor) else list(seeds)
+    rows = {seed: row for row, seed in enumerate(dict.fromkeys(every))}  # in a search, all learners have the same seed
+    distinct, places = list(rows), [rows[seed] for seed in every]
+    given = _by_modules(network, own, distinct) if own else {}
+    drawn = {
+        name: given[name] if name in given else _initial(parameter, number, fan_ins[name], distinct)
         for number, (name, parameter) in enumerate(network.named_parameters())
     }
+    return {name: values[places] for name, values in drawn.items()}
 
 
 @torch.no_grad()
@@ -318,7 +322,7 @@ def reset(network: AnyModule, seed: int) -> AnyModule:
     return network
 
 
-def _by_modules(network: nn.Module, own: Sequence[str], seeds: Sequence[int] | Tensor) -> dict[str, Tensor]:
+def _by_modules(network: nn.Module, own: Sequence[str], seeds: Sequence[int]) -> dict[str, Tensor]:
     """Return the parameters that these modules initialize themselves, for each seed."""
     model = copy.deepcopy(network)
     model = (model.to_empty(device="cpu") if any(p.is_meta for p in network.parameters()) else model.cpu()).double()
@@ -327,7 +331,7 @@ def _by_modules(network: nn.Module, own: Sequence[str], seeds: Sequence[int] | T
     inside = (f"{path}.{name}".lstrip(".") for path in own for name, _ in modules[path].named_parameters())
     names = [name for name in inside if name in like]  # shared parameters have one name
     rows: dict[str, list[Tensor]] = {name: [] for name in names}
-    for seed in torch.as_tensor(seeds, dtype=torch.long).tolist():
+    for seed in seeds:
         with _generator_at(seed), torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(math.nan)  # detects parameters that the module does not set
@@ -377,7 +381,7 @@ def initial_bounds(network: nn.Module) -> dict[str, float | None]:
     return bounds
 
 
-def _initial(parameter: Tensor, number: int, fan_in: int, seeds: Sequence[int] | Tensor) -> Tensor:
+def _initial(parameter: Tensor, number: int, fan_in: int, seeds: Sequence[int]) -> Tensor:
     device = None if parameter.is_meta else parameter.device
     all_seeds = torch.as_tensor(seeds, dtype=torch.long, device=device)
     out = torch.empty(len(all_seeds), parameter.numel(), dtype=parameter.dtype, device=device)
