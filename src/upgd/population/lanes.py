@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,7 +81,7 @@ class Lanes:
         """Advance every group with a learner that has not diverged, and wait for all."""
         every = [tally.diverged_at for _, tally in self._groups]
         masks = torch.split((torch.cat(every) < 0).cpu(), [len(own) for own in every])
-        alive = {number: count for number, own in enumerate(masks) if (count := int(own.sum()))}
+        alive = {number: count for number, own in enumerate(masks) if (count := int(np.count_nonzero(own.numpy())))}
         if self._device.type != "cuda":
             self._one_by_one(list(alive), chunk, loss)
             return

@@ -242,7 +242,7 @@ class CudaBackend:
             kernel = _kernel(self._plan, loss, chunk.index is not None, self._device)
             # The kernel skips diverged learners, but in the schedule they would keep clusters from the others.
             alive = (tally.diverged_at < 0).cpu() if self.alive is None else self.alive
-            rows = alive.nonzero().squeeze(1).int().numpy()
+            rows = np.flatnonzero(alive.numpy()).astype(np.int32)
             if pieces is None:
                 ((pieces, _),) = laid([Need(len(rows), 1.0, kernel.active)], kernel.active, chunk.length)
             segments, begins = _schedule(rows.tobytes(), chunk.length, tuple(pieces), self._device)
