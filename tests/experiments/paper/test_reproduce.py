@@ -312,6 +312,20 @@ def test_an_extended_grid_shows_the_best_inside_the_papers_too():
     assert {learner.seed for learner in again} == {1, 2, 3}
 
 
+def test_the_best_of_all_may_come_from_the_shortlist_of_the_papers_grid():
+    """The five settings with the best score on the seed of the search have lr 0.003; on other seeds 0.001 is best."""
+
+    def compute(experiment):
+        return results(experiment, level=lambda one: 0.5 - 10 * abs(one.lr - (0.003 if one.seed == 0 else 0.001)))
+
+    chosen = plan("input-permuted-mnist", panels=["weight-global"], steps=400, grid="extended", final_seeds=2)
+    found = reproduce(chosen, compute)
+    finding = next(finding for arm, finding in found.findings.items() if arm.method == "upgd")
+    assert finding.entry.settings["lr"] == 0.001
+    assert finding.papers is None
+    assert (finding.tried, finding.best.tried) == (375, 375)
+
+
 def _left(chosen, store):
     """The learner-steps that are left of the search, and of the other stages."""
     rest = Remaining(chosen, store)

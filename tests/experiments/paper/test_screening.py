@@ -316,7 +316,8 @@ class TestPages:
         assert f"Search: {every:,} settings, 1 run each." in lines
         assert (
             f" {screened:,} of the settings, all outside the paper's grid, were screened in runs of 100 steps: the best 25% "
-            f"of each curve (at least 2) then ran at full length, and the other {screened - kept:,} did not. The best 2 were"
+            f"of each curve (at least 2) then ran at full length, and the other {screened - kept:,} did not. The best 2 "
+            "and the best 2 in the paper's grid were run again on fresh seeds"
         ) in lines
         assert "Not finished" not in lines
         assert _tried(found, PLAN.panels[0])["UPGD"] == "375"

@@ -368,7 +368,8 @@ def _shortlist(plan: Plan) -> str:
     if not plan.shortlist:
         return ""
     seeds = f"{plan.shortlist_seeds} run{'s' * (plan.shortlist_seeds != 1)} each"
-    return f" The best {plan.shortlist} were run again on fresh seeds, {seeds}, to choose among them."
+    inside = f" and the best {plan.shortlist} in the paper's grid" if plan.grid == "extended" else ""
+    return f" The best {plan.shortlist}{inside} were run again on fresh seeds, {seeds}, to choose among them."
 
 
 def _at_edge(found: Reproduction) -> str:

@@ -154,7 +154,12 @@ def reproduce(plan: Plan, compute: Compute, say: Callable[[str], None] = lambda 
     retried: list[Record] = []
     if plan.shortlist:
         retried = _computed(plan.again(candidates), compute, say, "best settings on fresh seeds")
-    chosen = {arm: _distinct(_chosen(plan, arm, pool, retried) for pool in own) for arm, own in pools.items()}
+    chosen: dict[Arm, list[Settings]] = {}
+    for arm, pools_of_arm in pools.items():
+        # The best of all is chosen from both shortlists, since the settings of the paper's were tried, too.
+        shortlists = [candidates[arm], *(pool[: plan.shortlist] for pool in pools_of_arm[1:])]
+        both = zip(pools_of_arm, shortlists, strict=True)
+        chosen[arm] = _distinct(_chosen(plan, arm, pool, listed, retried) for pool, listed in both)
     final = _computed(plan.final(chosen), compute, say, "final runs")
     findings = {}
     for arm, own in chosen.items():
@@ -187,9 +192,11 @@ def _pools(plan: Plan, arm: Arm, search: Comparison) -> list[list[Settings]]:
     return [tried, inside] if inside else [tried]
 
 
-def _chosen(plan: Plan, arm: Arm, pool: Sequence[Settings], retried: Sequence[Record]) -> Settings:
+def _chosen(
+    plan: Plan, arm: Arm, pool: Sequence[Settings], shortlist: Sequence[Settings], retried: Sequence[Record]
+) -> Settings:
     """Return the best of a pool: by the runs of the shortlist once there are some, before that by the search."""
-    again = _compared(plan.again({arm: pool[: plan.shortlist]}), retried) if plan.shortlist else None
+    again = _compared(plan.again({arm: shortlist}), retried) if plan.shortlist else None
     return pool[0] if again is None else _settings(best(again, arm.method).entry)
 
 
