@@ -95,6 +95,18 @@ def test_a_killed_piece_loses_nothing(tmp_path):
     assert len(shipped_ones) == _learners(store) >= 2
 
 
+def test_a_machine_that_is_taken_away_loses_only_the_stage_that_it_computes(tmp_path):
+    def say(stage):
+        if stage.startswith("final runs"):
+            raise SystemError("taken away")
+
+    with pytest.raises(SystemError):
+        piece(_study(), tmp_path, Options(backend="torch"), say=say)
+    found = shipped(_study(), tmp_path)
+    assert found.unsearched == found.unlisted == 0
+    assert found.missing == sum(len(_study().seeds(arm)) for arm in _study().arms())
+
+
 def _learners(path):
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as connection:
         try:

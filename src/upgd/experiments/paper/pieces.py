@@ -32,8 +32,8 @@ def piece(
 
     Args:
         plan: see :func:`~upgd.experiments.paper.reproduce.plan`.
-        folder: the folder with the results of all pieces, created if necessary. They are read first, and written again when
-            the time limit is reached, when the plan is complete, and on Ctrl-C.
+        folder: the folder with the results of all pieces, created if necessary. They are read first, and written again after
+            every stage, when the time limit is reached, and on Ctrl-C.
         options: how to compute, for example ``Options(store=Path("upgd.db"), device="cuda", stop_after=500, job_size=256)``.
         resume_from: other folders whose results are reused.
         progress: whether to show progress.
@@ -46,9 +46,17 @@ def piece(
         there = take_up([*resume_from, folder], plan.problems())
         if there:
             say(f"read {len(there):,} learners, {runner.store.add(there):,} of them new")
+        rounded = as_shipped(plan, runner)
+
+        def compute(experiment: Experiment) -> Results:
+            before, results = runner.added, rounded(experiment)
+            if runner.added > before:  # at once, since the machine may be taken away
+                _merge(results.records, folder)
+            return results
+
         finished = True
         try:
-            found = reproduce(plan, as_shipped(plan, runner), say)
+            found = reproduce(plan, compute, say)
         except KeyboardInterrupt as stop:
             found, finished = reproduce(plan, as_shipped(plan, stored(runner.store))), False
             if not isinstance(stop, TimeUp):
@@ -95,13 +103,17 @@ def as_shipped(plan: Plan, compute: Compute) -> Compute:
 
 def save(found: Reproduction, folder: str | os.PathLike[str]) -> None:
     """Add the results of a reproduction to the files in a folder, one per problem."""
+    _merge(found.records, folder)
+
+
+def _merge(records: Iterable[Record], folder: str | os.PathLike[str]) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     by_problem: dict[str, list[Record]] = {}
-    for record in found.records:
+    for record in records:
         by_problem.setdefault(record.key.problem, []).append(record)
-    for problem, records in by_problem.items():
-        portable.merge(folder / f"{problem}.csv.gz", records)
+    for problem, own in by_problem.items():
+        portable.merge(folder / f"{problem}.csv.gz", own)
 
 
 def together(plan: Plan, store: Path, folders: Iterable[str | os.PathLike[str]]) -> Store:
