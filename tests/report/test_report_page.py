@@ -152,7 +152,7 @@ def test_the_verdict_prefers_fewer_divergences():
     wild = [record("pgd", level=0.9, seed=seed, diverged_at=None if seed == 4 else 5) for seed in range(5)]
     verdict = sections(steady + wild)[0].verdict()
     assert verdict.startswith("SGD diverges least often, with an accuracy of 0.5450 ± 0.0071 over all steps (5 seeds).")
-    assert verdict.endswith("PGD follows, 0.15 ahead, but 4 of 5 diverged.")
+    assert verdict.endswith("PGD follows, 0.1500 ahead, but 4 of 5 diverged.")
     assert sections(wild)[0].verdict() == "PGD has an accuracy of 0.7150 over all steps (1 seed, 4 diverged)."
 
 

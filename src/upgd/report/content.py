@@ -119,7 +119,7 @@ class Section:
         if len(lines) > 1 and lines[1].difference is not None:
             second, p = lines[1], lines[1].p_holm
             behind = (second.difference or 0) * (-1 if higher else 1)
-            words += f" {self.ranked[1].label} follows, {abs(behind):.2g} {'behind' if behind >= 0 else 'ahead'}"
+            words += f" {self.ranked[1].label} follows, {abs(behind):{spec}} {'behind' if behind >= 0 else 'ahead'}"
             if p is not None:
                 words += f", paired t-test p {'< 0.001' if p < 0.001 else f'= {p:.2g}'} (Holm)"
             words += f", but {second.diverged} of {second.seeds} diverged." if behind < 0 else "."
