@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, tensor
 
-from upgd.noise import Purpose, parameter_keys, parameter_normals, parameter_normals_within, philox
+from upgd.noise import (
+    Purpose,
+    parameter_keys,
+    parameter_normals,
+    parameter_normals_together,
+    parameter_normals_within,
+    philox,
+)
 
 WORD = 2**32
 FIRST = [0.8433921, 0.3806935, 0.5929651, -0.7951217, 1.5153973]
@@ -93,3 +100,13 @@ def test_parameters_steps_and_seeds_share_no_noise() -> None:
     for other in (draws(1, 1, 1), draws(1, 2, 0), draws(2, 1, 0)):
         assert abs(float((one * other).mean())) < 4.5 / math.sqrt(len(one))
         assert abs(float((one[1:] * other[:-1]).mean())) < 4.5 / math.sqrt(len(one))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 2**20), st.integers(0, 70)), min_size=1, max_size=6))
+def test_parameters_drawn_together_have_the_noise_of_each(parameters: list[tuple[int, int, int]]) -> None:
+    steps, numbers, counts = zip(*parameters, strict=True)
+    for dtype in (torch.float32, torch.float64):
+        drawn = parameter_normals_together(parameter_keys(3, tensor(steps), tensor(numbers)), counts, dtype=dtype)
+        for own, (step, number, count) in zip(drawn, parameters, strict=True):
+            assert torch.equal(own, parameter_normals(3, step, number, 0, count, dtype=dtype))

@@ -317,6 +317,30 @@ def parameter_normals(
     return parameter_normals_within(keys, (start + count,), (start,), (count,), dtype=dtype)
 
 
+def parameter_normals_together(
+    keys: Tensor, counts: Sequence[int], *, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """Return the first entries of :func:`parameter_normals` of several parameters.
+
+    Args:
+        keys: The result of :func:`parameter_keys` for the parameters, ``(parameters, 4)``.
+        counts: Number of entries of each parameter.
+        dtype: ``torch.float32`` or ``torch.float64``.
+
+    Returns:
+        One tensor per parameter; they share memory.
+    """
+    pairs = [(count + 1) // 2 for count in counts]
+    lengths = torch.tensor(pairs, device=keys.device)
+    owner = torch.repeat_interleave(lengths, output_size=sum(pairs))
+    first = (lengths.cumsum(0) - lengths)[owner]
+    own = torch.arange(sum(pairs), device=keys.device) - first
+    k0, k1, k2, k3 = keys.T[:, owner].unbind(0)
+    normals = _normals_of(*_mixed(k0, k1, k2, k3, own.to(torch.int32)), dtype)
+    parts = torch.split(normals, [2 * pair for pair in pairs])
+    return [part[:count] for part, count in zip(parts, counts, strict=True)]
+
+
 def parameter_normals_within(
     keys: Tensor,
     shape: Sequence[int],

@@ -116,6 +116,30 @@ def test_noise_changes_at_every_step_of_a_very_long_run(build: Build, options: d
         torch.testing.assert_close(params[0].detach(), -parameter_normals(3, step, 0, 0, 8), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}], ids=str)
+@pytest.mark.parametrize("kind", ["white", "anticorrelated"])
+def test_small_parameters_that_are_drawn_together_have_the_noise_of_each(kind: str, options: dict[str, bool]) -> None:
+    """Of several types and odd sizes, around a large one, with steps of their own beyond 2²⁴."""
+    shapes = [(), (1,), (3, 5), (200, 100), (7,), (8192,), (2, 2), (8191,), (3,)]
+    dtypes = [torch.float32] * 5 + [torch.float64, torch.float64, torch.bfloat16, torch.float32]
+    params = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    optimizer = upgd.PGD(params, 1.0, sigma=1.0, noise=kind, seed=5, **options)
+    for param in params:
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    first = [0, 1, 2, 3, 2**24, 2**24 + 1, 2**33, 5, 0]
+    for param, step in zip(params, first, strict=True):
+        optimizer.state[param]["step"].fill_(step)
+        param.detach().zero_()
+    optimizer.step()
+    for number, (param, step) in enumerate(zip(params, first, strict=True)):
+        wide = torch.promote_types(param.dtype, torch.float32)
+        xi = parameter_normals(5, step + 1, number, 0, param.numel(), dtype=wide).view(param.shape)
+        if kind == "anticorrelated" and step > 0:
+            xi = xi - parameter_normals(5, step, number, 0, param.numel(), dtype=wide).view(param.shape)
+        assert torch.equal(param.detach(), (-xi).to(param.dtype)), number
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_noise_of_16_bit_parameters_has_32_bits(dtype: torch.dtype) -> None:
     param = nn.Parameter(torch.zeros(7, dtype=dtype))

@@ -13,7 +13,7 @@ from upgd.optim import _narrow as narrow
 from upgd.optim._arguments import check_complete, check_curvature, check_parameter
 from upgd.optim._phases import Kept, utility_dtype
 from upgd.optim._replicas import ReplicaNoise, of_the_first
-from upgd.optim._sharded import is_sharded, local, seeded_noise
+from upgd.optim._sharded import is_sharded, local
 
 Result = TypeVar("Result")
 
@@ -257,17 +257,6 @@ class BaseOptimizer(Optimizer):
         seed = of_the_first(self, seed)
         for group in self.param_groups:
             group["seed"] = seed
-
-    def _seeded(self, param: Tensor, group: dict[str, Any], step: float | Tensor, number: int, kind: str) -> Tensor:
-        """Return the noise ξ of the local part of a parameter, in a group with a seed."""
-        drawn = seeded_noise(param, group["seed"], step, number)
-        if kind == "anticorrelated":
-            # ζ₀ = 0, and other draws before this one are computed again.
-            if isinstance(step, Tensor):
-                return drawn - seeded_noise(param, group["seed"], step - 1, number) * (step > 1)
-            if step > 1:
-                drawn = noise.anticorrelated(drawn, seeded_noise(param, group["seed"], step - 1, number))
-        return drawn
 
     def _numbering(self) -> dict[Tensor, int]:
         """The index of each parameter among all parameters, which selects its noise."""

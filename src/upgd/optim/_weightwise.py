@@ -20,6 +20,7 @@ from upgd.optim._base import Curvature, step_count
 from upgd.optim._fusing import FusingOptimizer
 from upgd.optim._narrow import wide_state
 from upgd.optim._phases import Work, global_scales, largest, use_foreach, utility_dtype, wide
+from upgd.optim._seeded import SeededNoise
 from upgd.optim._sharded import across, is_sharded, placed, scales_of_units
 
 if TYPE_CHECKING:
@@ -124,8 +125,9 @@ class WeightwiseOptimizer(FusingOptimizer):
         """Return a function that draws the noise of the work's parameters, by their index in the work's lists."""
         if work.options["seed"] is None:
             return lambda i: self._draw(work.params[i])
-        numbers, kind = self._numbering(), work.options["noise"]
-        return lambda i: self._seeded(work.owners[i], work.options, work.steps[i], numbers[work.owners[i]], kind)
+        numbering = self._numbering()
+        numbers = [numbering[param] for param in work.owners]
+        return SeededNoise(work.owners, work.options["seed"], work.steps, numbers, work.options["noise"])
 
     def _global_scales(self, maxima: list[Tensor]) -> dict[torch.device, Tensor]:
         if self._peers is not None:

@@ -23,6 +23,7 @@ from upgd.optim._arguments import check_dense, check_gated, check_lr, with_plain
 from upgd.optim._base import Curvature, step_count
 from upgd.optim._fusing import FusingOptimizer
 from upgd.optim._phases import Kept, keep, on, utility_dtype, wide
+from upgd.optim._seeded import seeded
 from upgd.optim._sharded import local, placed, reduced_across
 
 __all__ = ["BOUND", "MethodOptimizer", "Work", "beginning", "groups_of", "needs_model"]
@@ -289,7 +290,7 @@ class MethodOptimizer(FusingOptimizer):
             return 0.0
         if work.group["seed"] is not None:
             kind = self._noise_of(work.method, work.group)
-            return self._seeded(work.owners[i], work.group, work.steps[i], work.numbers[i], kind)
+            return seeded(work.owners[i], work.group["seed"], work.steps[i], work.numbers[i], kind)
         drawn = self._draw(work.params[i])
         xi = drawn
         if work.previous_noises:
