@@ -120,5 +120,5 @@ def _together(needs: Sequence[Need]) -> Need:
 def _length(needs: Sequence[Need], clusters: int, steps: int) -> float:
     """Return the shortest possible time for the steps of all groups; a learner is on one cluster at a time."""
     work = sum(need.learners * need.cost for need in needs)
-    # Divided last: exact if the result is a whole number, which a rounding error would make one step longer.
+    # Divide last, so that whole numbers are exact: a rounding error would give every cluster one more step.
     return max(steps * work / clusters, steps * max(need.cost for need in needs))
